@@ -1,0 +1,104 @@
+"""The one exception tree. Each class owns the exit code the command line ends with (docs/operations.md)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LbError(Exception):
+    """Base of every error lbagent raises on purpose; its text is one clear sentence for an operator."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(LbError):
+    """A flag, a configuration key or an argument is wrong."""
+
+    exit_code = 2
+
+
+class NotFound(LbError):  # noqa: N818 - the field's word, as in kubectl
+    """The named service, backend or device does not exist."""
+
+    exit_code = 3
+
+
+class Refused(LbError):  # noqa: N818
+    """The request is understood and not allowed now."""
+
+    exit_code = 4
+
+
+class InvalidTransition(Refused):
+    """A backend may not go from one state to the other. Source: cilium pkg/loadbalancer transition table."""
+
+    def __init__(self, old: str, new: str, subject: str = "backend") -> None:
+        """Name both states (their texts) and the backend."""
+        super().__init__(f"{subject}: state {old} cannot become {new}; nothing was changed")
+        self.old = old
+        self.new = new
+
+
+class Conflict(Refused):
+    """Somebody else holds it: another agent, an older Service."""
+
+
+class AgentUnreachable(LbError):
+    """Nobody answers on the agent's socket."""
+
+    exit_code = 5
+
+
+class TimedOut(LbError):
+    """The wait ended before the condition held."""
+
+    exit_code = 6
+
+
+class Unsupported(LbError):
+    """This kernel or machine lacks a feature; names it and the kernel version that brought it."""
+
+    exit_code = 77
+
+    def __init__(self, feature: str, min_kernel: str = "", advice: str = "") -> None:
+        """Build the sentence from the feature, the first kernel that has it, and what to do."""
+        text = f"{feature} is not supported by this kernel"
+        if min_kernel:
+            text += f" (needs Linux {min_kernel} or newer)"
+        super().__init__(text + (f"; {advice}" if advice else ""))
+        self.feature = feature
+        self.min_kernel = min_kernel
+
+
+class KernelError(LbError):
+    """A bpf(2) or netlink call failed. errno is kept so that callers can tell a full map from no rights."""
+
+    def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
+        """Take the operation, its errno, the map or device it was about, and what to do."""
+        import os
+
+        text = f"{op} on {subject} failed: {os.strerror(errno)} (errno {errno})"
+        super().__init__(text + (f"; {advice}" if advice else ""))
+        self.op = op
+        self.errno = errno
+        self.subject = subject
+
+
+class MapFull(KernelError):
+    """A map has no room left (E2BIG or ENOSPC): what is written keeps serving."""
+
+
+class VerifierError(LbError):
+    """The kernel refused a program: the last lines of the log, and where the whole log is."""
+
+
+class CompileError(LbError):
+    """BCC refused the C source: real file and line."""
+
+
+class LayoutMismatch(LbError):  # noqa: N818
+    """What the compiler, a pinned map and maps/layout.py say about a record differ; nothing was loaded."""
+
+
+class ManifestError(LbError):
+    """A manifest could not be used: FILE:LINE: FIELD: what is wrong."""

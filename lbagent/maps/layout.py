@@ -1,0 +1,260 @@
+"""Every record that crosses the kernel border: byte layout, byte order, size. The only place.
+
+C gets the same sizes, offsets and constants as a generated prelude (bpf/source.py), checked by the compiler; the agent
+compares a pinned map with `MAPS` before it uses it. `be` fields are in network byte order in the map; everything else is
+host order. Source: cilium bpf/lib/lb.h layouts (behaviour), docs/maps.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
+
+_CODES = {
+    "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "be16": "2s", "be32": "4s", "be128": "16s", "mac": "6s",
+}  # fmt: skip
+_SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "be16": 2, "be32": 4, "be128": 16, "mac": 6}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A C struct: fields in order, every pad explicit (`pad<N>` fields must be zero).
+
+    `be*` and `mac` fields pack from bytes, so a port is `port.to_bytes(2, "big")`.
+    """
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+    codec: struct.Struct = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Build the codec once; packing is on the hot path of a full sync."""
+        object.__setattr__(self, "codec", struct.Struct("=" + "".join(_code(kind) for _, kind in self.fields)))
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.codec.size
+
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of each field by name."""
+        out, at = {}, 0
+        for name, kind in self.fields:
+            out[name] = at
+            at += _size(kind)
+        return out
+
+    def pack(self, *values: int | bytes) -> bytes:
+        """Pack all fields in order, pads included."""
+        return self.codec.pack(*values)
+
+    def unpack(self, data: bytes | memoryview) -> tuple[int | bytes, ...]:
+        """Unpack one record."""
+        return self.codec.unpack(data)
+
+
+def _code(kind: str) -> str:
+    return f"{kind[3:]}s" if kind.startswith("pad") else _CODES[kind]
+
+
+def _size(kind: str) -> int:
+    return int(kind[3:]) if kind.startswith("pad") else _SIZES[kind]
+
+
+def _layout(name: str, text: str) -> Layout:
+    return Layout(name, tuple((n, k) for k, n in (part.split() for part in text.split(","))))
+
+
+# --- services and backends (cilium's bytes) ---
+LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
+LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
+# `target` is backend_id (slots), LBALG << 24 | affinity seconds (master) or l7_proxy_port (master of an L7 service)
+LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u8 flags, u8 flags2, u16 qcount")
+LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
+LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
+# arrays indexed by service id, so that a reply costs an index and not a hash look-up
+LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
+LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")
+LB4_AFFINITY_KEY = _layout("lb4_affinity_key", "be32 client, u32 client_hi, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
+LB6_AFFINITY_KEY = _layout("lb6_affinity_key", "be128 client, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
+LB_AFFINITY_VALUE = _layout("lb_affinity_value", "u64 last_used, u32 backend_id, pad4 pad")  # last_used: seconds since boot
+LB_AFFINITY_MATCH = _layout("lb_affinity_match", "u32 backend_id, be16 rev_nat_index, pad2 pad")
+LB4_SOURCE_RANGE_KEY = _layout("lb4_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be32 address")
+LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be128 address")
+SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
+LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
+LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")
+LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
+
+# --- arrays of the fast path ---
+# One record a backend id. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store, after the addresses.
+LB4_PATH = _layout("lb4_path", "be32 address, be32 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu")
+LB6_PATH = _layout("lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad")
+# One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
+LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
+LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
+LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
+LB_DEVICE = _layout("lb_device", "u32 flags")
+# Frozen before the programs are loaded, so the verifier folds every field into the instructions.
+LB_CONFIG = _layout(
+    "lb_config",
+    "u64 seed0, u64 seed1, u64 flow4_mask, u64 flow6_mask, u64 snat4_mask, u64 snat6_mask, u64 path_mask,"
+    "u64 jiffies_shift, u64 snat_port_min, u64 snat_port_max, u64 reject_rate, u64 maglev_size, u64 flags,"
+    "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz",
+)
+
+
+class PathFlag(IntEnum):
+    """Bits of lb{4,6}_path.flags."""
+
+    LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale as well)
+    SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
+    LOCAL = 4  # on this node: keep the client's address, hand the packet up
+    HOST = 8  # the address is the node's own (a socket here, not a pod)
+    UDP = 16  # the backend's protocol is UDP (else TCP): part of the SNAT slot's hash
+
+
+class DeviceFlag(IntEnum):
+    """Bits of lb_device.flags, by ifindex."""
+
+    POD = 1  # a --pod-device: packets from it have internal scope
+
+
+class ConfigFlag(IntEnum):
+    """Bits of lb_config.flags."""
+
+    EXTERNAL_CLUSTERIP = 1
+    COUNT_PASSED = 2
+
+
+class MapType(IntEnum):
+    """The kernel's map types we use. Source: include/uapi/linux/bpf.h."""
+
+    HASH = 1
+    ARRAY = 2
+    PROG_ARRAY = 3
+    PERCPU_ARRAY = 6
+    LRU_HASH = 9
+    LPM_TRIE = 11
+    HASH_OF_MAPS = 13
+    RINGBUF = 27
+
+
+F_NO_PREALLOC = 1
+F_RDONLY_PROG = 1 << 7
+F_MMAPABLE = 1 << 10
+F_INNER_MAP = 1 << 12
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """What a map must be. `records` > 1 with one entry means an array of records inside one value (direct pointer)."""
+
+    name: str
+    type: MapType
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything an operator can size. Powers of two where noted (p2)."""
+
+    flow4: int = 1 << 20  # p2, entries; 8 ways and two buckets a flow: use half of it
+    flow6: int = 1 << 19  # p2
+    snat4: int = 1 << 20  # p2, slots
+    snat6: int = 1 << 19  # p2
+    services: int = 1 << 19  # slots of all services, a family
+    backends: int = 1 << 17  # p2, <= 2^20: the flow entry has 20 bits for it
+    source_ranges: int = 1 << 16
+    affinity: int = 1 << 16
+    spill: int = 1 << 16
+    fragments: int = 1 << 13
+    maglev_size: int = 16381  # prime
+
+
+FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
+SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
+SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
+FLOW_WAYS = 4  # entries a bucket
+NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
+SERVICE_IDS = 1 << 16
+FILTER_BITS = 20  # positions of the prefilter
+FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
+FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
+METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow at METRIC_BACKEND
+METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
+SCRATCH_SIZE = 256
+CALLS = 32  # tail call slots a hook
+
+
+def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
+    """Return every pinned map by name, for these sizes."""
+    t, s = MapType, sizes
+    specs = [
+        MapSpec("lb4_service", t.HASH, LB4_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
+        MapSpec("lb6_service", t.HASH, LB6_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
+        MapSpec("lb4_backend", t.HASH, 4, LB4_BACKEND.size, s.backends, F_NO_PREALLOC),
+        MapSpec("lb6_backend", t.HASH, 4, LB6_BACKEND.size, s.backends, F_NO_PREALLOC),
+        MapSpec("lb4_reverse_nat", t.ARRAY, 4, LB4_REVERSE_NAT.size, SERVICE_IDS),
+        MapSpec("lb6_reverse_nat", t.ARRAY, 4, LB6_REVERSE_NAT.size, SERVICE_IDS),
+        MapSpec("lb4_affinity", t.LRU_HASH, LB4_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
+        MapSpec("lb6_affinity", t.LRU_HASH, LB6_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
+        MapSpec("lb_affinity_match", t.HASH, LB_AFFINITY_MATCH.size, 1, s.services, F_NO_PREALLOC),
+        MapSpec("lb4_source_range", t.LPM_TRIE, LB4_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
+        MapSpec("lb6_source_range", t.LPM_TRIE, LB6_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
+        MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
+        MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
+        MapSpec("lb4_frag", t.LRU_HASH, LB4_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
+        MapSpec("lb6_frag", t.LRU_HASH, LB6_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
+        MapSpec("lb4_flow", t.ARRAY, 4, s.flow4 * FLOW4_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb6_flow", t.ARRAY, 4, s.flow6 * FLOW6_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb4_snat", t.ARRAY, 4, s.snat4 * SNAT4_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb6_snat", t.ARRAY, 4, s.snat6 * SNAT6_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb4_spill", t.LRU_HASH, SPILL4_KEY, SPILL_VALUE, s.spill),
+        MapSpec("lb6_spill", t.LRU_HASH, SPILL6_KEY, SPILL_VALUE, s.spill),
+        MapSpec("lb4_path", t.ARRAY, 4, s.backends * LB4_PATH.size, 1, F_MMAPABLE),
+        MapSpec("lb6_path", t.ARRAY, 4, s.backends * LB6_PATH.size, 1, F_MMAPABLE),
+        MapSpec("lb_nexthop", t.ARRAY, 4, NEXTHOPS * LB_NEXTHOP.size, 1, F_MMAPABLE),
+        MapSpec("lb_nexthop_id", t.HASH, LB_NEXTHOP_KEY.size, 4, NEXTHOPS, F_NO_PREALLOC),
+        MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
+        MapSpec("lb_device", t.HASH, 4, LB_DEVICE.size, 1024, F_NO_PREALLOC),
+        MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
+        MapSpec("lb_metrics", t.PERCPU_ARRAY, 4, LB_COUNTER.size, METRIC_BACKEND + s.backends),
+        MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
+        MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
+        MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
+        MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
+        MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
+        MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
+    """Return the inner map of lb{4,6}_maglev: one value of maglev_size backend ids (u32, host order)."""
+    return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
+
+
+MAP_NAMES: tuple[str, ...] = tuple(map_specs())  # position + MAP_BASE = the symbolic fd the compiler sees
+MAP_BASE = 1000
+LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
+
+
+def filter_hash(address: bytes) -> int:
+    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `lb_filter_hash` in C.
+
+    The address is taken as the little-endian words the kernel loads; IPv6 is folded to 32 bits by xor first.
+    """
+    if len(address) == 16:
+        a, b, c, d = struct.unpack("<4I", address)
+        word = a ^ b ^ c ^ d
+    else:
+        (word,) = struct.unpack("<I", address)
+    return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
