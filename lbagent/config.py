@@ -1,0 +1,286 @@
+"""The configuration: one flat record, each key settable by flag, environment, file or default, in this order.
+
+A key is the flag without its dashes (`--node-ip` is `node-ip` in the file and `LBAGENT_NODE_IP` in the environment, where a
+list is separated by commas). Everything wrong is refused with the place it came from; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from lbagent.errors import ConfigError
+
+ENV_PREFIX = "LBAGENT_"
+CONFIG_ENV = "LBAGENT_CONFIG"
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+# fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
+RELOADABLE = frozenset(
+    "device pod_device attach node_ip log_format log_level external_clusterip snat_ports reject_rate timeout_new timeout_tcp"
+    " timeout_udp timeout_closing resync_interval sweep_interval flow_table_size flow6_table_size".split()
+)
+
+Words = tuple[str, ...]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Every setting of the agent. Times are seconds, sizes are entries."""
+
+    manifests: Annotated[str, Meta(description="Folder of manifests to serve.")] = ""
+    kubeconfig: Annotated[str, Meta(description="Kubernetes access file.")] = ""
+    in_cluster: Annotated[bool, Meta(description="Use the pod's service account.")] = False
+    device: Annotated[Words, Meta(description="Device that takes service traffic (repeatable).")] = ()
+    pod_device: Annotated[Words, Meta(description="Pattern of devices behind which pods live (repeatable).")] = ()
+    attach: Annotated[Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How devices are attached.")] = "auto"
+    node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
+    node_ip: Annotated[Words, Meta(description="Address for NodePorts and SNAT (repeatable).")] = ()
+    socket: Annotated[str, Meta(description="Unix socket of the API.")] = "/run/lbagent/agent.sock"
+    bpffs: Annotated[str, Meta(description="Directory of the pins, on a bpf file system.")] = "/sys/fs/bpf/lbagent"
+    state_dir: Annotated[str, Meta(description="What set-state wrote, kept over restarts.")] = "/var/lib/lbagent"
+    artifact: Annotated[str, Meta(description="Compiled programs to load (default: the packaged ones).")] = ""
+    log_format: Annotated[Literal["text", "json"], Meta(description="Form of the log lines.")] = "text"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level logged.")] = "info"
+    metrics_address: Annotated[str, Meta(description="ADDRESS:PORT for Prometheus metrics (default: none).")] = ""
+    external_clusterip: Annotated[bool, Meta(description="Sources outside the node reach ClusterIPs.")] = True
+    snat_ports: Annotated[str, Meta(description="Ports for translated sources, FIRST-LAST.")] = "1024-29999"
+    reject_rate: Annotated[int, Meta(ge=0, le=1_000_000, description="Answers a second and CPU to refused packets.")] = 1000
+    maglev_table_size: Annotated[int, Meta(ge=3, le=131071, description="Entries of a Maglev table (prime).")] = 16381
+    flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
+    flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
+    snat_table_size: Annotated[int, Meta(description="IPv4 SNAT slots (0: as the flow table).")] = 0
+    snat6_table_size: Annotated[int, Meta(description="IPv6 SNAT slots (0: as the flow table).")] = 0
+    max_service_slots: Annotated[int, Meta(ge=64, le=1 << 22, description="Service map entries, a family.")] = 1 << 19
+    max_backends: Annotated[int, Meta(description="Backend ids (power of two).")] = 1 << 17
+    max_source_ranges: Annotated[int, Meta(ge=1, le=1 << 20, description="Source ranges, a family.")] = 1 << 16
+    max_affinities: Annotated[int, Meta(ge=64, le=1 << 22, description="Remembered clients, a family.")] = 1 << 16
+    max_spilled_flows: Annotated[int, Meta(ge=64, le=1 << 22, description="Overflow entries, a family.")] = 1 << 16
+    max_fragments: Annotated[int, Meta(ge=64, le=1 << 20, description="Remembered datagrams, a family.")] = 1 << 13
+    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Life of a flow nobody answered.")] = 60
+    timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Idle life of a TCP flow.")] = 8000
+    timeout_udp: Annotated[int, Meta(ge=5, le=16000, description="Idle life of an answered UDP flow.")] = 120
+    timeout_closing: Annotated[int, Meta(ge=1, le=600, description="Life of a TCP flow after FIN or RST.")] = 20
+    resync_interval: Annotated[int, Meta(ge=1, le=86400, description="Seconds between comparisons with the maps.")] = 60
+    sweep_interval: Annotated[int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.")] = 10
+
+    @property
+    def snat_port_range(self) -> tuple[int, int]:
+        """First and last SNAT port."""
+        first, _, last = self.snat_ports.partition("-")
+        return int(first), int(last)
+
+    @property
+    def name_of_node(self) -> str:
+        """The configured node name, else the host's."""
+        return self.node_name or socket.gethostname()
+
+
+class Option(NamedTuple):
+    """One key as the command line shows it."""
+
+    field: str
+    key: str
+    kind: Literal["text", "number", "switch", "list", "choice"]
+    choices: Words
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """Long flag."""
+        return "--" + self.key
+
+    @property
+    def env(self) -> str:
+        """Environment variable."""
+        return ENV_PREFIX + self.field.upper()
+
+
+def options() -> tuple[Option, ...]:
+    """List every key in the order of the record."""
+    return tuple(_option(item) for item in msgspec.structs.fields(Config))
+
+
+def _option(item: msgspec.structs.FieldInfo) -> Option:
+    kind_type, meta = get_args(item.type)
+    choices: Words = ()
+    if get_origin(kind_type) is Literal:
+        kind, choices = "choice", get_args(kind_type)
+    else:
+        kind = {str: "text", int: "number", bool: "switch"}.get(kind_type, "list")
+    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description)  # type: ignore[arg-type]
+
+
+_OPTIONS = options()
+_BY_KEY = {option.key: option for option in _OPTIONS}
+
+
+def load(flags: Mapping[str, Any], env: Mapping[str, str], file: str = "") -> Config:
+    """Build the configuration: flags (by field name; None = not given) over environment over file over defaults.
+
+    Raises ConfigError naming the flag, variable or FILE:LINE and what is wrong.
+    """
+    path = file or env.get(CONFIG_ENV, "")
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for origin in (_read_file(path) if path else {}, _read_env(env), _read_flags(flags)):
+        for key, (value, place) in origin.items():
+            values[key], places[key] = value, place
+    config = _convert(values, places)
+    _check(config, places)
+    return config
+
+
+def _read_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    out = {}
+    for option in _OPTIONS:
+        value = flags.get(option.field)
+        if value is None or (option.kind == "list" and not value):
+            continue
+        out[option.key] = (tuple(value) if option.kind == "list" else value, option.flag)
+    return out
+
+
+def _read_env(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    return {o.key: (_from_text(o, env[o.env]), o.env) for o in _OPTIONS if o.env in env}
+
+
+def _from_text(option: Option, text: str) -> Any:
+    """Turn an environment variable's text into the key's type."""
+    if option.kind == "list":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if option.kind == "switch":
+        if text.lower() not in TRUE_WORDS | FALSE_WORDS:
+            raise ConfigError(f"{option.env}: {text!r} is not a switch; use true or false")
+        return text.lower() in TRUE_WORDS
+    if option.kind == "number":
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{option.env}: {text!r} is not a whole number") from None
+    return text
+
+
+def _read_file(path: str) -> dict[str, tuple[Any, str]]:
+    """Read the YAML mapping with the line of each key."""
+    import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            node = yaml.compose(stream, yaml.CSafeLoader)
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected a mapping of keys to values")
+    out: dict[str, tuple[Any, str]] = {}
+    for key_node, value_node in node.value:
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value)
+        if key not in _BY_KEY:
+            raise ConfigError(f"{place}: {unknown_key(key)}")
+        if key in out:
+            raise ConfigError(f"{place}: {key} is given twice (first at {out[key][1]})")
+        out[key] = (_from_node(_BY_KEY[key], value_node), f"{place}: {key}")
+    return out
+
+
+def _from_node(option: Option, node: Any) -> Any:
+    """Take words as they are written (`node-name: 007` is a name), everything else by YAML's rules."""
+    import yaml
+
+    worded = option.kind in ("text", "choice", "list")
+    if worded and isinstance(node, yaml.ScalarNode):
+        text = "" if node.tag.endswith(":null") else node.value
+        return text if option.kind != "list" else (text,) if text else ()
+    if option.kind == "list" and isinstance(node, yaml.SequenceNode):
+        return tuple(item.value for item in node.value)
+    return yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+
+
+def unknown_key(key: str) -> str:
+    """Return the sentence about a key that does not exist, with the nearest one."""
+    near = difflib.get_close_matches(key.replace("_", "-").lower(), _BY_KEY, n=1)
+    return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys")
+
+
+def _convert(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
+    try:
+        return msgspec.convert(dict(values), Config)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        what, _, where = text.partition(" - at `$.")
+        key = where.rstrip("`").split("[")[0]
+        option = _BY_KEY[key]
+        if option.choices:
+            what = f"expected one of {', '.join(option.choices)}"
+        raise ConfigError(f"{places.get(key, key)}: {what[0].lower() + what[1:]}, not {values.get(key)!r}") from None
+
+
+def _check(config: Config, places: Mapping[str, str]) -> None:
+    """Refuse what the types cannot: powers of two, ranges, addresses."""
+
+    def refuse(key: str, what: str) -> None:
+        raise ConfigError(f"{places.get(key, key)}: {what}")
+
+    for key, low, high in _POWERS:
+        value = getattr(config, key.replace("-", "_"))
+        optional = _BY_KEY[key].default == 0
+        if not (optional and value == 0) and (value & (value - 1) or not low <= value <= high):
+            refuse(key, f"{value} is not a power of two from {low} to {high}")
+    for value in config.node_ip:
+        if not _is_address(value):
+            refuse("node-ip", f"{value!r} is not an IP address")
+    for key, names in (("device", config.device), ("pod-device", config.pod_device)):
+        for name in names:
+            if not name or len(name) > 15 or "/" in name or any(c.isspace() for c in name):
+                refuse(key, f"{name!r} cannot be the name of a network device")
+    _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
+    if not _is_prime(config.maglev_table_size):
+        refuse("maglev-table-size", f"{config.maglev_table_size} is not a prime number")
+    for key in ("kubeconfig", "in-cluster"):
+        if getattr(config, key.replace("-", "_")):
+            refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
+
+
+# key, least, most. A one-element array map holds at most 512 MiB; backends have 20 bits in a flow entry.
+_POWERS: Sequence[tuple[str, int, int]] = (
+    ("flow-table-size", 1 << 10, 1 << 23),
+    ("flow6-table-size", 1 << 10, 1 << 22),
+    ("snat-table-size", 1 << 10, 1 << 24),
+    ("snat6-table-size", 1 << 10, 1 << 23),
+    ("max-backends", 1 << 8, 1 << 20),
+)
+
+
+def _check_ports(text: str, place: str) -> None:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        raise ConfigError(f"{place}: {text!r} is not a port range; write FIRST-LAST, for example 1024-29999")
+    low, high = int(first), int(last)
+    if not 1 <= low <= high <= 65535 or high - low < 63:
+        raise ConfigError(f"{place}: {text} must hold at least 64 ports between 1 and 65535, the smaller one first")
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))

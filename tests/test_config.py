@@ -1,0 +1,103 @@
+"""The configuration: where a value comes from, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lbagent import config
+from lbagent.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "lbagent.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "reject-rate: 1\ntimeout-udp: 11\nsnat-ports: 2000-3000\n")
+    loaded = config.load({"reject_rate": 3}, {"LBAGENT_REJECT_RATE": "2", "LBAGENT_TIMEOUT_UDP": "12"}, file)
+    assert loaded.reject_rate == 3
+    assert loaded.timeout_udp == 12
+    assert loaded.snat_port_range == (2000, 3000)
+    assert loaded.socket == "/run/lbagent/agent.sock"
+
+
+def test_flags_not_given_do_not_hide_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "device: eth0\nexternal-clusterip: false\n")
+    loaded = config.load({"device": (), "external_clusterip": None}, {}, file)
+    assert loaded.device == ("eth0",)
+    assert loaded.external_clusterip is False
+
+
+def test_lists_in_all_three_places(tmp_path: Path) -> None:
+    file = write(tmp_path, "pod-device: [veth*, cni0]\n")
+    loaded = config.load({"device": ["a", "b"]}, {"LBAGENT_NODE_IP": "10.0.0.1, fd00::1"}, file)
+    assert loaded.pod_device == ("veth*", "cni0")
+    assert loaded.device == ("a", "b")
+    assert loaded.node_ip == ("10.0.0.1", "fd00::1")
+
+
+def test_the_file_is_named_by_the_environment_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "node-name: n7\n")
+    assert config.load({}, {"LBAGENT_CONFIG": file}).name_of_node == "n7"
+
+
+def test_an_empty_file_is_good(tmp_path: Path) -> None:
+    assert config.load({}, {}, write(tmp_path, "# nothing\n")) == config.Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\nnode_ip: [10.0.0.1]\n", (":2: ", "'node_ip'", "'node-ip'")),
+        ("device: [eth0]\ndevice: [eth1]\n", (":2: ", "twice")),
+        ("attach: native\n", (":1: attach", "xdp-generic", "native")),
+        ("flow-table-size: 1000\n", ("flow-table-size", "power of two")),
+        ("reject-rate: many\n", ("reject-rate", "many")),
+        ("node-ip: 10.0.0.300\n", ("node-ip", "10.0.0.300")),
+        ("device: a-name-that-is-too-long\n", ("device", "a-name-that-is-too-long")),
+        ("snat-ports: 5000\n", ("snat-ports", "FIRST-LAST")),
+        ("snat-ports: 5000-4000\n", ("snat-ports", "5000-4000")),
+        ("maglev-table-size: 16384\n", ("maglev-table-size", "prime")),
+        ("max-backends: 2097152\n", ("max-backends", "2097152")),
+        ("kubeconfig: /etc/k\n", ("kubeconfig", "--manifests")),
+        ("- a\n- b\n", (":1: ", "mapping")),
+        ("a: [\n", ("not YAML",)),
+    ],
+)
+def test_what_the_file_may_not_say(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        config.load({}, {}, file)
+    message = str(caught.value)
+    assert message.startswith(file)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    assert caught.value.exit_code == 2
+
+
+def test_a_bad_flag_and_a_bad_variable_are_named_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"^--flow-table-size: 7 "):
+        config.load({"flow_table_size": 7}, {})
+    with pytest.raises(ConfigError, match=r"^LBAGENT_REJECT_RATE: 'x' is not a whole number"):
+        config.load({}, {"LBAGENT_REJECT_RATE": "x"})
+    with pytest.raises(ConfigError, match=r"^LBAGENT_EXTERNAL_CLUSTERIP: 'maybe'"):
+        config.load({}, {"LBAGENT_EXTERNAL_CLUSTERIP": "maybe"})
+
+
+def test_a_missing_file_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="/nowhere.yaml"):
+        config.load({}, {}, "/nowhere.yaml")
+
+
+def test_every_key_has_flag_variable_and_help() -> None:
+    names = {option.flag: option.env for option in config.options()}
+    assert names["--node-ip"] == "LBAGENT_NODE_IP"
+    for flag in "--manifests --device --node-name --socket --bpffs --attach --pod-device --snat-ports --flow-table-size".split():
+        assert flag in names
+    assert all(option.help for option in config.options())
+    assert {option.field for option in config.options()} >= config.RELOADABLE
