@@ -1,0 +1,212 @@
+"""Addresses: IP texts and bytes, L4 protocols, scopes, and the L3n4Addr every map key is made of.
+
+Addresses are packed bytes (4 or 16), ports are ints in host order; text exists only at the edges.
+Source: cilium pkg/loadbalancer (behaviour); the protocol is part of every key and of `hash_key`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from ipaddress import IPv6Address
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+
+class L4Type(StrEnum):
+    """A transport protocol. NONE is "any protocol": the wildcard row of a ClusterIP address."""
+
+    NONE = "NONE"
+    TCP = "TCP"
+    UDP = "UDP"
+    SCTP = "SCTP"
+
+    # Enum's own __hash__ is a Python function: it would double the price of every L3n4Addr used as a dict key.
+    __hash__ = str.__hash__
+
+    @property
+    def number(self) -> int:
+        """The protocol number of the IP header; 0 for NONE. Source: IANA protocol numbers."""
+        return _NUMBERS[self]
+
+    @property
+    def map_text(self) -> str:
+        """The word of `map dump`: ANY for NONE."""
+        return "ANY" if self is L4Type.NONE else self.value
+
+    @classmethod
+    def from_number(cls, number: int) -> L4Type:
+        """Return the protocol of an IP header number; NONE for one that is not balanced."""
+        return _BY_NUMBER.get(number, cls.NONE)
+
+    @classmethod
+    def parse(cls, text: str) -> L4Type:
+        """Return the protocol of a word in any case; ANY is NONE. Raises ValueError for an unknown one."""
+        word = text.upper()
+        try:
+            return cls.NONE if word == "ANY" else cls(word)
+        except ValueError:
+            raise ValueError(f"unknown protocol {text!r}; use TCP, UDP or SCTP") from None
+
+
+_NUMBERS = {L4Type.NONE: 0, L4Type.TCP: 6, L4Type.UDP: 17, L4Type.SCTP: 132}
+_BY_NUMBER = {number: kind for kind, number in _NUMBERS.items()}
+ALL_PROTOCOLS = (L4Type.TCP, L4Type.UDP, L4Type.SCTP)
+
+
+class Scope(IntEnum):
+    """Which sources a frontend row is for: outside the node, or pods and the node itself."""
+
+    EXTERNAL = 0
+    INTERNAL = 1
+
+    __hash__ = int.__hash__
+
+
+def parse_ip(text: str) -> bytes:
+    """Return the packed address of an IPv4 or IPv6 text. Raises ValueError.
+
+    Lenient where stored Kubernetes objects are sloppy (KEP-4858): leading zeros of IPv4 bytes are decimal, an IPv4-mapped
+    IPv6 address is the IPv4 address.
+    """
+    if ":" not in text:
+        return _parse_ipv4(text)
+    if "%" in text:
+        raise ValueError(f"{text!r} is not an address of a service: it names an interface")
+    try:
+        packed = IPv6Address(text).packed
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IP address") from None
+    return packed[12:] if packed.startswith(_MAPPED) else packed
+
+
+_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
+
+
+def _parse_ipv4(text: str) -> bytes:
+    parts = text.split(".")
+    try:
+        # isdecimal, because int() takes " 1", "+1" and "1_0" as well; isascii, because it takes other scripts' digits
+        if len(parts) == 4 and text.isascii() and all(map(str.isdecimal, parts)):
+            return bytes(map(int, parts))
+    except ValueError:
+        pass
+    raise ValueError(f"{text!r} is not an IP address")
+
+
+def format_ip(address: bytes) -> str:
+    """Return the text of a packed address, without brackets."""
+    if len(address) == 4:
+        a, b, c, d = address
+        return f"{a}.{b}.{c}.{d}"
+    return str(IPv6Address(address))
+
+
+def parse_port(text: str) -> int:
+    """Return a port of 0..65535. Raises ValueError."""
+    if text.isascii() and text.isdecimal() and len(text) <= 5 and (port := int(text)) <= 0xFFFF:
+        return port
+    raise ValueError(f"{text!r} is not a port of 0-65535")
+
+
+class L4Addr(Struct, frozen=True, gc=False):
+    """A port of a protocol."""
+
+    protocol: L4Type
+    port: int
+
+    def __str__(self) -> str:
+        """Return `80/TCP`."""
+        return f"{self.port}/{self.protocol.value}"
+
+
+class L3n4Addr(Struct, frozen=True, gc=False):
+    """An address, port, protocol and scope: a frontend or a backend. Usable as a dict key; hashing is C code."""
+
+    address: bytes
+    port: int
+    protocol: L4Type = L4Type.TCP
+    scope: Scope = Scope.EXTERNAL
+    cluster_id: int = 0
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address is IPv6."""
+        return len(self.address) == 16
+
+    @property
+    def l4(self) -> L4Addr:
+        """Port and protocol alone."""
+        return L4Addr(self.protocol, self.port)
+
+    @property
+    def ip(self) -> str:
+        """The address as text, without port and brackets."""
+        return format_ip(self.address)
+
+    @property
+    def sort_key(self) -> tuple[int, bytes, int, int, int]:
+        """Order by family, numeric address, port, protocol number, scope: the order of slots."""
+        return (len(self.address), self.address, self.port, self.protocol.number, self.scope)
+
+    def _format(self, tail: str) -> str:
+        host = format_ip(self.address)
+        if self.cluster_id:
+            host += f"@{self.cluster_id}"
+        if len(self.address) == 16:
+            host = f"[{host}]"
+        return f"{host}:{self.port}{tail}" + ("/i" if self.scope else "")
+
+    def __str__(self) -> str:
+        """Return `IPv4:Port[/i]` or `[IPv6]:Port[/i]`; `/i` marks the internal scope."""
+        return self._format("")
+
+    def with_protocol(self) -> str:
+        """Return `IP:Port/PROTO[/i]`."""
+        return self._format(f"/{self.protocol.value}")
+
+    def hash_key(self) -> bytes:
+        """Return bytes that differ for each (address, cluster, port, protocol, scope): 12 for IPv4, 24 for IPv6."""
+        return (
+            self.address
+            + self.cluster_id.to_bytes(4, "big")
+            + self.port.to_bytes(2, "big")
+            + bytes((self.protocol.number, self.scope))
+        )
+
+    def with_scope(self, scope: Scope) -> L3n4Addr:
+        """Return the same address in another scope."""
+        return self if scope == self.scope else replace(self, scope=scope)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `IP:Port[/PROTO][/i]` with IPv6 in brackets and an optional `@CLUSTER` after the IP. Raises ValueError.
+
+        Without a protocol it is TCP.
+        """
+        try:
+            return cls._parse(text)
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not an address like 10.0.0.1:80/TCP or [fd00::1]:80/TCP: {error}") from None
+
+    @classmethod
+    def _parse(cls, text: str) -> Self:
+        head, *words = text.split("/")
+        scope = Scope.EXTERNAL
+        if words and words[-1] == "i":
+            scope = Scope.INTERNAL
+            words.pop()
+        if len(words) > 1:
+            raise ValueError("too many parts after the port")
+        host, colon, port = head.rpartition(":")
+        if not colon:
+            raise ValueError("the port is missing")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if bracketed != (":" in host):
+            raise ValueError("IPv6 needs brackets, IPv4 has none")
+        host, at, cluster = (host[1:-1] if bracketed else host).partition("@")
+        if at and not (cluster.isascii() and cluster.isdecimal() and int(cluster) < 1 << 32):
+            raise ValueError(f"{cluster!r} is not a cluster id")
+        protocol = L4Type.parse(words[0]) if words else L4Type.TCP
+        return cls(parse_ip(host), parse_port(port), protocol, scope, int(cluster) if at else 0)

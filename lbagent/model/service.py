@@ -1,0 +1,126 @@
+"""A service frontend as the maps shall hold it: SVC, and the small values it is made of."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from msgspec import Struct
+
+from lbagent.model.address import L3n4Addr, format_ip, parse_ip
+from lbagent.model.backend import Backend
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
+
+__all__ = ["CIDR", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
+
+DEFAULT_AFFINITY_TIMEOUT_S = 10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
+
+
+class ServiceName(Struct, frozen=True, gc=False, order=True):
+    """The full name of a Service object."""
+
+    namespace: str
+    name: str
+    cluster: str = ""
+
+    def __str__(self) -> str:
+        """Return `[cluster/]namespace/name`."""
+        text = f"{self.namespace}/{self.name}"
+        return f"{self.cluster}/{text}" if self.cluster else text
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `[cluster/]namespace/name`; a name alone is in `default`. Raises ValueError."""
+        parts = text.split("/")
+        if len(parts) > 3 or not all(parts):
+            raise ValueError(f"{text!r} is not a service name like NAMESPACE/NAME")
+        if len(parts) == 1:
+            return cls("default", parts[0])
+        return cls(parts[-2], parts[-1], parts[0] if len(parts) == 3 else "")
+
+
+class CIDR(Struct, frozen=True, gc=False):
+    """An address range, host bits zero."""
+
+    network: bytes
+    bits: int
+
+    def __str__(self) -> str:
+        """Return `10.0.0.0/8`; IPv6 has no brackets."""
+        return f"{format_ip(self.network)}/{self.bits}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the range is IPv6."""
+        return len(self.network) == 16
+
+    @property
+    def sort_key(self) -> tuple[int, bytes, int]:
+        """Order by family, network, length."""
+        return (len(self.network), self.network, self.bits)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `ADDRESS/BITS` and mask the host bits; blanks around it do not count. Raises ValueError."""
+        head, slash, tail = text.strip().partition("/")
+        address = parse_ip(head)
+        width = len(address) * 8
+        if not (slash and tail.isascii() and tail.isdecimal() and len(tail) <= 3):
+            raise ValueError(f"{text!r} is not a range like 10.0.0.0/8")
+        bits = int(tail) - (96 if ":" in head and width == 32 else 0)  # an IPv4-mapped range counts from ::ffff:0:0/96
+        if not 0 <= bits <= width:
+            raise ValueError(f"{text!r} has a prefix length outside 0-{width}")
+        return cls(mask(address, bits), bits)
+
+
+def mask(address: bytes, bits: int) -> bytes:
+    """Return the address with all but its first `bits` bits zero."""
+    host = len(address) * 8 - bits
+    return (int.from_bytes(address, "big") >> host << host).to_bytes(len(address), "big")
+
+
+class SVC(Struct, frozen=True, gc=False):
+    """One frontend with everything that is written for it.
+
+    `id` 0 means not yet assigned (a wildcard row keeps 0). Backends are in slot order: `selectable` are the COUNT group,
+    `others` the QCOUNT group (terminating serving, terminating not serving, quarantined), `resting` have a backend row
+    and no slot (maintenance, weight 0; in the agent also endpoints that exist and are filtered out).
+    """
+
+    frontend: L3n4Addr
+    id: int = 0
+    name: ServiceName = ServiceName("", "")
+    port_name: str = ""
+    type: SVCType = SVCType.CLUSTER_IP
+    ext_traffic_policy: SVCTrafficPolicy = SVCTrafficPolicy.CLUSTER
+    int_traffic_policy: SVCTrafficPolicy = SVCTrafficPolicy.CLUSTER
+    nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
+    selectable: tuple[Backend, ...] = ()
+    others: tuple[Backend, ...] = ()
+    resting: tuple[Backend, ...] = ()
+    algorithm: Algorithm = Algorithm.RANDOM
+    session_affinity: bool = False
+    session_affinity_timeout_s: int = 0
+    source_ranges: tuple[CIDR, ...] = ()
+    source_ranges_deny: bool = False
+    check_source_range: bool = False  # also true when no range of this family is left: then nobody gets in
+    flags: ServiceFlags = ServiceFlags(0)
+    l7_lb_proxy_port: int = 0
+    l7_lb_frontend_ports: tuple[str, ...] = ()
+    health_check_node_port: int = 0
+    loopback_hostport: bool = False
+    forwarding_dsr: bool = False
+    has_elsewhere: bool = False  # Local policy, no local endpoint, but others exist: dropped, not rejected (A5)
+    wildcard: bool = False  # the ID=0, port 0, ANY row of a ClusterIP address
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """All backends: slots in order, then those without one."""
+        return self.selectable + self.others + self.resting
+
+    @property
+    def affinity_timeout_s(self) -> int:
+        """Seconds a client stays with its backend; 0 without affinity, 10800 when none is given."""
+        if not self.session_affinity:
+            return 0
+        return self.session_affinity_timeout_s or DEFAULT_AFFINITY_TIMEOUT_S

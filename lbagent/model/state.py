@@ -1,0 +1,69 @@
+"""State: an immutable snapshot of everything the maps shall hold, with look-ups by frontend, name and backend."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC, ServiceName
+
+
+class State(Struct, frozen=True, gc=False, eq=False):
+    """All services in dump order. `generation` counts applied States.
+
+    The indexes are built when first asked for and kept: a change of one service among 10,000 must not pay for an index
+    nobody reads. Do not pass the underscored fields.
+    """
+
+    generation: int = 0
+    services: tuple[SVC, ...] = ()
+    _by_frontend: dict[L3n4Addr, SVC] | None = None
+    _by_name: dict[ServiceName, tuple[SVC, ...]] | None = None
+    _backends: dict[L3n4Addr, Backend] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what the snapshot says, not which indexes were built."""
+        if not isinstance(other, State):
+            return NotImplemented
+        return self.generation == other.generation and self.services == other.services
+
+    def __hash__(self) -> int:
+        """Hash the contents."""
+        return hash((self.generation, self.services))
+
+    def __repr__(self) -> str:
+        """Stay on one line."""
+        return f"State(generation={self.generation}, {len(self.services)} frontends)"
+
+    @property
+    def by_frontend(self) -> dict[L3n4Addr, SVC]:
+        """Each frontend row by address, port, protocol and scope. Do not change it."""
+        if self._by_frontend is None:
+            force_setattr(self, "_by_frontend", {svc.frontend: svc for svc in self.services})
+        return self._by_frontend or {}
+
+    @property
+    def by_name(self) -> dict[ServiceName, tuple[SVC, ...]]:
+        """The rows of each Service, in order; wildcard rows under the Service that brought them. Do not change it."""
+        if self._by_name is None:
+            index: dict[ServiceName, list[SVC]] = {}
+            for svc in self.services:
+                index.setdefault(svc.name, []).append(svc)
+            force_setattr(self, "_by_name", {name: tuple(rows) for name, rows in index.items()})
+        return self._by_name or {}
+
+    @property
+    def backends(self) -> dict[L3n4Addr, Backend]:
+        """Each backend once, in the order of first use; the most alive state where rows differ. Do not change it."""
+        if self._backends is None:
+            index: dict[L3n4Addr, Backend] = {}
+            for svc in self.services:
+                for group in (svc.selectable, svc.others, svc.resting):
+                    for backend in group:
+                        known = index.setdefault(backend.address, backend)
+                        if backend.state < known.state:
+                            index[backend.address] = backend
+            force_setattr(self, "_backends", index)
+        return self._backends or {}
