@@ -1,0 +1,122 @@
+"""`lbagent bpf build`: compile the units into the artifact; `python -m lbagent.bpf.build --check` also shows them to the verifier.
+
+Units whose text, flags and BCC are unchanged are taken over from the artifact that is there: a build with nothing to do
+takes some milliseconds and needs no BCC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from lbagent.bpf import artifact as artifacts
+from lbagent.bpf.artifact import Artifact, Program
+from lbagent.bpf.compile import MISSING, bcc_version, compile_text
+from lbagent.bpf.source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
+from lbagent.errors import CompileError, LbError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: barriers are spelled out
+
+
+def ensure(path: Path = ARTIFACT_PATH) -> Artifact:
+    """Return an artifact of the present sources: the one at `path`, rebuilt first if it is stale.
+
+    Without BCC a stale artifact is an error, one that fits is used as it is. An installed package may hold no sources:
+    then the artifact is what counts. Raises CompileError, LayoutMismatch.
+    """
+    units = [unit for unit in UNITS if unit.path.is_file()]
+    if not units and not path.is_file():
+        raise CompileError(f"neither C sources nor {path} are there; reinstall lbagent")
+    if units:
+        return build(path)
+    found = artifacts.load(path)
+    artifacts.check(found, path)
+    return found
+
+
+def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Unit] = UNITS) -> Artifact:
+    """Compile what changed since the artifact at `path`, write it, return it. Raises CompileError."""
+    inputs = {unit.name: (unit, unit_text(unit), unit_flags(unit)) for unit in units}
+    hashes = {name: artifacts.text_hash(text, flags) for name, (_, text, flags) in inputs.items()}
+    old = None if force else _previous(path)
+    if old and old.unit_hashes == hashes and old.bcc == (bcc_version() or old.bcc):
+        return old
+    if not bcc_version():
+        raise CompileError(f"{path} is older than the C sources and cannot be rebuilt: {MISSING}")
+    keep = old if old and old.bcc == bcc_version() else None
+    stale = [name for name in inputs if keep is None or keep.unit_hashes.get(name) != hashes[name]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = dict(zip(stale, pool.map(lambda name: compile_unit(*inputs[name]), stale), strict=True))
+    programs: dict[str, Program] = {}
+    for name in inputs:
+        fresh = compiled.get(name)
+        old_ones = [item for item in keep.programs.values() if item.unit == name] if keep else []
+        _add(programs, old_ones if fresh is None else fresh)
+    whole = artifacts.text_hash("", list(hashes.values()))
+    made = Artifact(programs, whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
+    made.save(path)
+    return made
+
+
+def unit_flags(unit: Unit) -> tuple[str, ...]:
+    """Return every compiler flag of a unit, the processor's included."""
+    return (*BASE_FLAGS, *unit.flags, *_ARCH_FLAGS.get(platform.machine(), ()))
+
+
+def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
+    """Compile one unit's text into programs. Raises CompileError."""
+    done = compile_text(text, flags, unit.name)
+    if done.warnings:
+        print(done.warnings, file=sys.stderr)
+    return [
+        Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
+        for name, code in sorted(done.functions.items())
+    ]
+
+
+def _add(programs: dict[str, Program], new: Sequence[Program]) -> None:
+    for item in new:
+        other = programs.get(item.name)
+        if other:
+            raise CompileError(f"program {item.name} is defined in both {other.unit} and {item.unit}")
+        programs[item.name] = item
+
+
+def _previous(path: Path) -> Artifact | None:
+    try:
+        found = artifacts.load(path)
+        artifacts.check(found, path)
+    except (OSError, LbError):
+        return None
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of `python -m lbagent.bpf.build`."""
+    parser = argparse.ArgumentParser(prog="python -m lbagent.bpf.build", description="compile the BPF programs")
+    parser.add_argument("--check", action="store_true", help="show every program to the verifier, with fresh unpinned maps")
+    parser.add_argument("--force", action="store_true", help="compile even what did not change")
+    options = parser.parse_args(arguments)
+    try:
+        made = build(force=options.force)
+        if options.check:
+            from lbagent.bpf.check import check_programs
+
+            return check_programs(made)
+        print(f"{ARTIFACT_PATH}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
+    except LbError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

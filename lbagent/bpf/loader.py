@@ -1,0 +1,133 @@
+"""Programs into the kernel, one *generation* at a time.
+
+A generation is all programs of one artifact and one settings record, with maps of its own that nothing else may see mixed:
+`lb_config` (frozen, folded into the instructions) and the two tail call arrays. An entry program reaches only tail calls of
+its own generation, so old and new may run side by side while the links are being updated one by one. Tables with flows
+and services are shared by all generations and belong to maps/kernel.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lbagent.bpf import bpfsys
+from lbagent.bpf.bpfsys import ProgType
+from lbagent.errors import CompileError, KernelError, Unsupported, VerifierError
+from lbagent.maps import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lbagent.bpf.artifact import Artifact, Program
+
+MIN_KERNEL = (5, 15)
+CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
+OWN_MAPS = ("lb_config", *CALLS.values())  # one set a generation
+ENTRIES = ("xdp", "tc_ingress", "tc_egress")  # pinned under v1/prog/
+PROG_TYPES = {"xdp": ProgType.XDP, "tc": ProgType.SCHED_CLS}
+LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
+
+_CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
+
+
+@dataclass
+class Generation:
+    """Loaded programs by name and the maps of their own; `close` gives all descriptors back."""
+
+    programs: dict[str, int] = field(default_factory=dict)
+    maps: dict[str, int] = field(default_factory=dict)
+    load_ms: dict[str, float] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close every descriptor; what is pinned or attached stays in the kernel."""
+        for fd in (*self.programs.values(), *self.maps.values()):
+            os.close(fd)
+        self.programs.clear()
+        self.maps.clear()
+
+
+def require_kernel() -> None:
+    """Raise Unsupported on a kernel before 5.15. Checked once before anything is created."""
+    release = os.uname().release
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match and (int(match[1]), int(match[2])) < MIN_KERNEL:
+        raise Unsupported(f"lbagent on Linux {release}", "5.15", "nothing was loaded")
+
+
+def load_generation(
+    artifact: Artifact, shared_maps: Mapping[str, int], config: bytes, *, log_dir: Path | None = None
+) -> Generation:
+    """Load every program of the artifact against the shared maps and a new `lb_config` holding `config`.
+
+    The tail call arrays are filled before this returns, so an entry program can be attached at once.
+    Raises VerifierError (last lines, path of the whole log), KernelError, CompileError (two programs in one slot).
+    """
+    made = Generation()
+    try:
+        _create_own_maps(made, config)
+        fds = {**shared_maps, **made.maps}
+        for program in artifact.programs.values():
+            start = time.perf_counter()
+            made.programs[program.name] = load_program(program, fds, log_dir)
+            made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
+        for (hook, slot), name in call_slots(artifact.programs).items():
+            key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
+            bpfsys.map_update(made.maps[CALLS[hook]], key, value, f"{CALLS[hook]} slot {slot}")
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _create_own_maps(made: Generation, config: bytes) -> None:
+    specs = layout.map_specs()
+    for name in OWN_MAPS:
+        made.maps[name] = bpfsys.map_create(specs[name])
+    bpfsys.map_update(made.maps["lb_config"], bytes(4), config, "lb_config")
+    bpfsys.map_freeze(made.maps["lb_config"], "lb_config")
+
+
+def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
+    """Return the tail call slots by hook and number, from the names `call_<hook>_<n>_<what>`."""
+    slots: dict[tuple[str, int], str] = {}
+    for name, program in programs.items():
+        match = _CALL_NAME.match(name)
+        if not match:
+            continue
+        hook, slot = match[1], int(match[2])
+        if hook != program.hook or slot >= layout.CALLS:
+            raise CompileError(f"program {name} of unit {program.unit}: no such slot in {CALLS[program.hook]}")
+        if (hook, slot) in slots:
+            raise CompileError(f"programs {slots[hook, slot]} and {name} claim one tail call slot")
+        slots[hook, slot] = name
+    return slots
+
+
+def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | None = None) -> int:
+    """Load one program; return its descriptor. The verifier's log is made only for one that was refused."""
+    insns, kind = program.relocated(map_fds), PROG_TYPES[program.hook]
+    result = bpfsys.prog_load(kind, insns, program.name)
+    if result.fd >= 0:
+        return result.fd
+    again = bpfsys.prog_load(kind, insns, program.name, log_level=bpfsys.LOG_TEXT)
+    if again.fd >= 0:
+        return again.fd  # memory or a signal; the second try is as good
+    if not again.log:
+        raise KernelError("load", result.errno, f"program {program.name}", "run as root; `lbagent doctor` tells more")
+    raise VerifierError(_verifier_text(program.name, again.log, log_dir))
+
+
+def _verifier_text(name: str, log: str, log_dir: Path | None) -> str:
+    folder = log_dir or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    fd, path = tempfile.mkstemp(prefix=f"lbagent-verifier-{name}-", suffix=".log", dir=folder)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(log)
+    tail = "\n".join("  " + line for line in log.rstrip().splitlines()[-LOG_LINES:])
+    return f"the kernel's verifier refused program {name}; nothing was replaced. Last lines of its log:\n{tail}\nwhole log: {path}"

@@ -1,0 +1,80 @@
+"""Settings the programs are compiled against at load time: the one record of lb_config, frozen before the programs load.
+
+The verifier folds every field into the instructions, so a change of settings is a new record and reloaded programs.
+Time-outs are given in seconds and handed over in ticks of 2^jiffies_shift jiffies, about a second each.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from lbagent.maps.layout import LB_CONFIG, ConfigFlag
+
+if TYPE_CHECKING:
+    from lbagent.maps.layout import Sizes
+
+
+class Settings(Struct, frozen=True, kw_only=True, gc=False):
+    """What an operator can tell the programs. Defaults: docs/operations.md. `*_s` are seconds."""
+
+    snat_port_min: int = 1024
+    snat_port_max: int = 29999
+    reject_rate: int = 1000  # answers a second and CPU
+    external_clusterip: bool = True
+    count_passed: bool = False
+    timeout_new_s: int = 30  # SYN seen, or UDP without a reply
+    timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
+    timeout_udp_s: int = 120
+    timeout_closing_s: int = 10
+
+    def flags(self) -> int:
+        """Return the bits of lb_config.flags."""
+        bits = (self.external_clusterip and ConfigFlag.EXTERNAL_CLUSTERIP) or 0
+        return int(bits) | int((self.count_passed and ConfigFlag.COUNT_PASSED) or 0)
+
+
+class Seeds(Struct, frozen=True, gc=False):
+    """Keys of the flow table's hash. They stay for the life of the maps: another seed would lose every flow."""
+
+    seed0: int
+    seed1: int
+
+    @classmethod
+    def fresh(cls) -> Seeds:
+        """Draw new ones."""
+        return cls(secrets.randbits(64), secrets.randbits(64))
+
+    @classmethod
+    def of_record(cls, record: bytes) -> Seeds | None:
+        """Read them from a pinned record; None if it was never written."""
+        values = LB_CONFIG.unpack(record)
+        found = cls(int(values[0]), int(values[1]))
+        return found if found.seed0 or found.seed1 else None
+
+
+def tick_shift(hz: int) -> int:
+    """Return the shift that turns jiffies into ticks nearest to a second (HZ 100: 1.28 s, 250: 1.02, 300: 0.85, 1000: 1.02)."""
+    return min(range(14), key=lambda shift: abs((1 << shift) / hz - 1))
+
+
+def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int) -> bytes:
+    """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two."""
+    shift = tick_shift(hz)
+
+    def ticks(seconds: int) -> int:
+        return max(1, round(seconds * hz / (1 << shift)))
+
+    values = {
+        "seed0": seeds.seed0, "seed1": seeds.seed1,
+        "flow4_mask": sizes.flow4 - 1, "flow6_mask": sizes.flow6 - 1,
+        "snat4_mask": sizes.snat4 - 1, "snat6_mask": sizes.snat6 - 1,
+        "path_mask": sizes.backends - 1, "jiffies_shift": shift,
+        "snat_port_min": settings.snat_port_min, "snat_port_max": settings.snat_port_max,
+        "reject_rate": settings.reject_rate, "maglev_size": sizes.maglev_size, "flags": settings.flags(),
+        "timeout_new": ticks(settings.timeout_new_s), "timeout_tcp": ticks(settings.timeout_tcp_s),
+        "timeout_udp": ticks(settings.timeout_udp_s), "timeout_closing": ticks(settings.timeout_closing_s), "hz": hz,
+    }  # fmt: skip
+    return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
