@@ -1,0 +1,181 @@
+"""Ids: monotonic, restored from the pinned maps at start, never given out again at once.
+
+Service ids are u16 and belong to a frontend (with its scope); backend ids are u32 below 2^20 and belong to an address,
+port and protocol. Id 0 is never given: a wildcard row keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from lbagent.errors import LbError
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+
+SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
+BACKEND_ID_LIMIT = (
+    1 << 20
+)  # bits of a flow entry; also at most the path array's records
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class IdsExhausted(LbError):
+    """Every id is in use: the new frontend or backend is left out, the others keep serving."""
+
+
+class IdAllocator(Generic[Key]):
+    """Gives ids of [first, limit) to keys, upwards, round and round, so that a released id rests as long as possible."""
+
+    def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT) -> None:
+        """Start empty."""
+        self._first, self._limit = first, limit
+        self._next = first
+        self._ids: dict[Key, int] = {}
+        self._used: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return how many ids are in use."""
+        return len(self._used)
+
+    def get(self, key: Key) -> int | None:
+        """Return the key's id, if it has one."""
+        return self._ids.get(key)
+
+    def restore(self, pairs: Iterable[tuple[Key, int]]) -> None:
+        """Take over what the maps hold; new ids then start behind the highest. A pair out of range or taken is passed over."""
+        for key, number in pairs:
+            if (
+                self._first <= number < self._limit
+                and number not in self._used
+                and key not in self._ids
+            ):
+                self._ids[key] = number
+                self._used.add(number)
+                self._next = max(self._next, number + 1)
+
+    def allocate(self, key: Key) -> int:
+        """Return the key's id, a new one if it has none. Raises IdsExhausted when all are in use."""
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        if len(self._used) >= self._limit - self._first:
+            raise IdsExhausted(
+                f"all {self._limit - self._first} ids are in use; no id for {key}; what is served stays"
+            )
+        number = self._next if self._next < self._limit else self._first
+        while number in self._used:
+            number = number + 1 if number + 1 < self._limit else self._first
+        self._next = number + 1
+        self._ids[key] = number
+        self._used.add(number)
+        return number
+
+    def release(self, key: Key) -> None:
+        """Free the key's id; a key without one is fine."""
+        number = self._ids.pop(key, None)
+        if number is not None:
+            self._used.discard(number)
+
+    def keys(self) -> list[Key]:
+        """Return the keys that have ids."""
+        return list(self._ids)
+
+
+def assign_ids(
+    state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]
+) -> State:
+    """Return the State with ids in every SVC and Backend, in State order and order of first use. Raises IdsExhausted.
+
+    Releases nothing. For one State; a running agent uses an IdBook.
+    """
+    book = IdBook(service_ids, backend_ids)
+    out = book.assign(state)
+    if book.errors:
+        raise book.errors[0][1]
+    return out
+
+
+class IdBook:
+    """Assigns ids to one State after another and releases those nobody uses any more.
+
+    An SVC object that is the same as in the State before gives the same assigned object back, so that a change of one
+    service among 10,000 copies one service, and `plan` sees by identity what did not change.
+    `errors` holds (frontend, IdsExhausted) for each SVC of the last State that had to be left out.
+    """
+
+    def __init__(
+        self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]
+    ) -> None:
+        """Use these allocators, restored or empty."""
+        self.service_ids, self.backend_ids = service_ids, backend_ids
+        self.errors: list[tuple[L3n4Addr, IdsExhausted]] = []
+        # by id(resolved SVC); the resolved object is kept beside, or its id() could be another's tomorrow
+        self._memo: dict[int, tuple[SVC, SVC]] = {}
+        self._users: dict[L3n4Addr, int] = {}  # how many SVCs use a backend
+
+    def assign(self, state: State) -> State:
+        """Return the State with ids; SVCs that found none are left out and named in `errors`."""
+        memo, self._memo = self._memo, {}
+        self.errors = []
+        out: list[SVC] = []
+        for svc in state.services:
+            pair = memo.pop(id(svc), None) or self._fill(svc)
+            if pair is not None:
+                self._memo[id(svc)] = pair
+                out.append(pair[1])
+        self._forget([resolved for resolved, _ in memo.values()])
+        return State(state.generation, tuple(out))
+
+    def release_restored(self) -> None:
+        """Free restored ids that no State used: call it once, after the first full State was applied and pruned."""
+        frontends = {resolved.frontend for resolved, _ in self._memo.values()}
+        for frontend in self.service_ids.keys():
+            if frontend not in frontends:
+                self.service_ids.release(frontend)
+        for address in self.backend_ids.keys():
+            if address not in self._users:
+                self.backend_ids.release(address)
+
+    def _fill(self, svc: SVC) -> tuple[SVC, SVC] | None:
+        try:
+            number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
+            groups = [
+                tuple(
+                    replace(backend, id=self.backend_ids.allocate(backend.address))
+                    for backend in group
+                )
+                for group in (svc.selectable, svc.others, svc.resting)
+            ]
+        except IdsExhausted as error:
+            self.errors.append((svc.frontend, error))
+            return None
+        for address in _addresses(svc):
+            self._users[address] = self._users.get(address, 0) + 1
+        return svc, replace(
+            svc, id=number, selectable=groups[0], others=groups[1], resting=groups[2]
+        )
+
+    def _forget(self, gone: list[SVC]) -> None:
+        """Release what only these used. After `_fill`, so that a changed SVC keeps its ids."""
+        if not gone:
+            return
+        kept = {resolved.frontend for resolved, _ in self._memo.values()}
+        for svc in gone:
+            if svc.frontend not in kept:
+                self.service_ids.release(svc.frontend)
+            for address in _addresses(svc):
+                self._users[address] -= 1
+                if not self._users[address]:
+                    del self._users[address]
+                    self.backend_ids.release(address)
+
+
+def _addresses(svc: SVC) -> Iterable[L3n4Addr]:
+    groups: tuple[tuple[Backend, ...], ...] = (svc.selectable, svc.others, svc.resting)
+    return (backend.address for group in groups for backend in group)

@@ -1,0 +1,215 @@
+"""Which endpoints serve a frontend: readiness, terminating fallback, topology hints, Local policies, operator's word.
+
+The one place of the rule "who gets new flows". Pure. How resolve uses it:
+
+    picked = select(endpoints_of_one_service_port, node_name="n1", zone="a")
+    picked.for_cluster_ip(int_local)   ClusterIP rows: internalTrafficPolicy concerns nothing else
+    picked.for_outside(ext_local)      NodePort, LoadBalancer, ExternalIP rows, sources outside the node
+    picked.for_inside()                the same frontends for pods and the node (the `/i` row): always the whole cluster
+
+Each returns an EndpointSet: `selectable` (COUNT slots), `others` (QCOUNT slots), `resting` (a backend row in maintenance, no
+slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `resting_state`). All four are in
+slot order. `has_elsewhere(set)` is SVC.has_elsewhere. `endpoint_state` is the state in this service alone: a backend shared by
+services has the most alive of its states, which resolve knows.
+
+Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-1669 (terminating), KEP-2433, KEP-3015 (hints).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
+
+
+class EndpointInfo(Struct, frozen=True, gc=False):
+    """One endpoint of one service port, as the slices tell it.
+
+    `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
+    `override` is the operator's or a health check's word: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
+    """
+
+    address: L3n4Addr
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    local: bool = False
+    node_name: str = ""
+    zone: str = ""
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
+    weight: int = DEFAULT_BACKEND_WEIGHT
+    override: BackendState | None = None
+
+
+class EndpointSet(Struct, frozen=True, gc=False):
+    """What one kind of source gets, in slot order."""
+
+    selectable: tuple[EndpointInfo, ...] = ()
+    others: tuple[EndpointInfo, ...] = ()
+    resting: tuple[EndpointInfo, ...] = ()
+    filtered: tuple[EndpointInfo, ...] = ()
+
+
+class Selection(Struct, frozen=True, gc=False):
+    """The two sets every policy chooses from. `has_any`: some endpoint of the cluster could take a new flow."""
+
+    cluster: EndpointSet
+    local: EndpointSet
+    has_any: bool
+
+    def for_cluster_ip(self, int_local: bool) -> EndpointSet:
+        """Return the set of a ClusterIP frontend under internalTrafficPolicy."""
+        return self.local if int_local else self.cluster
+
+    def for_outside(self, ext_local: bool) -> EndpointSet:
+        """Return the set of an external frontend, for sources outside the node, under externalTrafficPolicy."""
+        return self.local if ext_local else self.cluster
+
+    def for_inside(self) -> EndpointSet:
+        """Return the set of an external frontend for pods and the node: all endpoints, whatever the policy (short circuit)."""
+        return self.cluster
+
+    def has_elsewhere(self, chosen: EndpointSet) -> bool:
+        """Return whether `chosen` takes no flow while the cluster has somebody: dropped, not rejected (A5)."""
+        return self.has_any and not chosen.selectable
+
+
+def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
+    """Return the state the endpoint has in this service; None for one neither ready nor terminating: it has no row.
+
+    Ready comes first, even when terminating (publishNotReadyAddresses). Terminating beats maintenance and quarantine: the
+    pod goes away whatever the operator said.
+    """
+    if endpoint.ready:
+        if endpoint.weight == 0:
+            return BackendState.MAINTENANCE
+        return endpoint.override or BackendState.ACTIVE
+    return BackendState.TERMINATING if endpoint.terminating else None
+
+
+def resting_state(endpoint: EndpointInfo) -> BackendState:
+    """Return the state of the row the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
+    return endpoint_state(endpoint) or (
+        BackendState.MAINTENANCE
+        if _is_withdrawn(endpoint)
+        else BackendState.QUARANTINED
+    )
+
+
+def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
+    """Keep one endpoint an address: ready wins, then serving, then local, then the first."""
+    best: dict[L3n4Addr, EndpointInfo] = {}
+    for endpoint in endpoints:
+        known = best.setdefault(endpoint.address, endpoint)
+        if known is not endpoint and _rank(endpoint) > _rank(known):
+            best[endpoint.address] = endpoint
+    return list(best.values())
+
+
+def select(
+    endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = ""
+) -> Selection:
+    """Return who serves: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
+
+    Deterministic: the order of the endpoints matters only between equal duplicates.
+    """
+    everyone = sorted(
+        deduplicate(endpoints), key=lambda endpoint: endpoint.address.sort_key
+    )
+    active = [
+        endpoint
+        for endpoint in everyone
+        if endpoint_state(endpoint) is BackendState.ACTIVE
+    ]
+    fallback = [endpoint for endpoint in everyone if _may_fall_back(endpoint)]
+    local_active = [endpoint for endpoint in active if endpoint.local]
+    local_fallback = [endpoint for endpoint in fallback if endpoint.local]
+    near = _topology(active, node_name, zone)
+    return Selection(
+        cluster=_arrange(everyone, [e for e in active if near(e)] or fallback, near),
+        local=_arrange(
+            everyone, local_active or local_fallback, lambda endpoint: endpoint.local
+        ),
+        has_any=bool(active or fallback),
+    )
+
+
+def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool]:
+    return (endpoint.ready, endpoint.serving, endpoint.local)
+
+
+def _is_withdrawn(endpoint: EndpointInfo) -> bool:
+    return endpoint.weight == 0 or endpoint.override is BackendState.MAINTENANCE
+
+
+def _may_fall_back(endpoint: EndpointInfo) -> bool:
+    """KEP-1669: terminating and still serving; not against the operator's or a health check's word."""
+    return (
+        endpoint_state(endpoint) is BackendState.TERMINATING
+        and endpoint.serving
+        and not _is_withdrawn(endpoint)
+        and endpoint.override is not BackendState.QUARANTINED
+    )
+
+
+Predicate = Callable[[EndpointInfo], bool]
+
+
+def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicate:
+    """Return who is near: node hints first, then zone hints; each only when all active endpoints have some and one names us."""
+    if node_name and _hinted(active, node_name, lambda endpoint: endpoint.node_hints):
+        return lambda endpoint: _names(endpoint, endpoint.node_hints, node_name)
+    if zone and _hinted(active, zone, lambda endpoint: endpoint.zone_hints):
+        return lambda endpoint: _names(endpoint, endpoint.zone_hints, zone)
+    return lambda _: True
+
+
+def _hinted(
+    active: list[EndpointInfo],
+    here: str,
+    hints: Callable[[EndpointInfo], tuple[str, ...]],
+) -> bool:
+    return all(map(hints, active)) and any(
+        here in hints(endpoint) for endpoint in active
+    )
+
+
+def _names(endpoint: EndpointInfo, hints: tuple[str, ...], here: str) -> bool:
+    # The controller hints ready endpoints only: one that terminates without a hint may have been ours.
+    return here in hints or not (hints or endpoint.ready)
+
+
+def _arrange(
+    everyone: list[EndpointInfo], selectable: list[EndpointInfo], belongs: Predicate
+) -> EndpointSet:
+    """Sort everybody into the four groups; `everyone` is in slot order and stays so inside a group."""
+    if len(selectable) == len(everyone):
+        return EndpointSet(tuple(selectable))
+    chosen = {endpoint.address for endpoint in selectable}
+    serving: list[EndpointInfo] = []
+    not_serving: list[EndpointInfo] = []
+    quarantined: list[EndpointInfo] = []
+    resting: list[EndpointInfo] = []
+    filtered: list[EndpointInfo] = []
+    for endpoint in everyone:
+        if endpoint.address in chosen:
+            continue
+        state = endpoint_state(endpoint) if belongs(endpoint) else None
+        if state is BackendState.TERMINATING:
+            (serving if endpoint.serving else not_serving).append(endpoint)
+        elif state is BackendState.QUARANTINED:
+            quarantined.append(endpoint)
+        elif state is BackendState.MAINTENANCE:
+            resting.append(endpoint)
+        else:
+            filtered.append(endpoint)
+    return EndpointSet(
+        tuple(selectable),
+        tuple(serving + not_serving + quarantined),
+        tuple(resting),
+        tuple(filtered),
+    )
