@@ -1,0 +1,1 @@
+"""Tests mirror the package: tests/model/test_flags.py belongs to lbagent/model/flags.py."""

@@ -1,0 +1,168 @@
+"""Network namespaces by name: make, enter, run programs in them, take them away."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+RUN = Path("/run/netns")
+PREFIX = "lbx"  # names are lbx<pid>-<role>, so that a later run can tell whose they are
+CLONE_NEWNET = 0x40000000
+SIOCETHTOOL = 0x8946
+ETHTOOL_STXCSUM = 0x17
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LabError(RuntimeError):
+    """The laboratory could not be set up; names the command and what it said."""
+
+
+def run(*argv: str, text: str | None = None) -> str:
+    """Run a command to its end and return its output; raise LabError with its messages when it fails."""
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LabError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}\n{text or ''}".strip())
+    return done.stdout
+
+
+def setns(path: Path | str) -> None:
+    """Move the calling thread into a network namespace."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if _libc.setns(fd, CLONE_NEWNET):
+            raise LabError(f"setns {path}: {os.strerror(ctypes.get_errno())}")
+    finally:
+        os.close(fd)
+
+
+class Namespace:
+    """One named network namespace."""
+
+    def __init__(self, role: str, owner: int | None = None) -> None:
+        """Make it, with loopback up and IPv6 without duplicate address detection (which costs a second)."""
+        self.role = role
+        self.name = f"{PREFIX}{owner or os.getpid()}-{role}"
+        self.path = RUN / self.name
+        run("ip", "netns", "add", self.name)
+        self.ip("link set lo up")
+        for family in ("all", "default"):
+            self.sysctl(f"ipv6/conf/{family}/accept_dad", 0)
+            self.sysctl(f"ipv6/conf/{family}/accept_ra", 0)
+            self.sysctl(f"ipv4/conf/{family}/rp_filter", 0)
+
+    def ip(self, *lines: str) -> None:
+        """Run several `ip` commands in one process."""
+        run("ip", "-n", self.name, "-batch", "-", text="\n".join(lines) + "\n")
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let the calling thread live in this namespace for a while (sockets opened meanwhile stay in it)."""
+        home = f"/proc/self/task/{threading.get_native_id()}/ns/net"
+        back = os.open(home, os.O_RDONLY)
+        try:
+            setns(self.path)
+            yield
+        finally:
+            _libc.setns(back, CLONE_NEWNET)
+            os.close(back)
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function in this namespace and return its result."""
+        with self.entered():
+            return function(*args, **kwargs)
+
+    def sysctl(self, name: str, value: int | str) -> None:
+        """Write /proc/sys/net/NAME of this namespace."""
+        with self.entered():
+            Path("/proc/sys/net", name).write_text(str(value))
+
+    def ifindex(self, device: str) -> int:
+        """Return a device's index in this namespace."""
+        return self.call(socket.if_nametoindex, device)
+
+    def mac(self, device: str) -> bytes:
+        """Return a device's hardware address."""
+        with self.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            answer = fcntl.ioctl(s, 0x8927, struct.pack("256s", device.encode()))
+        return answer[18:24]
+
+    def checksum_offload_off(self, device: str) -> None:
+        """Make the device's packets carry whole checksums.
+
+        A veth leaves TCP and UDP checksums to be finished by "the hardware"; XDP loses the mark that says so, and the
+        receiver counts a checksum error. By ioctl, as the ethtool program may not be installed.
+        """
+        value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
+        with self.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            fcntl.ioctl(s, SIOCETHTOOL, struct.pack("16sQ", device.encode(), ctypes.addressof(value)))
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Return argv such that it runs in this namespace and dies with the thread that started it.
+
+        nsenter and not `ip netns exec`: that one mounts a new /sys, and bpffs disappears with the old one.
+        """
+        return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={self.path}", "--", *argv]
+
+    def popen(self, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[str]:
+        """Start a program in this namespace."""
+        return subprocess.Popen(self.command(argv), text=True, **kwargs)
+
+    def pids(self) -> list[int]:
+        """Return the processes that live in this namespace."""
+        return [int(word) for word in run("ip", "netns", "pids", self.name).split()]
+
+    def delete(self) -> None:
+        """Kill what still lives in it (never this process) and remove it."""
+        if not self.path.exists():
+            return
+        for pid in self.pids():
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        run("ip", "netns", "del", self.name)
+
+
+def veth(left: Namespace, left_device: str, right: Namespace, right_device: str, queues: int = 1) -> None:
+    """Join two namespaces by a pair of veth devices, both up."""
+    size = f"numtxqueues {queues} numrxqueues {queues}"
+    left.ip(f"link add {left_device} {size} type veth peer name {right_device} {size} netns {right.name}")
+    left.ip(f"link set {left_device} up")
+    right.ip(f"link set {right_device} up")
+
+
+def sweep() -> list[str]:
+    """Remove namespaces whose owner is dead; return their names."""
+    gone = []
+    for path in RUN.glob(f"{PREFIX}*-*") if RUN.is_dir() else ():
+        owner = path.name[len(PREFIX) :].split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            for pid in run("ip", "netns", "pids", path.name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            run("ip", "netns", "del", path.name)
+            gone.append(path.name)
+    return gone
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 10.0, step_s: float = 0.02) -> T:
+    """Wait until the condition returns something true and return that; LabError names what did not come."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise LabError(f"{what}: not within {timeout_s:g} s (last: {value!r})")
+        time.sleep(step_s)

@@ -1,0 +1,180 @@
+"""The laboratory: client, node, three backends, and the agent's private bpffs.
+
+```
+  client ──c0═wan── node ──lan1═e0── b1   remote backend 10.77.1.2  fd77:1::2
+                         ──lan2═e0── b2   remote backend 10.77.2.2  fd77:2::2
+                         ──pod3═e0── b3   pod of this node 10.244.0.2  fd44::2
+```
+The veth devices wan, lan1 and lan2 stand in for NICs; pod3 is what a CNI would make. A device can only receive what an XDP
+program sends (XDP_TX, redirect) when it has an XDP program itself, so the peers of NIC-like devices carry one that passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab import netns
+from tests.lab.netns import LabError, Namespace, run, veth, wait_for
+from tests.lab.xdp import attach_pass
+
+ROOT = Path(__file__).resolve().parents[2]
+VIP4, VIP6 = "10.96.0.0/16", "fd00:96::/64"
+HTTP_PORT, DNS_PORT = 8080, 5353
+
+
+@dataclass
+class Backend:
+    """One server process and where it listens."""
+
+    role: str
+    name: str
+    ipv4: str
+    ipv6: str
+    process: subprocess.Popen[str] | None = None
+
+
+@dataclass
+class Lab:
+    """All namespaces of one laboratory; a context manager that leaves nothing behind."""
+
+    pod: bool = True  # make b3, the backend on the node
+    queues: int = 1
+    client: Namespace = field(init=False)
+    node: Namespace = field(init=False)
+    namespaces: dict[str, Namespace] = field(default_factory=dict)
+    backends: dict[str, Backend] = field(default_factory=dict)
+    folder: Path = field(init=False)
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> Self:
+        """Build it. What was built is taken away again when building fails."""
+        netns.sweep()
+        self.closing.callback(self._forget_folder)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"lbagent-lab-{os.getpid()}-"))
+        try:
+            self._mount()
+            self._build()
+        except BaseException:
+            self.closing.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        """Take everything away, newest first; a second Ctrl-C does not interrupt it."""
+        with uninterrupted():
+            self.closing.close()
+
+    # --- building ---
+
+    def _mount(self) -> None:
+        """Mount a bpffs of our own: pins of another agent on this machine are out of reach."""
+        self.bpffs_root = self.folder / "bpf"
+        self.bpffs_root.mkdir()
+        run("mount", "-t", "bpf", "bpf", str(self.bpffs_root))
+        self.closing.callback(run, "umount", "-l", str(self.bpffs_root))
+
+    def _forget_folder(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def bpffs(self) -> Path:
+        """The agent's --bpffs."""
+        return self.bpffs_root / "lbagent"
+
+    @property
+    def socket(self) -> Path:
+        """The agent's --socket."""
+        return self.folder / "agent.sock"
+
+    def namespace(self, role: str) -> Namespace:
+        """Make one more namespace of this laboratory."""
+        space = Namespace(role)
+        self.namespaces[role] = space
+        self.closing.callback(space.delete)
+        return space
+
+    def _build(self) -> None:
+        self.client, self.node = self.namespace("client"), self.namespace("node")
+        self.node.sysctl("ipv4/ip_forward", 1)
+        self.node.sysctl("ipv6/conf/all/forwarding", 1)
+        self._join(self.client, "c0", "wan", "10.77.0", "fd77", 24)
+        self.client.ip(f"route add {VIP4} via 10.77.0.1", f"route add {VIP6} via fd77::1")
+        for number in (1, 2):
+            space = self.namespace(f"b{number}")
+            self._join(space, "e0", f"lan{number}", f"10.77.{number}", f"fd77:{number}", 24)
+            self.backends[space.role] = Backend(space.role, space.role, f"10.77.{number}.2", f"fd77:{number}::2")
+        if self.pod:
+            space = self.namespace("b3")
+            self._join(space, "e0", "pod3", "10.244.0", "fd44", 24, nic=False)
+            self.backends["b3"] = Backend("b3", "b3", "10.244.0.2", "fd44::2")
+
+    def _join(self, space: Namespace, device: str, node_device: str, net4: str, net6: str, bits: int, *, nic: bool = True) -> None:
+        """Connect a namespace to the node: .1 is the node, .2 the other; default routes through the node."""
+        veth(space, device, self.node, node_device, self.queues)
+        space.ip(f"addr add {net4}.2/{bits} dev {device}", f"addr add {net6}::2/64 dev {device} nodad")
+        self.node.ip(f"addr add {net4}.1/{bits} dev {node_device}", f"addr add {net6}::1/64 dev {node_device} nodad")
+        space.ip(f"route add default via {net4}.1", f"route add default via {net6}::1")
+        if nic:
+            space.checksum_offload_off(device)
+            self.node.checksum_offload_off(node_device)
+            attach_pass(space, device)
+
+    # --- servers ---
+
+    def serve(self, role: str, name: str | None = None, *, http: int = HTTP_PORT, dns: int = DNS_PORT) -> Backend:
+        """Start a server in a backend's namespace under a name (another name and port: one more backend there)."""
+        home = self.backends[role]
+        backend = Backend(role, name or role, home.ipv4, home.ipv6)
+        argv = [sys.executable, "-m", "tests.lab.server", backend.name, "--http", str(http), "--dns", str(dns)]
+        process = self.namespaces[role].popen(argv, stdout=subprocess.PIPE, cwd=ROOT)
+        self.closing.callback(end, process)
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise LabError(f"server {backend.name} did not start")
+        backend.process = process
+        self.backends[backend.name] = backend
+        return backend
+
+    def serve_all(self) -> None:
+        """Start the server of each backend namespace."""
+        for role in list(self.backends):
+            self.serve(role)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Stop a process of ours: SIGTERM, and SIGKILL when that was not enough."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(3)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for stream in (process.stdout, process.stderr, process.stdin):
+        if stream:
+            stream.close()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back for a while."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+__all__ = ["Backend", "Lab", "LabError", "end", "wait_for"]

@@ -1,0 +1,58 @@
+"""Small XDP programs of the laboratory itself, written as instructions: no compiler needed to build the namespaces."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+from lbagent.bpf import bpfsys
+from lbagent.bpf.bpfsys import ProgType
+from lbagent.bpf.run import Xdp
+from tests.lab.netns import LabError, Namespace, run
+
+
+
+def insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
+    """Encode one BPF instruction."""
+    return struct.pack("<BBhi", code, dst | src << 4, off, imm)
+
+
+def returning(verdict: int) -> bytes:
+    """Return the instructions of `return verdict`."""
+    return insn(0xB7, imm=verdict) + insn(0x95)
+
+
+def load(insns: bytes, name: str) -> int:
+    """Load an XDP program; LabError shows the verifier's log."""
+    done = bpfsys.prog_load(ProgType.XDP, insns, name)
+    if done.fd < 0:
+        done = bpfsys.prog_load(ProgType.XDP, insns, name, log_level=1)
+        raise LabError(f"program {name}: errno {done.errno}\n{done.log[-2000:]}")
+    return done.fd
+
+
+@cache
+def pass_program() -> int:
+    """Return `return XDP_PASS`, loaded once."""
+    return load(returning(Xdp.PASS), "lab_pass")
+
+
+def attach_pass(space: Namespace, device: str) -> None:
+    """Let a device receive frames that an XDP program at its peer sends."""
+    attach(space, device, pass_program())
+
+
+def attach(space: Namespace, device: str, fd: int) -> None:
+    """Attach a native XDP program by netlink (it goes with the device)."""
+    from pyroute2 import IPRoute
+
+    with space.entered(), IPRoute() as netlink:
+        index = netlink.link_lookup(ifname=device)[0]
+        netlink.link("set", index=index, xdp={"attrs": [("IFLA_XDP_FD", fd), ("IFLA_XDP_FLAGS", 4)]})
+
+
+def detach(space: Namespace, device: str) -> None:
+    """Take a native XDP program away."""
+    run("ip", "-n", space.name, "link", "set", device, "xdpdrv", "off")
+
+
