@@ -47,9 +47,7 @@ class L4Type(StrEnum):
         try:
             return cls.NONE if word == "ANY" else cls(word)
         except ValueError:
-            raise ValueError(
-                f"unknown protocol {text!r}; use TCP, UDP or SCTP"
-            ) from None
+            raise ValueError(f"unknown protocol {text!r}; use TCP, UDP or SCTP") from None
 
 
 _NUMBERS = {L4Type.NONE: 0, L4Type.TCP: 6, L4Type.UDP: 17, L4Type.SCTP: 132}
@@ -75,9 +73,7 @@ def parse_ip(text: str) -> bytes:
     if ":" not in text:
         return _parse_ipv4(text)
     if "%" in text:
-        raise ValueError(
-            f"{text!r} is not an address of a service: it names an interface"
-        )
+        raise ValueError(f"{text!r} is not an address of a service: it names an interface")
     try:
         packed = IPv6Address(text).packed
     except ValueError:
@@ -109,12 +105,7 @@ def format_ip(address: bytes) -> str:
 
 def parse_port(text: str) -> int:
     """Return a port of 0..65535. Raises ValueError."""
-    if (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) <= 5
-        and (port := int(text)) <= 0xFFFF
-    ):
+    if text.isascii() and text.isdecimal() and len(text) <= 5 and (port := int(text)) <= 0xFFFF:
         return port
     raise ValueError(f"{text!r} is not a port of 0-65535")
 
@@ -157,13 +148,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
     @property
     def sort_key(self) -> tuple[int, bytes, int, int, int]:
         """Order by family, numeric address, port, protocol number, scope: the order of slots."""
-        return (
-            len(self.address),
-            self.address,
-            self.port,
-            self.protocol.number,
-            self.scope,
-        )
+        return (len(self.address), self.address, self.port, self.protocol.number, self.scope)
 
     def _format(self, tail: str) -> str:
         host = format_ip(self.address)
@@ -203,9 +188,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         try:
             return cls._parse(text)
         except ValueError as error:
-            raise ValueError(
-                f"{text!r} is not an address like 10.0.0.1:80/TCP or [fd00::1]:80/TCP: {error}"
-            ) from None
+            raise ValueError(f"{text!r} is not an address like 10.0.0.1:80/TCP or [fd00::1]:80/TCP: {error}") from None
 
     @classmethod
     def _parse(cls, text: str) -> Self:
@@ -223,11 +206,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         if bracketed != (":" in host):
             raise ValueError("IPv6 needs brackets, IPv4 has none")
         host, at, cluster = (host[1:-1] if bracketed else host).partition("@")
-        if at and not (
-            cluster.isascii() and cluster.isdecimal() and int(cluster) < 1 << 32
-        ):
+        if at and not (cluster.isascii() and cluster.isdecimal() and int(cluster) < 1 << 32):
             raise ValueError(f"{cluster!r} is not a cluster id")
         protocol = L4Type.parse(words[0]) if words else L4Type.TCP
-        return cls(
-            parse_ip(host), parse_port(port), protocol, scope, int(cluster) if at else 0
-        )
+        return cls(parse_ip(host), parse_port(port), protocol, scope, int(cluster) if at else 0)

@@ -18,7 +18,7 @@ from lbagent.model.address import L3n4Addr
 DEFAULT_BACKEND_WEIGHT = 100
 
 
-class UnknownState(ConfigError, ValueError):  # noqa: N818 - the glossary's word
+class UnknownState(ConfigError, ValueError):  # noqa: N818
     """A word that names no backend state."""
 
 
@@ -28,9 +28,7 @@ class BackendState(IntEnum):
     ACTIVE = 0  # takes new flows
     TERMINATING = 1  # Kubernetes takes it away: keeps its flows; new ones only when no backend is active
     QUARANTINED = 2  # a health check failed: no new flows, still checked
-    MAINTENANCE = (
-        3  # the operator's word, or weight 0: no new flows, not checked, no slot
-    )
+    MAINTENANCE = 3  # the operator's word, or weight 0: no new flows, not checked, no slot
     INVALID = 4  # reports an error; never written to a map
 
     __hash__ = int.__hash__
@@ -57,9 +55,7 @@ class BackendState(IntEnum):
         for state in _VALID:
             if state.text == word:
                 return state
-        raise UnknownState(
-            f"unknown backend state {text!r}; use one of {', '.join(s.text for s in _VALID)}"
-        )
+        raise UnknownState(f"unknown backend state {text!r}; use one of {', '.join(s.text for s in _VALID)}")
 
     @classmethod
     def is_valid(cls, text: str) -> bool:
@@ -86,23 +82,12 @@ class BackendState(IntEnum):
         return new is self or new in _TRANSITIONS[self]
 
 
-_VALID = (
-    BackendState.ACTIVE,
-    BackendState.TERMINATING,
-    BackendState.QUARANTINED,
-    BackendState.MAINTENANCE,
-)
+_VALID = (BackendState.ACTIVE, BackendState.TERMINATING, BackendState.QUARANTINED, BackendState.MAINTENANCE)
 _TRANSITIONS: dict[BackendState, frozenset[BackendState]] = {
-    BackendState.ACTIVE: frozenset(
-        {BackendState.TERMINATING, BackendState.QUARANTINED, BackendState.MAINTENANCE}
-    ),
+    BackendState.ACTIVE: frozenset({BackendState.TERMINATING, BackendState.QUARANTINED, BackendState.MAINTENANCE}),
     BackendState.TERMINATING: frozenset(),
-    BackendState.QUARANTINED: frozenset(
-        {BackendState.ACTIVE, BackendState.TERMINATING}
-    ),
-    BackendState.MAINTENANCE: frozenset(
-        {BackendState.ACTIVE, BackendState.TERMINATING}
-    ),
+    BackendState.QUARANTINED: frozenset({BackendState.ACTIVE, BackendState.TERMINATING}),
+    BackendState.MAINTENANCE: frozenset({BackendState.ACTIVE, BackendState.TERMINATING}),
     BackendState.INVALID: frozenset(),
 }
 
@@ -131,7 +116,5 @@ class Backend(Struct, frozen=True, gc=False):
             return self
         if not self.state.can_become(new):
             subject = f"backend {self.address.with_protocol()}"
-            raise InvalidTransition(
-                self.state.text or "invalid", new.text or "invalid", subject
-            )
+            raise InvalidTransition(self.state.text or "invalid", new.text or "invalid", subject)
         return replace(self, state=new)

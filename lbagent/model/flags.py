@@ -69,10 +69,7 @@ class ServiceFlags(int):
         host_port = param.svc_type is SVCType.HOST_PORT
         two_scopes = param.two_scopes
         if two_scopes is None:
-            two_scopes = (
-                param.svc_ext_local != param.svc_int_local
-                and param.svc_type is not SVCType.CLUSTER_IP
-            )
+            two_scopes = param.svc_ext_local != param.svc_int_local and param.svc_type is not SVCType.CLUSTER_IP
         value = _TYPE_BITS.get(param.svc_type, 0)
         for wanted, bit in (
             (param.svc_nat_policy is not SVCNatPolicy.NONE, cls.NAT46X64),
@@ -82,10 +79,7 @@ class ServiceFlags(int):
             (param.session_affinity, cls.SESSION_AFFINITY),
             (param.is_routable, cls.ROUTABLE),
             (param.check_source_range, cls.SOURCE_RANGE),
-            (
-                param.check_source_range and param.source_range_deny,
-                cls.SOURCE_RANGE_DENY,
-            ),
+            (param.check_source_range and param.source_range_deny, cls.SOURCE_RANGE_DENY),
             (param.l7_load_balancer, cls.L7_LOAD_BALANCER),
             (param.loopback_hostport and host_port, cls.LOOPBACK),
             (param.forwarding_dsr, cls.FORWARDING_DSR),
@@ -101,9 +95,7 @@ class ServiceFlags(int):
         No type word is ClusterIP; `non-routable` clears the bit that is otherwise set.
         """
         value = cls.ROUTABLE
-        for word in filter(
-            None, (part.strip() for part in text.replace("+", ",").split(","))
-        ):
+        for word in filter(None, (part.strip() for part in text.replace("+", ",").split(","))):
             if word == "non-routable":
                 value &= ~cls.ROUTABLE
             elif word in _WORDS:
@@ -121,14 +113,8 @@ class ServiceFlags(int):
                     out.append(word)
             elif self & bit:
                 out.append(word)
-        if (
-            self & _DENY
-        ):  # the same bit means quarantined where no source range is checked
-            at = (
-                out.index("check source-range") + 1
-                if self & self.SOURCE_RANGE
-                else len(out)
-            )
+        if self & _DENY:  # the same bit means quarantined where no source range is checked
+            at = out.index("check source-range") + 1 if self & self.SOURCE_RANGE else len(out)
             out.insert(at, "deny" if self & self.SOURCE_RANGE else "quarantined")
         if self & self.FORWARDING_DSR:
             out.append("dsr")
@@ -156,19 +142,11 @@ class ServiceFlags(int):
 
     def ext_traffic_policy(self) -> SVCTrafficPolicy:
         """Return the policy for sources outside the node."""
-        return (
-            SVCTrafficPolicy.LOCAL
-            if self & self.EXT_LOCAL_SCOPE
-            else SVCTrafficPolicy.CLUSTER
-        )
+        return SVCTrafficPolicy.LOCAL if self & self.EXT_LOCAL_SCOPE else SVCTrafficPolicy.CLUSTER
 
     def int_traffic_policy(self) -> SVCTrafficPolicy:
         """Return the policy for pods and the node."""
-        return (
-            SVCTrafficPolicy.LOCAL
-            if self & self.INT_LOCAL_SCOPE
-            else SVCTrafficPolicy.CLUSTER
-        )
+        return SVCTrafficPolicy.LOCAL if self & self.INT_LOCAL_SCOPE else SVCTrafficPolicy.CLUSTER
 
     def nat_policy(self, frontend: L3n4Addr) -> SVCNatPolicy:
         """Return the NAT policy: one bit for both directions, so the frontend's family decides."""

@@ -6,6 +6,7 @@ port and protocol. Id 0 is never given: a wildcard row keeps it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
@@ -13,14 +14,11 @@ from msgspec.structs import replace
 
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 
 SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
-BACKEND_ID_LIMIT = (
-    1 << 20
-)  # bits of a flow entry; also at most the path array's records
+BACKEND_ID_LIMIT = 1 << 20  # bits of a flow entry; also at most the path array's records
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -50,11 +48,7 @@ class IdAllocator(Generic[Key]):
     def restore(self, pairs: Iterable[tuple[Key, int]]) -> None:
         """Take over what the maps hold; new ids then start behind the highest. A pair out of range or taken is passed over."""
         for key, number in pairs:
-            if (
-                self._first <= number < self._limit
-                and number not in self._used
-                and key not in self._ids
-            ):
+            if self._first <= number < self._limit and number not in self._used and key not in self._ids:
                 self._ids[key] = number
                 self._used.add(number)
                 self._next = max(self._next, number + 1)
@@ -65,9 +59,7 @@ class IdAllocator(Generic[Key]):
         if known is not None:
             return known
         if len(self._used) >= self._limit - self._first:
-            raise IdsExhausted(
-                f"all {self._limit - self._first} ids are in use; no id for {key}; what is served stays"
-            )
+            raise IdsExhausted(f"all {self._limit - self._first} ids are in use; no id for {key}; what is served stays")
         number = self._next if self._next < self._limit else self._first
         while number in self._used:
             number = number + 1 if number + 1 < self._limit else self._first
@@ -82,14 +74,12 @@ class IdAllocator(Generic[Key]):
         if number is not None:
             self._used.discard(number)
 
-    def keys(self) -> list[Key]:
+    def in_use(self) -> list[Key]:
         """Return the keys that have ids."""
         return list(self._ids)
 
 
-def assign_ids(
-    state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]
-) -> State:
+def assign_ids(state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> State:
     """Return the State with ids in every SVC and Backend, in State order and order of first use. Raises IdsExhausted.
 
     Releases nothing. For one State; a running agent uses an IdBook.
@@ -109,73 +99,71 @@ class IdBook:
     `errors` holds (frontend, IdsExhausted) for each SVC of the last State that had to be left out.
     """
 
-    def __init__(
-        self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]
-    ) -> None:
+    def __init__(self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> None:
         """Use these allocators, restored or empty."""
         self.service_ids, self.backend_ids = service_ids, backend_ids
         self.errors: list[tuple[L3n4Addr, IdsExhausted]] = []
-        # by id(resolved SVC); the resolved object is kept beside, or its id() could be another's tomorrow
-        self._memo: dict[int, tuple[SVC, SVC]] = {}
-        self._users: dict[L3n4Addr, int] = {}  # how many SVCs use a backend
+        # Both by id(resolved SVC). The resolved object is kept, or its id() could be another's tomorrow.
+        self._resolved: dict[int, SVC] = {}
+        self._assigned: dict[int, SVC] = {}
+        self._frontends: Counter[L3n4Addr] = Counter()  # how many SVCs of the State use it; two only for a moment
+        self._backends: Counter[L3n4Addr] = Counter()
 
     def assign(self, state: State) -> State:
         """Return the State with ids; SVCs that found none are left out and named in `errors`."""
-        memo, self._memo = self._memo, {}
         self.errors = []
-        out: list[SVC] = []
-        for svc in state.services:
-            pair = memo.pop(id(svc), None) or self._fill(svc)
-            if pair is not None:
-                self._memo[id(svc)] = pair
-                out.append(pair[1])
-        self._forget([resolved for resolved, _ in memo.values()])
-        return State(state.generation, tuple(out))
+        keys = list(map(id, state.services))
+        gone = self._resolved.keys() - keys
+        for key, svc in zip(keys, state.services, strict=True):
+            if key not in self._assigned:
+                self._add(key, svc)
+        for key in gone:  # after the new ones, so that a changed SVC keeps its ids
+            self._remove(key)
+        if self.errors:
+            keys = [key for key in keys if key in self._assigned]
+        return State(state.generation, tuple(map(self._assigned.__getitem__, keys)))
 
     def release_restored(self) -> None:
         """Free restored ids that no State used: call it once, after the first full State was applied and pruned."""
-        frontends = {resolved.frontend for resolved, _ in self._memo.values()}
-        for frontend in self.service_ids.keys():
-            if frontend not in frontends:
+        for frontend in self.service_ids.in_use():
+            if frontend not in self._frontends:
                 self.service_ids.release(frontend)
-        for address in self.backend_ids.keys():
-            if address not in self._users:
+        for address in self.backend_ids.in_use():
+            if address not in self._backends:
                 self.backend_ids.release(address)
 
-    def _fill(self, svc: SVC) -> tuple[SVC, SVC] | None:
+    def _add(self, key: int, svc: SVC) -> None:
         try:
             number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
             groups = [
-                tuple(
-                    replace(backend, id=self.backend_ids.allocate(backend.address))
-                    for backend in group
-                )
+                tuple(replace(backend, id=self.backend_ids.allocate(backend.address)) for backend in group)
                 for group in (svc.selectable, svc.others, svc.resting)
             ]
         except IdsExhausted as error:
             self.errors.append((svc.frontend, error))
-            return None
-        for address in _addresses(svc):
-            self._users[address] = self._users.get(address, 0) + 1
-        return svc, replace(
-            svc, id=number, selectable=groups[0], others=groups[1], resting=groups[2]
-        )
-
-    def _forget(self, gone: list[SVC]) -> None:
-        """Release what only these used. After `_fill`, so that a changed SVC keeps its ids."""
-        if not gone:
+            self._release_unused(svc)
             return
-        kept = {resolved.frontend for resolved, _ in self._memo.values()}
-        for svc in gone:
-            if svc.frontend not in kept:
-                self.service_ids.release(svc.frontend)
-            for address in _addresses(svc):
-                self._users[address] -= 1
-                if not self._users[address]:
-                    del self._users[address]
-                    self.backend_ids.release(address)
+        self._frontends[svc.frontend] += 1
+        self._backends.update(backend.address for backend in svc.backends)
+        self._resolved[key] = svc
+        self._assigned[key] = replace(svc, id=number, selectable=groups[0], others=groups[1], resting=groups[2])
 
+    def _release_unused(self, svc: SVC) -> None:
+        if svc.frontend not in self._frontends:
+            self.service_ids.release(svc.frontend)
+        for backend in svc.backends:
+            if backend.address not in self._backends:
+                self.backend_ids.release(backend.address)
 
-def _addresses(svc: SVC) -> Iterable[L3n4Addr]:
-    groups: tuple[tuple[Backend, ...], ...] = (svc.selectable, svc.others, svc.resting)
-    return (backend.address for group in groups for backend in group)
+    def _remove(self, key: int) -> None:
+        svc = self._resolved.pop(key)
+        del self._assigned[key]
+        for counter, ids, addresses in (
+            (self._frontends, self.service_ids, (svc.frontend,)),
+            (self._backends, self.backend_ids, [backend.address for backend in svc.backends]),
+        ):
+            for address in addresses:
+                counter[address] -= 1
+                if not counter[address]:
+                    del counter[address]
+                    ids.release(address)

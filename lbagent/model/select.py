@@ -93,11 +93,7 @@ def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
 
 def resting_state(endpoint: EndpointInfo) -> BackendState:
     """Return the state of the row the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
-    return endpoint_state(endpoint) or (
-        BackendState.MAINTENANCE
-        if _is_withdrawn(endpoint)
-        else BackendState.QUARANTINED
-    )
+    return endpoint_state(endpoint) or (BackendState.MAINTENANCE if _is_withdrawn(endpoint) else BackendState.QUARANTINED)
 
 
 def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
@@ -110,30 +106,20 @@ def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
     return list(best.values())
 
 
-def select(
-    endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = ""
-) -> Selection:
+def select(endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = "") -> Selection:
     """Return who serves: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
 
     Deterministic: the order of the endpoints matters only between equal duplicates.
     """
-    everyone = sorted(
-        deduplicate(endpoints), key=lambda endpoint: endpoint.address.sort_key
-    )
-    active = [
-        endpoint
-        for endpoint in everyone
-        if endpoint_state(endpoint) is BackendState.ACTIVE
-    ]
+    everyone = sorted(deduplicate(endpoints), key=lambda endpoint: endpoint.address.sort_key)
+    active = [endpoint for endpoint in everyone if endpoint_state(endpoint) is BackendState.ACTIVE]
     fallback = [endpoint for endpoint in everyone if _may_fall_back(endpoint)]
     local_active = [endpoint for endpoint in active if endpoint.local]
     local_fallback = [endpoint for endpoint in fallback if endpoint.local]
     near = _topology(active, node_name, zone)
     return Selection(
         cluster=_arrange(everyone, [e for e in active if near(e)] or fallback, near),
-        local=_arrange(
-            everyone, local_active or local_fallback, lambda endpoint: endpoint.local
-        ),
+        local=_arrange(everyone, local_active or local_fallback, lambda endpoint: endpoint.local),
         has_any=bool(active or fallback),
     )
 
@@ -168,14 +154,8 @@ def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicat
     return lambda _: True
 
 
-def _hinted(
-    active: list[EndpointInfo],
-    here: str,
-    hints: Callable[[EndpointInfo], tuple[str, ...]],
-) -> bool:
-    return all(map(hints, active)) and any(
-        here in hints(endpoint) for endpoint in active
-    )
+def _hinted(active: list[EndpointInfo], here: str, hints: Callable[[EndpointInfo], tuple[str, ...]]) -> bool:
+    return all(map(hints, active)) and any(here in hints(endpoint) for endpoint in active)
 
 
 def _names(endpoint: EndpointInfo, hints: tuple[str, ...], here: str) -> bool:
@@ -183,9 +163,7 @@ def _names(endpoint: EndpointInfo, hints: tuple[str, ...], here: str) -> bool:
     return here in hints or not (hints or endpoint.ready)
 
 
-def _arrange(
-    everyone: list[EndpointInfo], selectable: list[EndpointInfo], belongs: Predicate
-) -> EndpointSet:
+def _arrange(everyone: list[EndpointInfo], selectable: list[EndpointInfo], belongs: Predicate) -> EndpointSet:
     """Sort everybody into the four groups; `everyone` is in slot order and stays so inside a group."""
     if len(selectable) == len(everyone):
         return EndpointSet(tuple(selectable))
@@ -207,9 +185,4 @@ def _arrange(
             resting.append(endpoint)
         else:
             filtered.append(endpoint)
-    return EndpointSet(
-        tuple(selectable),
-        tuple(serving + not_serving + quarantined),
-        tuple(resting),
-        tuple(filtered),
-    )
+    return EndpointSet(tuple(selectable), tuple(serving + not_serving + quarantined), tuple(resting), tuple(filtered))

@@ -11,19 +11,9 @@ from lbagent.model.backend import Backend
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
 
-__all__ = [
-    "CIDR",
-    "SVC",
-    "Algorithm",
-    "SVCNatPolicy",
-    "SVCTrafficPolicy",
-    "SVCType",
-    "ServiceName",
-]
+__all__ = ["CIDR", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
 
-DEFAULT_AFFINITY_TIMEOUT_S = (
-    10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
-)
+DEFAULT_AFFINITY_TIMEOUT_S = 10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
 class ServiceName(Struct, frozen=True, gc=False, order=True):
@@ -77,9 +67,7 @@ class CIDR(Struct, frozen=True, gc=False):
         width = len(address) * 8
         if not (slash and tail.isascii() and tail.isdecimal() and len(tail) <= 3):
             raise ValueError(f"{text!r} is not a range like 10.0.0.0/8")
-        bits = int(tail) - (
-            96 if ":" in head and width == 32 else 0
-        )  # an IPv4-mapped range counts from ::ffff:0:0/96
+        bits = int(tail) - (96 if ":" in head and width == 32 else 0)  # an IPv4-mapped range counts from ::ffff:0:0/96
         if not 0 <= bits <= width:
             raise ValueError(f"{text!r} has a prefix length outside 0-{width}")
         return cls(mask(address, bits), bits)
@@ -88,9 +76,7 @@ class CIDR(Struct, frozen=True, gc=False):
 def mask(address: bytes, bits: int) -> bytes:
     """Return the address with all but its first `bits` bits zero."""
     host = len(address) * 8 - bits
-    return (int.from_bytes(address, "big") >> host << host).to_bytes(
-        len(address), "big"
-    )
+    return (int.from_bytes(address, "big") >> host << host).to_bytes(len(address), "big")
 
 
 class SVC(Struct, frozen=True, gc=False):
@@ -117,9 +103,7 @@ class SVC(Struct, frozen=True, gc=False):
     session_affinity_timeout_s: int = 0
     source_ranges: tuple[CIDR, ...] = ()
     source_ranges_deny: bool = False
-    check_source_range: bool = (
-        False  # also true when no range of this family is left: then nobody gets in
-    )
+    check_source_range: bool = False  # also true when no range of this family is left: then nobody gets in
     flags: ServiceFlags = ServiceFlags(0)
     l7_lb_proxy_port: int = 0
     l7_lb_frontend_ports: tuple[str, ...] = ()

@@ -41,9 +41,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
     def by_frontend(self) -> dict[L3n4Addr, SVC]:
         """Each frontend row by address, port, protocol and scope. Do not change it."""
         if self._by_frontend is None:
-            force_setattr(
-                self, "_by_frontend", {svc.frontend: svc for svc in self.services}
-            )
+            force_setattr(self, "_by_frontend", {svc.frontend: svc for svc in self.services})
         return self._by_frontend or {}
 
     @property
@@ -53,9 +51,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
             index: dict[ServiceName, list[SVC]] = {}
             for svc in self.services:
                 index.setdefault(svc.name, []).append(svc)
-            force_setattr(
-                self, "_by_name", {name: tuple(rows) for name, rows in index.items()}
-            )
+            force_setattr(self, "_by_name", {name: tuple(rows) for name, rows in index.items()})
         return self._by_name or {}
 
     @property
