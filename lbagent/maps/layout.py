@@ -77,6 +77,8 @@ LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 # arrays indexed by service id, so that a reply costs an index and not a hash look-up
+# `scope` may carry REVNAT_ELSEWHERE: a Local policy without a local endpoint while others exist (drop, do not reject)
+REVNAT_ELSEWHERE = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
 LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")
 LB4_AFFINITY_KEY = _layout("lb4_affinity_key", "be32 client, u32 client_hi, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
@@ -98,8 +100,11 @@ LB6_PATH = _layout("lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
-LB_DEVICE = _layout("lb_device", "u32 flags")
-# Frozen before the programs are loaded, so the verifier folds every field into the instructions.
+# A device we are attached to, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free. The second
+# u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
+LB_DEVICE = _layout("lb_device", "u32 ifindex, u16 flags, mac mac, pad4 pad")
+# Frozen before the programs are loaded, so the verifier folds every field into the instructions. Masks are entries (slots,
+# records) - 1; time-outs are in ticks of 2^jiffies_shift jiffies.
 LB_CONFIG = _layout(
     "lb_config",
     "u64 seed0, u64 seed1, u64 flow4_mask, u64 flow6_mask, u64 snat4_mask, u64 snat6_mask, u64 path_mask,"
@@ -184,6 +189,8 @@ SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
 SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
+DEVICES = 1024  # positions of lb_device
+DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
@@ -224,7 +231,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_nexthop", t.ARRAY, 4, NEXTHOPS * LB_NEXTHOP.size, 1, F_MMAPABLE),
         MapSpec("lb_nexthop_id", t.HASH, LB_NEXTHOP_KEY.size, 4, NEXTHOPS, F_NO_PREALLOC),
         MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
-        MapSpec("lb_device", t.HASH, 4, LB_DEVICE.size, 1024, F_NO_PREALLOC),
+        MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
         MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
         MapSpec("lb_metrics", t.PERCPU_ARRAY, 4, LB_COUNTER.size, METRIC_BACKEND + s.backends),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
@@ -245,6 +252,11 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
 MAP_NAMES: tuple[str, ...] = tuple(map_specs())  # position + MAP_BASE = the symbolic fd the compiler sees
 MAP_BASE = 1000
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
+
+
+def device_position(ifindex: int, probe: int) -> int:
+    """Return the position in lb_device to look at in the n-th probe (0 .. DEVICE_PROBES - 1)."""
+    return (ifindex + probe) & (DEVICES - 1)
 
 
 def filter_hash(address: bytes) -> int:
