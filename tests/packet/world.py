@@ -1,0 +1,314 @@
+"""The world a packet test puts the programs into: services, backends, paths, next hops and filter bits, written as bytes.
+
+Written by `maps/layout.py` alone and not by the planner, so that a wrong planner and a wrong program cannot agree. `World`
+holds maps and programs; each test gets it empty (`reset`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.run import Result, Tc, Xdp, run_tc, run_xdp
+from lbagent.maps import layout
+from lbagent.maps.layout import DeviceFlag, PathFlag
+from lbagent.maps.reasons import REASON_SLOTS, Reason
+from tests.packet import craft
+from tests.packet.craft import FAMILIES, Family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from lbagent.maps.base import LBMaps
+    from lbagent.maps.layout import Sizes
+    from tests.packet.net import Net
+
+TCP, UDP = 6, 17
+RANDOM, MAGLEV = 1, 2
+TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
+ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
+INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
+STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
+XDP, TC_INGRESS, TC_EGRESS = "xdp", "tc_ingress", "tc_egress"
+_FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), TC_INGRESS: (Tc.REDIRECT,), TC_EGRESS: (Tc.REDIRECT,)}
+_PASS = {XDP: (Xdp.PASS,), TC_INGRESS: (Tc.OK, Tc.UNSPEC), TC_EGRESS: (Tc.OK, Tc.UNSPEC)}
+_DROP = {XDP: (Xdp.DROP,), TC_INGRESS: (Tc.SHOT,), TC_EGRESS: (Tc.SHOT,)}
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """A backend as the maps hold it."""
+
+    id: int
+    family: Family
+    address: str
+    port: int
+    proto: int
+    local: bool
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Address and port."""
+        return self.address, self.port
+
+
+@dataclass(frozen=True)
+class ServiceRow:
+    """A frontend as the maps hold it."""
+
+    id: int
+    family: Family
+    address: str
+    port: int
+    proto: int
+    scope: int
+    flags: int
+    backends: tuple[BackendRow, ...]
+    target: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program did with a frame, in the words of the tests."""
+
+    hook: str
+    verdict: int
+    packet: bytes
+    counted: Counter[Reason] = field(default_factory=Counter)
+
+    @property
+    def forwarded(self) -> bool:
+        """Sent out by the program (XDP_TX or redirect)."""
+        return self.verdict in _FORWARD[self.hook]
+
+    @property
+    def passed(self) -> bool:
+        """Handed to the stack."""
+        return self.verdict in _PASS[self.hook]
+
+    @property
+    def dropped(self) -> bool:
+        """Thrown away on purpose."""
+        return self.verdict in _DROP[self.hook]
+
+
+class World:
+    """Maps, programs and a namespace; builder of everything a plan would write."""
+
+    def __init__(self, maps: LBMaps, programs: Mapping[str, int], net: Net, sizes: Sizes) -> None:
+        """Take opened maps, program descriptors by name and the namespace the runs happen in."""
+        self.maps, self.programs, self.net, self.sizes = maps, programs, net, sizes
+        self._written: set[tuple[str, bytes]] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty every map and start counting from 1 again."""
+        by_map: dict[str, list[bytes]] = {}
+        for name, key in self._written:
+            by_map.setdefault(name, []).append(key)
+        for name, keys in by_map.items():
+            self.maps.delete_many(name, keys)
+        for name in ("lb4_affinity", "lb6_affinity", "lb4_frag", "lb6_frag", "lb4_spill", "lb6_spill"):
+            self.maps.delete_many(name, [key for key, _ in self.maps.items(name)])
+        self._written.clear()
+        for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter"):
+            self.clear(name)
+        self.forget_flows()
+        self._filter_users: Counter[tuple[str, bytes]] = Counter()
+        self._service_id = self._backend_id = 0
+        self._nexthops: dict[tuple[int, str], int] = {}
+        self.device(self.net.pod0, DeviceFlag.POD)
+        for fam in FAMILIES.values():
+            for address in (fam.node, fam.node2):
+                self.filter("vip", fam.packed(address))
+                self.filter("snat", fam.packed(address))
+        self._counters = self._read_counters()
+
+    def forget_flows(self) -> None:
+        """Empty the flow tables and the SNAT slots, as a fresh boot would find them."""
+        for name in ("lb4_flow", "lb6_flow", "lb4_snat", "lb6_snat"):
+            self.clear(name)
+
+    def clear(self, name: str) -> None:
+        """Fill a one-value array map with zeros."""
+        size = layout.map_specs(self.sizes)[name].value_size
+        with self.maps.window(name, 0, size) as view:
+            view.cast("B")[:] = bytes(size)
+
+    # --- rows ---
+
+    def put(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write rows of a hash or array map and remember them for `reset`."""
+        self.maps.put_many(name, rows)
+        if layout.map_specs(self.sizes)[name].type != layout.MapType.ARRAY:
+            self._written.update((name, key) for key, _ in rows)
+
+    def device(self, ifindex: int, flags: int) -> None:
+        """Say what a device is."""
+        self.put("lb_device", [(struct.pack("=I", ifindex), layout.LB_DEVICE.pack(flags))])
+
+    def nexthop(self, ifindex: int, dmac: str, smac: str) -> int:
+        """Enter a next hop; the same one gets the same index."""
+        key = (ifindex, dmac)
+        if key not in self._nexthops:
+            index = self._nexthops[key] = len(self._nexthops) + 1
+            row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
+            with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
+                view.cast("B")[:] = row
+            self.put("lb_nexthop_id", [(layout.LB_NEXTHOP_KEY.pack(ifindex, _mac(dmac), b"\0\0"), struct.pack("=I", index))])
+        return self._nexthops[key]
+
+    def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
+        """Set or clear a bit of the prefilter: plane "vip", "snat" or "source"."""
+        self._filter_users[plane, address] += 1 if on else -1
+        position = layout.filter_hash(address)
+        if plane == "source":
+            offset, shift = layout.FILTER_DST_BYTES + (position >> 6) * 8, position & 63
+        else:
+            offset, shift = (position >> 5) * 8, (position & 31) * 2 + (plane == "snat")
+        with self.maps.window("lb_filter", offset, 8) as view:
+            words = view.cast("Q")
+            words[0] = words[0] | (1 << shift) if on else words[0] & ~(1 << shift)
+            words.release()
+
+    def backend(
+        self, family: Family, address: str, port: int, proto: int = TCP, *, local: bool = False, host: bool = False,
+        state: int = STATE_ACTIVE, selectable: bool | None = None, mtu: int = 1500, nexthop: int | None = None, gen: int = 1,
+    ) -> BackendRow:  # fmt: skip
+        """Enter a backend: its row, its path (remote ones leave by lb1) and the filter bit of a local one."""
+        self._backend_id += 1
+        row = BackendRow(self._backend_id, family, address, port, proto, local)
+        value = (family.packed(address), port.to_bytes(2, "big"), proto, state, 0, 0, b"\0")
+        codec = layout.LB4_BACKEND if family.version == 4 else layout.LB6_BACKEND
+        self.put(f"lb{family.version}_backend", [(struct.pack("=I", row.id), codec.pack(*value))])
+        if nexthop is None and not local:
+            nexthop = self.nexthop(self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC)
+        flags = PathFlag.LIVE | (PathFlag.LOCAL if local else 0) | (PathFlag.HOST if host else 0)
+        flags |= PathFlag.UDP if proto == UDP else 0
+        flags |= PathFlag.SELECTABLE if (state == STATE_ACTIVE if selectable is None else selectable) else 0
+        self.path(row, flags=flags, nexthop=nexthop or 0, mtu=mtu, gen=gen)
+        if local:
+            self.filter("source", family.packed(address))
+        return row
+
+    def path(self, row: BackendRow, *, flags: int, nexthop: int = 0, mtu: int = 1500, gen: int = 1, snat: str = "") -> None:
+        """Write a backend's path record."""
+        fam = row.family
+        source = fam.packed(snat or (row.address if flags & PathFlag.LOCAL else fam.node2))
+        values: list[bytes | int] = [fam.packed(row.address), source, row.port.to_bytes(2, "big"), gen, flags, nexthop, mtu]
+        record = layout.LB4_PATH.pack(*values) if fam.version == 4 else layout.LB6_PATH.pack(*values, bytes(24))
+        with self.maps.window(f"lb{fam.version}_path", row.id * len(record), len(record)) as view:
+            view.cast("B")[:] = record
+
+    def path_flags(self, row: BackendRow, *, set_: int = 0, clear: int = 0, bump: bool = False) -> None:
+        """Change flags of a path as the planner does: one store of the meta word, generation bumped when asked."""
+        codec = layout.LB4_PATH if row.family.version == 4 else layout.LB6_PATH
+        at = row.id * codec.size + codec.offsets()["gen"]
+        base = at & ~7
+        with self.maps.window(f"lb{row.family.version}_path", base, 8) as view:
+            raw = view.cast("B")
+            raw[at - base + 1] = (raw[at - base + 1] | set_) & ~clear
+            raw[at - base] = (raw[at - base] + bump) & 0xFF
+            raw.release()
+
+    def remove_backend(self, row: BackendRow) -> None:
+        """Take a backend away the way the planner does last: row out, path dead, generation on."""
+        self.maps.delete_many(f"lb{row.family.version}_backend", [struct.pack("=I", row.id)])
+        self.path_flags(row, clear=PathFlag.LIVE | PathFlag.SELECTABLE, bump=True)
+
+    def service(
+        self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
+        others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
+        affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, id: int | None = None,
+    ) -> ServiceRow:  # fmt: skip
+        """Enter a frontend with everything a new flow looks at; slot 0 last."""
+        if id is None:
+            self._service_id += 1
+            id = self._service_id
+        flags |= (AFFINITY if affinity_s else 0) | (RANGE_DENY if deny else 0)
+        row = ServiceRow(id, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s)
+        slots = [*backends, *others]
+        if affinity_s:
+            match = [(layout.LB_AFFINITY_MATCH.pack(b.id, id.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
+            self.put("lb_affinity_match", match)
+        self.ranges(row, ranges)
+        rev = [family.packed(address), port.to_bytes(2, "big"), proto, scope] + ([] if family.version == 4 else [bytes(4)])
+        codec = layout.LB4_REVERSE_NAT if family.version == 4 else layout.LB6_REVERSE_NAT
+        self.put(f"lb{family.version}_reverse_nat", [(struct.pack("=I", id), codec.pack(*rev))])
+        self.filter("vip", family.packed(address))
+        for n, backend in enumerate(slots, 1):
+            self.slot(row, n, target=backend.id)
+        self.slot(row, 0, target=row.target, count=len(backends), qcount=len(others))
+        return row
+
+    def slot(self, row: ServiceRow, n: int, *, target: int, count: int = 0, qcount: int = 0) -> None:
+        """Write one slot of a frontend."""
+        fam = row.family
+        codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
+        key = codec.pack(fam.packed(row.address), row.port.to_bytes(2, "big"), n, row.proto, row.scope, b"\0\0")
+        flags = (row.flags & 0xFF, row.flags >> 8)
+        value = layout.LB_SERVICE.pack(target, count, row.id.to_bytes(2, "big"), *flags, qcount)
+        self.put(f"lb{fam.version}_service", [(key, value)])
+
+    def wildcard(self, family: Family, address: str) -> ServiceRow:
+        """Enter the `ID=0 ADDR=IP:0/ANY` row by which an undefined port of a ClusterIP is rejected."""
+        return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, id=0)
+
+    def ranges(self, row: ServiceRow, cidrs: Iterable[str]) -> None:
+        """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
+        rows = []
+        for cidr in cidrs:
+            text, bits = cidr.split("/")
+            codec = layout.LB4_SOURCE_RANGE_KEY if row.family.version == 4 else layout.LB6_SOURCE_RANGE_KEY
+            prefix = layout.SOURCE_RANGE_STATIC_BITS + int(bits)
+            rows.append((codec.pack(prefix, row.id.to_bytes(2, "big"), b"\0\0", row.family.packed(text)), b"\0"))
+        if rows:
+            self.put(f"lb{row.family.version}_source_range", rows)
+
+    def maglev(self, row: ServiceRow, table: Sequence[int]) -> None:
+        """Give a frontend its table of backend ids."""
+        if len(table) != self.sizes.maglev_size:
+            raise ValueError(f"table of {len(table)}, the programs expect {self.sizes.maglev_size}")
+        data = struct.pack(f"={len(table)}I", *table)
+        self.maps.set_maglev(f"lb{row.family.version}_maglev", {row.id: data})
+        self._written.add((f"lb{row.family.version}_maglev", struct.pack("=I", row.id)))
+
+    # --- runs ---
+
+    def run(self, hook: str, frame: bytes, device: int = 0) -> Outcome:
+        """Run one frame through a hook and count what was counted for it."""
+        with self.net.inside():
+            result = self.raw(hook, frame, device)
+        now = self._read_counters()
+        counted = Counter({reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]})
+        self._counters = now
+        return Outcome(hook, result.verdict, result.packet, counted)
+
+    def raw(self, hook: str, frame: bytes, device: int = 0) -> Result:
+        """Run one frame; the caller is in the namespace already. Quick: no counters are read."""
+        fd = self.programs[hook]
+        device = device or self.net.lb0
+        return run_xdp(fd, frame, ifindex=device) if hook == XDP else run_tc(fd, frame, ifindex=device)
+
+    def _read_counters(self) -> dict[Reason, int]:
+        values = self.maps.counters(range(REASON_SLOTS))
+        return {reason: values[reason][0] for reason in Reason}
+
+    def counter(self, index: int) -> tuple[int, int]:
+        """Return (packets, bytes) of one lb_metrics index."""
+        packets, size = self.maps.counters([index])[0]
+        return packets, size
+
+    def service_counter(self, row: ServiceRow) -> tuple[int, int]:
+        """Return (packets, bytes) of a service."""
+        return self.counter(layout.METRIC_SERVICE + row.id)
+
+    def backend_counter(self, row: BackendRow) -> tuple[int, int]:
+        """Return (packets, bytes) of a backend."""
+        return self.counter(layout.METRIC_BACKEND + row.id)
+
+
+def _mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
