@@ -1,0 +1,107 @@
+"""pyroute2's messages to this package's records. Pure: messages in, values out; what cannot be used is None."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from lbagent.net.routes import Route
+from lbagent.net.snapshot import Link, NodeAddress
+
+TABLE_LOCAL, TABLE_MAIN = 255, 254
+TYPE_UNICAST, TYPE_LOCAL = 1, 2
+TYPES_REFUSING = frozenset({6, 7, 8})  # blackhole, unreachable, prohibit
+ROUTE_DEAD = 1  # RTNH_F_DEAD: the kernel passes over it
+ROUTE_CLONED = 0x200  # a cache entry, not a route
+LINK_UP = 1
+ADDRESS_BAD = 0x08 | 0x20 | 0x40  # dadfailed, deprecated, tentative: the kernel would not pick it
+SCOPE_GLOBAL = 0
+ETHERNET = 1  # ARPHRD_ETHER
+NEIGHBOUR_UNICAST = 1
+NUD_PERMANENT = 0x80
+NUD_VALID = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08  # permanent noarp reachable probe stale delay
+KERNEL_RULES = frozenset({(0, 255), (32766, 254), (32767, 253)})  # priority, table
+
+
+def packed(text: str | None) -> bytes:
+    """Turn an address in text into bytes; nothing into b''."""
+    if not text:
+        return b""
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def link(message: Any) -> Link:
+    """Read RTM_NEWLINK. A device that is not Ethernet has no MAC here."""
+    info = message.get_attr("IFLA_LINKINFO")
+    kind = info.get_attr("IFLA_INFO_KIND") if info else ""
+    mac = message.get_attr("IFLA_ADDRESS") if message["ifi_type"] == ETHERNET else None
+    return Link(
+        message["index"],
+        message.get_attr("IFLA_IFNAME") or "",
+        bytes.fromhex(mac.replace(":", "")) if mac else b"",
+        message.get_attr("IFLA_MTU") or 0,
+        bool(message["flags"] & LINK_UP),
+        kind or "",
+        message.get_attr("IFLA_LINK") or 0,
+    )
+
+
+def address(message: Any) -> NodeAddress | None:
+    """Read RTM_NEWADDR or RTM_DELADDR."""
+    text = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+    if not text:
+        return None
+    flags = message.get_attr("IFA_FLAGS") or message["flags"]
+    usable = message["scope"] == SCOPE_GLOBAL and not flags & ADDRESS_BAD
+    return NodeAddress(packed(text), message["prefixlen"], message["index"], usable)
+
+
+def route(message: Any) -> tuple[int, Route] | None:
+    """Read RTM_NEWROUTE: the table (main or local) and the route."""
+    table = message.get_attr("RTA_TABLE") or message["table"]
+    kind = message["type"]
+    if message["flags"] & (ROUTE_DEAD | ROUTE_CLONED) or message["src_len"] or message["tos"]:
+        return None
+    if not (table == TABLE_LOCAL and kind == TYPE_LOCAL) and not (
+        table == TABLE_MAIN and (kind == TYPE_UNICAST or kind in TYPES_REFUSING)
+    ):
+        return None
+    hops = message.get_attr("RTA_MULTIPATH")
+    first = hops[0] if hops else None
+    metrics = message.get_attr("RTA_METRICS")
+    network = packed(message.get_attr("RTA_DST")) or bytes(4 if message["family"] == socket.AF_INET else 16)
+    return table, Route(
+        network,
+        message["dst_len"],
+        first["oif"] if first else message.get_attr("RTA_OIF") or 0,
+        _gateway(first or message),
+        packed(message.get_attr("RTA_PREFSRC")),
+        message.get_attr("RTA_PRIORITY") or 0,
+        (metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
+        unicast=kind == TYPE_UNICAST,
+        simple=not (hops and len(hops) > 1) and message.get_attr("RTA_ENCAP_TYPE") is None,
+    )
+
+
+def _gateway(message: Any) -> bytes:
+    via = message.get_attr("RTA_VIA")
+    return packed(via["addr"] if via else message.get_attr("RTA_GATEWAY"))
+
+
+def usual_rule(message: Any) -> bool:
+    """Say whether a policy rule is one of the kernel's own three."""
+    table = message.get_attr("FRA_TABLE") or message["table"]
+    return (message.get_attr("FRA_PRIORITY") or 0, table) in KERNEL_RULES
+
+
+def neighbour(message: Any) -> tuple[tuple[int, bytes], bytes, bool] | None:
+    """Read RTM_NEWNEIGH: (ifindex, address), MAC (b'' = not resolved), permanent."""
+    if message["family"] not in (socket.AF_INET, socket.AF_INET6) or message["ndm_type"] != NEIGHBOUR_UNICAST:
+        return None
+    dst = message.get_attr("NDA_DST")
+    if not dst:
+        return None
+    state, mac = message["state"], message.get_attr("NDA_LLADDR")
+    valid = bool(mac) and state & NUD_VALID and message["event"] == "RTM_NEWNEIGH"
+    raw = bytes.fromhex(mac.replace(":", "")) if valid else b""
+    return (message["ifindex"], packed(dst)), raw if len(raw) == 6 and any(raw) else b"", bool(state & NUD_PERMANENT)

@@ -1,0 +1,205 @@
+"""The kernel's network as a snapshot that follows it: one dump, then events. The only reader of rtnetlink.
+
+Links, addresses and neighbours follow their events; routes and rules are dumped anew after any event that may concern them,
+because the kernel takes routes away with a device or an address without saying so. A lost event (ENOBUFS) means a new dump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from lbagent.errors import KernelError
+from lbagent.net import decode
+from lbagent.net.routes import Route, RouteTable
+from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
+
+# link, neighbour, IPv4 address, route, rule, IPv6 address, route, rule (RTMGRP_*)
+GROUPS = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 0x40000
+SETTLE_S = 0.02  # events come in bursts: one snapshot for a burst
+ROUTE_SHARE = 10  # dumping routes may take at most a tenth of the time
+RETRY_S = 1.0
+NEIGHBOUR_EVENTS = ("RTM_NEWNEIGH", "RTM_DELNEIGH")
+LINK_EVENTS = ("RTM_NEWLINK", "RTM_DELLINK")
+ADDRESS_EVENTS = ("RTM_NEWADDR", "RTM_DELADDR")
+
+
+class NetworkWatcher:
+    """Keeps `network` current; `run` calls back after each change."""
+
+    def __init__(self) -> None:
+        """Start with nothing; `start` reads the kernel."""
+        self._links: dict[int, Link] = {}
+        self._addresses: dict[tuple[int, bytes, int], NodeAddress] = {}
+        self._neighbours: dict[tuple[int, bytes], bytes] = {}
+        self.permanent: set[tuple[int, bytes]] = set()  # configured by hand: nexthop.py leaves them alone
+        self._tables: tuple[RouteTable, RouteTable, RouteTable, RouteTable] = (RouteTable(()),) * 4
+        self._policy = (False, False)
+        self._events: AsyncIPRoute | None = None
+        self._routes_due = 0.0
+        self._dirty = self._routes_dirty = False
+        self.network = self._snapshot()
+
+    async def start(self) -> NodeNetwork:
+        """Subscribe, then dump everything: nothing that happens in between is lost."""
+        try:
+            self._events = AsyncIPRoute()
+            await self._events.bind(groups=GROUPS)
+            await self._dump()
+        except (OSError, NetlinkError) as error:
+            raise KernelError("reading the network", getattr(error, "errno", None) or errno.EIO, "rtnetlink") from error
+        return self.network
+
+    async def run(self, on_change: Callable[[NodeNetwork], None]) -> None:
+        """Follow the kernel for ever."""
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        while True:
+            reader = asyncio.create_task(self._read_into(queue))
+            try:
+                await self._follow(queue, reader, on_change)
+            except (OSError, NetlinkError):
+                await asyncio.sleep(RETRY_S)
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+            queue = asyncio.Queue()
+            await self._restart(on_change)
+
+    def close(self) -> None:
+        """Close the event socket."""
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+            self._events = None
+
+    async def _restart(self, on_change: Callable[[NodeNetwork], None]) -> None:
+        self.close()
+        with contextlib.suppress(KernelError):
+            on_change(await self.start())
+
+    async def _read_into(self, queue: asyncio.Queue[Any]) -> None:
+        while self._events is not None:
+            async for message in self._events.get():
+                queue.put_nowait(message)
+
+    async def _follow(self, queue: asyncio.Queue[Any], reader: asyncio.Task[None], on_change: Callable[[NodeNetwork], None]) -> None:
+        """Take events until the reader fails."""
+        while not reader.done():
+            timeout = max(0.0, self._routes_due - time.monotonic()) if self._routes_dirty else None
+            get = asyncio.create_task(queue.get())
+            done, _ = await asyncio.wait({get, reader}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if get in done:
+                self._apply(get.result())
+                await asyncio.sleep(SETTLE_S)
+                while not queue.empty():
+                    self._apply(queue.get_nowait())
+            else:
+                get.cancel()
+            if self._routes_dirty and time.monotonic() >= self._routes_due:
+                await self._dump_routes()
+            if self._dirty:
+                self.network = self._snapshot()
+                on_change(self.network)
+        await reader
+
+    def _apply(self, message: Any) -> None:
+        event = message["event"]
+        if event in NEIGHBOUR_EVENTS:
+            self._apply_neighbour(message)
+        elif event in LINK_EVENTS:
+            self._apply_link(message)
+        elif event in ADDRESS_EVENTS:
+            self._apply_address(message)
+        else:
+            self._routes_dirty = True
+
+    def _apply_link(self, message: Any) -> None:
+        new = decode.link(message)
+        if message["event"] == "RTM_DELLINK":
+            if message["family"] == 0:  # a bridge port leaving is no device leaving
+                self._dirty |= self._links.pop(new.index, None) is not None
+        elif self._links.get(new.index) != new and message["family"] == 0:
+            self._links[new.index] = new
+            self._dirty = True
+        self._routes_dirty |= self._dirty
+
+    def _apply_address(self, message: Any) -> None:
+        new = decode.address(message)
+        if new is None:
+            return
+        key = (new.ifindex, new.address, new.bits)
+        if message["event"] == "RTM_DELADDR":
+            changed = self._addresses.pop(key, None) is not None
+        else:
+            changed = self._addresses.get(key) != new
+            self._addresses[key] = new
+        self._dirty |= changed
+        self._routes_dirty |= changed
+
+    def _apply_neighbour(self, message: Any) -> None:
+        read = decode.neighbour(message)
+        if read is None:
+            return
+        key, mac, permanent = read
+        (self.permanent.add if permanent and mac else self.permanent.discard)(key)
+        if self._neighbours.get(key, b"") != mac:
+            self._dirty = True
+            if mac:
+                self._neighbours[key] = mac
+            else:
+                del self._neighbours[key]
+
+    async def _dump(self) -> None:
+        async with AsyncIPRoute() as ipr:
+            self._links.clear()
+            self._addresses.clear()
+            self._neighbours.clear()
+            self.permanent.clear()
+            async for message in _each(ipr.get_links):
+                self._apply_link(message)
+            async for message in _each(ipr.get_addr):
+                self._apply_address(message)
+            for family in (2, 10):
+                async for message in _each(ipr.get_neighbours, family=family):
+                    self._apply_neighbour(message)
+        await self._dump_routes()
+        self.network = self._snapshot()
+
+    async def _dump_routes(self) -> None:
+        began = time.monotonic()
+        self._routes_dirty = False
+        found: dict[tuple[int, int], list[Route]] = {}
+        policy = {4: False, 6: False}
+        async with AsyncIPRoute() as ipr:
+            for family, version in ((2, 4), (10, 6)):
+                async for message in _each(ipr.get_routes, family=family):
+                    read = decode.route(message)
+                    if read is not None:
+                        found.setdefault((read[0], version), []).append(read[1])
+                async for message in _each(ipr.get_rules, family=family):
+                    policy[version] |= not decode.usual_rule(message)
+        tables, old = [], self._tables
+        for i, key in enumerate(((decode.TABLE_MAIN, 4), (decode.TABLE_MAIN, 6), (decode.TABLE_LOCAL, 4), (decode.TABLE_LOCAL, 6))):
+            new = RouteTable(found.get(key, ()))
+            tables.append(old[i] if set(new.routes) == set(old[i].routes) else new)
+        new_tables, new_policy = (tables[0], tables[1], tables[2], tables[3]), (policy[4], policy[6])
+        self._dirty |= new_tables != old or new_policy != self._policy
+        self._tables, self._policy = new_tables, new_policy
+        self._routes_due = time.monotonic() + ROUTE_SHARE * (time.monotonic() - began)
+
+    def _snapshot(self) -> NodeNetwork:
+        self._dirty = False
+        addresses = tuple(sorted(self._addresses.values(), key=lambda a: (a.ifindex, len(a.address))))
+        return NodeNetwork(dict(self._links), addresses, *self._tables, dict(self._neighbours), *self._policy)
+
+
+async def _each(dump: Callable[..., Any], **arguments: Any) -> AsyncIterator[Any]:
+    async for message in await dump(**arguments):
+        yield message

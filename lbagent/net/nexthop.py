@@ -1,0 +1,171 @@
+"""The table of next hops: a 12-bit index for each resolved neighbour, so that programs forward without a FIB look-up.
+
+A record is immutable while its index is in use: programs and flows keep the index, so another MAC or another route means
+another index. `ifindex` 0 retires a record: whoever still holds the index asks the FIB and learns again. A retired index is
+given out again only after the longest flow time-out, when no flow can hold it any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from lbagent.maps import layout
+from lbagent.maps.base import LBMaps
+from lbagent.net.paths import Hop, is_pod_device
+from lbagent.net.routes import changed_prefixes, contains
+from lbagent.net.snapshot import NodeNetwork
+
+MAP, ID_MAP = "lb_nexthop", "lb_nexthop_id"
+RECORD = layout.LB_NEXTHOP
+IFINDEX_AT = RECORD.offsets()["ifindex"]
+CAPACITY = layout.NEXTHOPS - 1  # index 0 means unknown
+
+
+class Record(NamedTuple):
+    """One next hop as the programs see it."""
+
+    dmac: bytes
+    smac: bytes
+    ifindex: int
+
+
+class NextHopTable:
+    """Owner of lb_nexthop and lb_nexthop_id. `now` is seconds of any clock that does not go back."""
+
+    def __init__(self, maps: LBMaps, reuse_after_s: float) -> None:
+        """Take the maps and the time after which no flow holds a retired index."""
+        self._maps = maps
+        self._reuse_after_s = reuse_after_s
+        self._records: dict[int, Record] = {}
+        self._index: dict[Record, int] = {}
+        self._hops: dict[Hop, int] = {}
+        self._retired: deque[tuple[float, int]] = deque()
+        self._fresh = iter(range(1, CAPACITY + 1))
+        self.full = False
+
+    def restore(self, now: float) -> None:
+        """Take over what an earlier agent published."""
+        used = set()
+        with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
+            data = bytes(view)
+        for index in range(1, CAPACITY + 1):
+            dmac, smac, ifindex = RECORD.unpack(data[index * RECORD.size : (index + 1) * RECORD.size])
+            assert isinstance(dmac, bytes) and isinstance(smac, bytes) and isinstance(ifindex, int)
+            if ifindex:
+                self._records[index] = Record(dmac, smac, ifindex)
+            elif any(dmac):
+                self._retired.append((now, index))
+            else:
+                continue
+            used.add(index)
+        self._index = {record: index for index, record in self._records.items()}
+        self._fresh = iter([index for index in range(1, CAPACITY + 1) if index not in used])
+
+    def index_of(self, hop: Hop) -> int:
+        """Return the index of a neighbour, 0 when it is not resolved or the table is full."""
+        return self._hops.get(hop, 0)
+
+    @property
+    def used(self) -> int:
+        """Number of indexes in use."""
+        return len(self._records)
+
+    def update(self, network: NodeNetwork, wanted: Iterable[Hop], outdated: Iterable[Hop], now: float) -> bool:
+        """Follow the network: retire what is outdated or gone, publish what is new; say whether any neighbour's index changed.
+
+        `wanted` neighbours (of backends) get an index first when the table is nearly full; `outdated` are those whose routes
+        changed (`outdated_hops`).
+        """
+        current = resolved_hops(network)
+        stale = {self._hops[hop] for hop in outdated if hop in self._hops}
+        alive = set(current.values())
+        gone = [i for i, record in self._records.items() if i in stale or record not in alive]
+        self._retire(gone, now)
+        first = [hop for hop in wanted if hop in current]
+        order = dict.fromkeys([*first, *current])
+        fresh: dict[Record, int] = {}
+        hops: dict[Hop, int] = {}
+        for hop in order:
+            record = current[hop]
+            index = self._index.get(record) or fresh.get(record) or self._take(now)
+            if index and record not in self._index:
+                fresh[record] = index
+            if index:
+                hops[hop] = index
+        self.full = len(hops) < len(order)
+        self._publish(fresh)
+        changed = hops != self._hops
+        self._hops = hops
+        return changed
+
+    def _take(self, now: float) -> int:
+        index = next(self._fresh, 0)
+        if not index and self._retired and now - self._retired[0][0] >= self._reuse_after_s:
+            index = self._retired.popleft()[1]
+        return index
+
+    def _publish(self, fresh: Mapping[Record, int]) -> None:
+        """Write the records whole, then make them findable."""
+        if not fresh:
+            return
+        with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
+            words = view.cast("Q")
+            for record, index in fresh.items():
+                data = memoryview(RECORD.pack(*record)).cast("Q")
+                at = index * RECORD.size // 8
+                words[at] = data[0]
+                words[at + 1] = data[1]  # holds ifindex: only now is the record in use
+            words.release()
+        keys = [(_id_key(record), index.to_bytes(4, "little")) for record, index in fresh.items()]
+        self._maps.put_many(ID_MAP, keys)
+        for record, index in fresh.items():
+            self._records[index] = record
+            self._index[record] = index
+
+    def _retire(self, indexes: Sequence[int], now: float) -> None:
+        if not indexes:
+            return
+        self._maps.delete_many(ID_MAP, [_id_key(self._records[index]) for index in indexes])
+        with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
+            words = view.cast("I")
+            for index in indexes:
+                words[(index * RECORD.size + IFINDEX_AT) // 4] = 0
+            words.release()
+        for index in indexes:
+            self._index.pop(self._records.pop(index), None)
+            self._retired.append((now, index))
+
+
+def _id_key(record: Record) -> bytes:
+    return layout.LB_NEXTHOP_KEY.pack(record.ifindex, record.dmac, b"")
+
+
+def resolved_hops(network: NodeNetwork) -> dict[Hop, Record]:
+    """Return the neighbours that frames can be sent to right now."""
+    out = {}
+    for (ifindex, address), mac in network.neighbours.items():
+        link = network.links.get(ifindex)
+        if link is not None and link.up and len(link.mac) == 6:
+            out[ifindex, address] = Record(mac, link.mac, ifindex)
+    return out
+
+
+def outdated_hops(old: NodeNetwork, new: NodeNetwork, pod_devices: tuple[str, ...]) -> set[Hop]:
+    """Return the neighbours through which flows may have learned a way that the new routes no longer say.
+
+    A new route to a pod of this node is left out: no flow to that address went another way before.
+    """
+    out: set[Hop] = set()
+    for before, after in ((old.routes4, new.routes4), (old.routes6, new.routes6)):
+        for network, bits in changed_prefixes(before, after):
+            was, now = before.lookup(network), after.exact(network, bits)
+            link = new.links.get(now.ifindex) if now else None
+            if was is None or (before.exact(network, bits) is None and link and is_pod_device(link.name, pod_devices)):
+                continue
+            if was.gateway:
+                out.add((was.ifindex, was.gateway))
+            else:
+                out |= {hop for hop in old.neighbours if hop[0] == was.ifindex and contains(network, bits, hop[1])}
+    return out

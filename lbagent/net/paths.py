@@ -1,0 +1,125 @@
+"""How packets reach a backend from this node: local or not, by which source address, next hop and packet size. Pure.
+
+Source of the local rule: docs/datapath.md (a backend is local when its endpoint's nodeName is this node; without a nodeName,
+when its address is one of this node's own or its route leaves through a --pod-device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from lbagent.model.backend import Backend
+from lbagent.net.routes import Route, contains
+from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
+
+MTU_MAX = 0xFFFF  # the path record's field
+UNKNOWN_HOP = 0  # the program asks the kernel's FIB
+NO_REDIRECT = frozenset({"vlan"})  # frames must be tagged by the device: leave them to the FIB look-up
+
+Hop = tuple[int, bytes]  # (ifindex, neighbour address)
+
+
+class PathInfo(msgspec.Struct, frozen=True, gc=False):
+    """What the path record of a backend holds beside its address, port and state."""
+
+    snat: bytes
+    nexthop: int
+    mtu: int
+    local: bool
+    host: bool
+
+
+class PathSettings(msgspec.Struct, frozen=True):
+    """The configured part."""
+
+    node_name: str
+    node_ips: tuple[bytes, ...] = ()
+    pod_devices: tuple[str, ...] = ()
+
+
+class PathFinder:
+    """Answer `finder(backend)` for one snapshot of the network.
+
+    `hops` collects the neighbours the answers need, so that nexthop.py can keep exactly those resolved. Equal answers are one
+    object: 100,000 backends behind a few gateways cost a few records.
+    """
+
+    def __init__(self, network: NodeNetwork, settings: PathSettings, index_of: Callable[[Hop], int]) -> None:
+        """Take the network, the settings, and the next-hop index of a neighbour (0 = unknown)."""
+        self.network = network
+        self.settings = settings
+        self.hops: set[Hop] = set()
+        self._index_of = index_of
+        self._shared: dict[PathInfo, PathInfo] = {}
+        self._pods = frozenset(link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices))
+        self._sources: dict[tuple[int, Route | None], bytes] = {}
+
+    def __call__(self, backend: Backend) -> PathInfo:
+        """Return the path to this backend."""
+        info = self._find(backend.address.address, backend.node_name)
+        return self._shared.setdefault(info, info)
+
+    def _find(self, address: bytes, node_name: str) -> PathInfo:
+        network = self.network
+        own = network.is_own(address)
+        route = None if own else network.route(address)
+        behind_pod = route is not None and route.ifindex in self._pods
+        local = node_name == self.settings.node_name if node_name else own or behind_pod
+        link = network.links.get(route.ifindex) if route else None
+        mtu = self._mtu(route, link)
+        if local or own:
+            return PathInfo(b"", UNKNOWN_HOP, mtu, local=True, host=own)
+        return PathInfo(self._source(address, route), self._hop(address, route, link), mtu, local=False, host=False)
+
+    def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
+        if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
+            return UNKNOWN_HOP
+        if not link.up or len(link.mac) != 6 or link.kind in NO_REDIRECT:
+            return UNKNOWN_HOP
+        hop = (link.index, route.gateway or address)
+        self.hops.add(hop)
+        return self._index_of(hop)
+
+    @staticmethod
+    def _mtu(route: Route | None, link: Link | None) -> int:
+        if route is None or link is None:
+            return MTU_MAX
+        return min(route.mtu or link.mtu, link.mtu, MTU_MAX)
+
+    def _source(self, address: bytes, route: Route | None) -> bytes:
+        key = (len(address), route)
+        known = self._sources.get(key)
+        if known is None:
+            known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route)
+        return known
+
+
+def is_pod_device(name: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether a --pod-device pattern (shell style) names this device."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def preferred_source(network: NodeNetwork, node_ips: tuple[bytes, ...], address: bytes, route: Route | None) -> bytes:
+    """Return the address of this node that a packet to `address` should carry; b'' when the node has none of the family.
+
+    The route's own choice first, then an address of the output device (one the next hop shares a subnet with, one given by
+    --node-ip, any), then --node-ip, then any: as the kernel does for a socket without a bound address.
+    """
+    if route is not None and route.prefsrc:
+        return route.prefsrc
+    family = [a for a in network.addresses if len(a.address) == len(address) and a.source]
+    given = [ip for ip in node_ips if len(ip) == len(address)]
+    if route is not None:
+        on_device = [a for a in family if a.ifindex == route.ifindex]
+        nearby = _first_containing(on_device, route.gateway or address)
+        chosen = nearby or next((a.address for a in on_device if a.address in given), b"")
+        if chosen or on_device:
+            return chosen or on_device[0].address
+    return given[0] if given else family[0].address if family else b""
+
+
+def _first_containing(addresses: list[NodeAddress], neighbour: bytes) -> bytes:
+    return next((a.address for a in addresses if contains(a.address, a.bits, neighbour)), b"")

@@ -1,0 +1,79 @@
+"""Longest prefix match over a routing table. Pure.
+
+The kernel takes the longest prefix, then the lowest metric. Source: `fib_table_lookup`, `fib6_table_lookup` (behaviour).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Route(msgspec.Struct, frozen=True, gc=False):
+    """One route. `simple` is false when the output cannot be said from it alone (several next hops, encapsulation)."""
+
+    network: bytes
+    bits: int
+    ifindex: int
+    gateway: bytes = b""  # empty: the destination itself is the neighbour
+    prefsrc: bytes = b""
+    metric: int = 0
+    mtu: int = 0  # 0: the device's
+    unicast: bool = True  # false: unreachable, blackhole, prohibit
+    simple: bool = True
+
+
+class RouteTable:
+    """Immutable table of one family, a dictionary a prefix length; a look-up costs at most one probe a length in use."""
+
+    __slots__ = ("_by_bits", "routes")
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Keep the best route of each prefix."""
+        tables: dict[int, dict[int, Route]] = {}
+        for route in routes:
+            width = len(route.network) * 8
+            table = tables.setdefault(width - route.bits, {})
+            key = int.from_bytes(route.network, "big") >> (width - route.bits)
+            known = table.get(key)
+            if known is None or route.metric < known.metric:
+                table[key] = route
+            elif route.metric == known.metric and (route.ifindex, route.gateway) != (known.ifindex, known.gateway):
+                table[key] = msgspec.structs.replace(known, simple=False)  # the kernel may take either
+        self._by_bits = tuple(sorted(tables.items()))
+        self.routes = tuple(route for _, table in self._by_bits for route in table.values())
+
+    def lookup(self, address: bytes) -> Route | None:
+        """Return the route packets to this address take."""
+        number = int.from_bytes(address, "big")
+        for shift, table in self._by_bits:
+            route = table.get(number >> shift)
+            if route is not None:
+                return route
+        return None
+
+    def exact(self, network: bytes, bits: int) -> Route | None:
+        """Return the best route of exactly this prefix."""
+        shift = len(network) * 8 - bits
+        for known, table in self._by_bits:
+            if known == shift:
+                return table.get(int.from_bytes(network, "big") >> shift)
+        return None
+
+
+def contains(network: bytes, bits: int, address: bytes) -> bool:
+    """Say whether the prefix holds the address (both of one family, else false)."""
+    if len(network) != len(address):
+        return False
+    shift = len(network) * 8 - bits
+    return int.from_bytes(network, "big") >> shift == int.from_bytes(address, "big") >> shift
+
+
+def changed_prefixes(old: RouteTable, new: RouteTable) -> tuple[tuple[bytes, int], ...]:
+    """List the prefixes whose best route differs between two tables."""
+    if old is new:
+        return ()
+    before = {(r.network, r.bits): r for r in old.routes}
+    after = {(r.network, r.bits): r for r in new.routes}
+    return tuple(sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)))

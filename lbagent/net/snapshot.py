@@ -1,0 +1,73 @@
+"""What this node's network is right now: an immutable value. Pure; netlink.py fills it, paths.py and nexthop.py read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from lbagent.net.routes import Route, RouteTable
+
+LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever the addresses say
+
+
+class Link(msgspec.Struct, frozen=True, gc=False):
+    """A network device. `mac` is empty where frames have no Ethernet header; `kind` is '' for a real NIC."""
+
+    index: int
+    name: str
+    mac: bytes
+    mtu: int
+    up: bool
+    kind: str = ""
+    parent: int = 0
+
+
+class NodeAddress(msgspec.Struct, frozen=True, gc=False):
+    """An address of this node. `source` says whether the kernel would pick it by itself (global, not deprecated)."""
+
+    address: bytes
+    bits: int
+    ifindex: int
+    source: bool = True
+
+
+Neighbours = Mapping[tuple[int, bytes], bytes]  # (ifindex, address) -> MAC
+
+
+class NodeNetwork(msgspec.Struct, frozen=True):
+    """Links, addresses, routes of the main table, resolved neighbours.
+
+    `policy4`/`policy6`: there are rules beyond the kernel's three, so the main table alone decides nothing.
+    """
+
+    links: Mapping[int, Link]
+    addresses: tuple[NodeAddress, ...]
+    routes4: RouteTable
+    routes6: RouteTable
+    own4: RouteTable
+    own6: RouteTable
+    neighbours: Neighbours
+    policy4: bool = False
+    policy6: bool = False
+
+    def is_own(self, address: bytes) -> bool:
+        """Say whether packets to this address end on this node."""
+        if len(address) == 4:
+            return address[0] == LOOPBACK4 or self.own4.lookup(address) is not None
+        return self.own6.lookup(address) is not None
+
+    def route(self, address: bytes) -> Route | None:
+        """Return the main table's route."""
+        return (self.routes4 if len(address) == 4 else self.routes6).lookup(address)
+
+    def policy(self, address: bytes) -> bool:
+        """Say whether policy rules may send this family elsewhere than the main table says."""
+        return self.policy4 if len(address) == 4 else self.policy6
+
+    def by_name(self, name: str) -> Link | None:
+        """Find a device by name."""
+        return next((link for link in self.links.values() if link.name == name), None)
+
+
+EMPTY = NodeNetwork({}, (), RouteTable(()), RouteTable(()), RouteTable(()), RouteTable(()), {})
