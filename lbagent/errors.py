@@ -82,10 +82,16 @@ class KernelError(LbError):
         self.op = op
         self.errno = errno
         self.subject = subject
+        self.done = 0  # entries of a batch that are written
 
 
 class MapFull(KernelError):
     """A map has no room left (E2BIG or ENOSPC): what is written keeps serving."""
+
+    def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
+        """Say it in the operator's words: the errno's own text is "Argument list too long"."""
+        super().__init__(op, errno, subject, advice)
+        self.args = (f"map {subject} is full" + (f": {advice}" if advice else ""),)
 
 
 class VerifierError(LbError):

@@ -264,9 +264,10 @@ def filter_hash(address: bytes) -> int:
 
     The address is taken as the little-endian words the kernel loads; IPv6 is folded to 32 bits by xor first.
     """
+    word: int
     if len(address) == 16:
         a, b, c, d = struct.unpack("<4I", address)
         word = a ^ b ^ c ^ d
     else:
-        (word,) = struct.unpack("<I", address)
+        word = int.from_bytes(address, "little")
     return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)

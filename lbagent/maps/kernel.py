@@ -1,0 +1,229 @@
+"""KernelMaps: the maps in the kernel, pinned, read and written in batches."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Self
+
+from lbagent.errors import KernelError, LbError, NotFound
+from lbagent.maps import bpfsys, pins
+from lbagent.maps import window as windows
+from lbagent.maps.base import Counter, Item, map_full
+from lbagent.maps.inner import InnerTables
+from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, map_specs, maglev_inner
+
+_NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
+_FULL = (errno.E2BIG, errno.ENOSPC)
+_ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
+
+
+class KernelMaps:
+    """LBMaps over the pinned maps. `fds` are the maps' descriptors by name, for the loader's relocations."""
+
+    def __init__(self, bpffs: str | Path, sizes: Sizes, fds: dict[str, int]) -> None:
+        """Take open descriptors of every map; use `open`."""
+        self.bpffs = Path(bpffs)
+        self.sizes = sizes
+        self.specs: dict[str, MapSpec] = map_specs(sizes)
+        self.fds = fds
+        self._cpus = bpfsys.possible_cpus()
+        inner = maglev_inner(sizes)
+        tables = {name: InnerTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
+        self._tables: dict[str, InnerTables] = {**tables}
+
+    @classmethod
+    def open(cls, bpffs: str | Path = pins.DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
+        """Open the pinned maps under BPFFS/v1, creating the missing ones.
+
+        With `create` a bpf file system is mounted where there is none. Without it nothing is made: sizes None means
+        "as they are", and a missing map is NotFound. Every pin is compared with its spec before anything is created.
+        Raises LayoutMismatch, NotFound, KernelError.
+        """
+        if create:
+            pins.ensure_bpffs(bpffs)
+            sizes = sizes or Sizes()
+        specs = pins.all_specs(sizes or pins.pinned_sizes(bpffs))
+        fds = pins.open_pins(bpffs, specs)
+        try:
+            if create:
+                pins.create_pins(bpffs, specs, fds)
+            elif missing := next((name for name in specs if name not in fds), None):
+                raise NotFound(f"no map {missing} under {pins.pin_dir(bpffs)}: no agent has run with this --bpffs")
+        except BaseException:
+            pins.close_all(fds)
+            raise
+        return cls(bpffs, sizes or pins.pinned_sizes(bpffs), fds)
+
+    def close(self) -> None:
+        """Close the descriptors; the pins keep the maps."""
+        pins.close_all(self.fds)
+
+    def __enter__(self) -> Self:
+        """Return the maps."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close them."""
+        self.close()
+
+    def fd(self, map_name: str) -> int:
+        """Return a map's descriptor; it stays ours."""
+        return self.fds[map_name]
+
+    # --- entries ---
+
+    def put_many(self, map_name: str, items: Sequence[Item]) -> None:
+        """Insert or replace entries in order. Raises MapFull or KernelError with `done`."""
+        if not items:
+            return
+        fd, count = self.fds[map_name], len(items)
+        if count == 1:
+            self._put_each(map_name, items, 0)
+            return
+        keys, values = b"".join([key for key, _ in items]), b"".join([value for _, value in items])
+        result = bpfsys.map_update_batch(fd, keys, values, count)
+        if result.errno in _NO_BATCH:
+            self._put_each(map_name, items, result.done)
+        elif result.errno:
+            raise self._failed("update", map_name, result.errno, result.done)
+
+    def _put_each(self, map_name: str, items: Sequence[Item], start: int) -> None:
+        fd = self.fds[map_name]
+        for done in range(start, len(items)):
+            try:
+                bpfsys.map_update(fd, *items[done])
+            except OSError as error:
+                raise self._failed("update", map_name, error.errno or 0, done) from None
+
+    def _failed(self, op: str, map_name: str, number: int, done: int) -> LbError:
+        limit = self.specs[map_name].max_entries
+        error = map_full(map_name, limit, limit, number) if number in _FULL else pins.kernel_error(op, number, map_name)
+        if isinstance(error, KernelError):
+            error.done = done
+        return error
+
+    def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
+        """Delete entries in order; missing keys are fine. Raises KernelError."""
+        if not keys:
+            return
+        fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
+        done = 0
+        while done < count:
+            result = bpfsys.map_delete_batch(fd, joined, count, done)
+            done += result.done
+            if result.errno == errno.ENOENT:
+                done += 1  # the batch stops at a key that is not there
+            elif result.errno in _NO_BATCH:
+                with pins.kernel_errors("delete", map_name):
+                    for key in keys[done:]:
+                        bpfsys.map_delete(fd, key)
+                return
+            elif result.errno:
+                raise self._failed("delete", map_name, result.errno, done)
+
+    def get(self, map_name: str, key: bytes) -> bytes | None:
+        """Return the value of a key; of a per-CPU map the values of all CPUs, each padded to 8 bytes."""
+        spec = self.specs[map_name]
+        with pins.kernel_errors("look up", map_name):
+            return bpfsys.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
+
+    def _value_bytes(self, spec: MapSpec) -> int:
+        if spec.type is MapType.PERCPU_ARRAY:
+            return (spec.value_size + 7) // 8 * 8 * self._cpus
+        return spec.value_size
+
+    def items(self, map_name: str) -> list[Item]:
+        """Return all entries; of an array those that are not all zero."""
+        spec = self.specs[map_name]
+        size = self._value_bytes(spec)
+        zero = bytes(size) if spec.type in _ARRAYS else b""
+        out: list[Item] = []
+        for keys, values, count in self._pieces(map_name, spec, size):
+            if zero and not values.strip(b"\0"):
+                continue
+            split = [(keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * size : (i + 1) * size]) for i in range(count)]
+            out += [item for item in split if item[1] != zero] if zero else split
+        return out
+
+    def _pieces(self, map_name: str, spec: MapSpec, size: int) -> Iterator[tuple[bytes, bytes, int]]:
+        fd = self.fds[map_name]
+        reader = bpfsys.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
+        with pins.kernel_errors("read", map_name):
+            try:
+                piece = reader.read()
+            except OSError as error:
+                if error.errno not in _NO_BATCH:
+                    raise
+                yield from self._one_by_one(fd, spec, size)
+                return
+            while piece[2]:
+                yield piece
+                piece = reader.read()
+
+    def _one_by_one(self, fd: int, spec: MapSpec, size: int) -> Iterator[tuple[bytes, bytes, int]]:
+        key = bpfsys.map_next_key(fd, None, spec.key_size)
+        while key is not None:
+            value = bpfsys.map_lookup(fd, key, size)
+            if value is not None:
+                yield key, value, 1
+            key = bpfsys.map_next_key(fd, key, spec.key_size)
+
+    # --- Maglev ---
+
+    def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
+        """Swap in whole lookup tables by service id; equal ones share one inner map. Raises MapFull, KernelError."""
+        size = 4 * self.sizes.maglev_size
+        if any(len(table) != size for table in tables.values()):
+            raise ValueError(f"{map_name}: a table has {size} bytes")
+        try:
+            self._tables[map_name].update(tables)
+        except OSError as error:
+            raise self._failed("update", map_name, error.errno or 0, 0) from None
+
+    def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
+        """Take tables away; missing ones are fine. Raises KernelError."""
+        with pins.kernel_errors("delete", map_name):
+            self._tables[map_name].delete(service_ids)
+
+    def maglev(self, map_name: str) -> dict[int, bytes]:
+        """Return the table of each service id; equal tables are one object. Raises KernelError."""
+        with pins.kernel_errors("read", map_name):
+            return self._tables[map_name].read()
+
+    # --- arrays as memory ---
+
+    @contextmanager
+    def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
+        """Map bytes of a mmapable array; what is stored is in the map at once. Raises KernelError, ValueError."""
+        with pins.kernel_errors("mmap", map_name):
+            opened = self._window(map_name, offset, length)
+            view = opened.__enter__()
+        try:
+            yield view
+        finally:
+            opened.__exit__(None, None, None)
+
+    def _window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
+        return windows.window(self.fds[map_name], offset, length, self.specs[map_name].value_size)
+
+    def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
+        """Store 8-byte words of a mmapable array in order, each by one aligned store. Raises KernelError."""
+        with pins.kernel_errors("mmap", map_name):
+            windows.store(self.fds[map_name], words, self.specs[map_name].value_size)
+
+    # --- counters ---
+
+    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+        """Return packets and bytes of lb_metrics indexes, summed over the CPUs. Raises KernelError."""
+        fd, size = self.fds["lb_metrics"], LB_COUNTER.size * self._cpus
+        out = []
+        with pins.kernel_errors("look up", "lb_metrics"):
+            for index in indexes:
+                raw = bpfsys.map_lookup(fd, struct.pack("=I", index), size) or bytes(size)
+                cells = struct.unpack(f"={2 * self._cpus}Q", raw)
+                out.append((sum(cells[::2]), sum(cells[1::2])))
+        return out

@@ -1,0 +1,189 @@
+"""The pin directory: where it is, what is in it, and that a pinned map is exactly what layout.py says."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound, Unsupported
+from lbagent.maps import bpfsys
+from lbagent.maps.layout import (
+    FLOW4_SIZE,
+    FLOW6_SIZE,
+    LB4_PATH,
+    SCHEMA,
+    SNAT4_SIZE,
+    SNAT6_SIZE,
+    MapSpec,
+    MapType,
+    Sizes,
+    maglev_inner,
+    map_specs,
+)
+
+DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
+_BPF_FS_MAGIC = 0xCAFE4A11
+_SYSTEM_MOUNT = Path("/sys/fs/bpf")
+_MOUNT_FLAGS = 2 | 4 | 8 | 1 << 21  # nosuid, nodev, noexec, relatime
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def kernel_errors(op: str, subject: str) -> Iterator[None]:
+    """Turn OSError into KernelError (Unsupported where there is no bpf(2)), saying what to do about missing rights."""
+    try:
+        yield
+    except OSError as error:
+        raise kernel_error(op, error.errno or 0, subject) from None
+
+
+def kernel_error(op: str, number: int, subject: str) -> LbError:
+    """Return the error of a failed call."""
+    if number == errno.ENOSYS:
+        return Unsupported("bpf(2)", "5.15", "it was built without CONFIG_BPF_SYSCALL")
+    advice = ""
+    if number in (errno.EPERM, errno.EACCES):
+        advice = "run as root" if os.geteuid() else "CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN are needed"
+    if number == errno.ENOMEM:
+        advice = "no memory for a map of this size; choose a smaller one or raise RLIMIT_MEMLOCK"
+    return KernelError(op, number, subject, advice)
+
+
+def pin_dir(bpffs: str | Path) -> Path:
+    """Return where the maps of this schema are pinned."""
+    return Path(bpffs) / SCHEMA
+
+
+def ensure_bpffs(bpffs: str | Path) -> None:
+    """Make the directory, mounting a bpf file system first where there is none. Raises KernelError."""
+    path = Path(bpffs).absolute()
+    if not _is_bpffs(path):
+        inside = path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir()
+        target = _SYSTEM_MOUNT if inside else path
+        with kernel_errors("create", str(target)):
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:
+            raise kernel_error("mount a bpf file system", ctypes.get_errno(), str(target))
+    with kernel_errors("create", str(path)):
+        pin_dir(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _is_bpffs(path: Path) -> bool:
+    """Say whether the nearest directory that exists is on a bpf file system."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.statfs(os.fsencode(path), buffer) != 0:
+        return False
+    return bool(struct.unpack_from("=l", buffer)[0] & 0xFFFFFFFF == _BPF_FS_MAGIC)
+
+
+def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
+    """Return what is pinned: map_specs, and the template of the Maglev tables (no map of maps tells its inner size)."""
+    inner = maglev_inner(sizes)
+    return {inner.name: inner} | map_specs(sizes)
+
+
+def check_map(fd: int, spec: MapSpec, path: Path) -> None:
+    """Compare a pinned map with its spec. Raises LayoutMismatch naming map, both values and what to do."""
+    info = bpfsys.map_info(fd)
+    wanted = {
+        "type": int(spec.type),
+        "key size": spec.key_size,
+        "value size": spec.value_size,
+        "max entries": spec.max_entries,
+        "flags": spec.flags,
+    }
+    found = {
+        "type": info.type,
+        "key size": info.key_size,
+        "value size": info.value_size,
+        "max entries": info.max_entries,
+        "flags": info.flags & ~_ADDED_FLAGS,
+    }
+    wrong = [f"{name} {found[name]}, wanted {wanted[name]}" for name in wanted if found[name] != wanted[name]]
+    if wrong:
+        raise LayoutMismatch(
+            f"map {spec.name} pinned at {path} has {'; '.join(wrong)}: nothing was changed; start with the sizes it was made"
+            " with, or run `lbagent cleanup` first (established connections are lost)"
+        )
+
+
+_ADDED_FLAGS = 1 << 6 | 1 << 11  # zero seed, preserve elements: may be set by the kernel, change no record
+
+
+def open_pins(bpffs: str | Path, specs: dict[str, MapSpec]) -> dict[str, int]:
+    """Open every spec's pin that exists, each checked; on a mismatch none stays open. Raises LayoutMismatch, KernelError."""
+    fds: dict[str, int] = {}
+    try:
+        for name, spec in specs.items():
+            path = pin_dir(bpffs) / name
+            with kernel_errors("open", str(path)):
+                try:
+                    fds[name] = bpfsys.obj_get(str(path))
+                except FileNotFoundError:
+                    continue
+            check_map(fds[name], spec, path)
+    except BaseException:
+        close_all(fds)
+        raise
+    return fds
+
+
+def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int]) -> None:
+    """Create and pin the maps that are not in `fds` yet, and add them there; each appears whole or not at all."""
+    for name, spec in specs.items():
+        if name not in fds:
+            fds[name] = create_map(spec, fds["lb_maglev_inner"] if spec.type is MapType.HASH_OF_MAPS else 0)
+            path = pin_dir(bpffs) / name
+            with kernel_errors("pin", str(path)):
+                bpfsys.obj_pin(fds[name], str(path))
+
+
+def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
+    """Create an unpinned map of a spec. Raises KernelError."""
+    with kernel_errors("create", f"map {spec.name} ({spec.max_entries} entries of {spec.value_size} bytes)"):
+        return bpfsys.map_create(
+            spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
+        )
+
+
+def close_all(fds: dict[str, int]) -> None:
+    """Close the descriptors and forget them."""
+    for fd in fds.values():
+        os.close(fd)
+    fds.clear()
+
+
+def pinned_sizes(bpffs: str | Path) -> Sizes:
+    """Return the sizes the pinned maps were made with. Raises NotFound where there are none, LayoutMismatch."""
+    entries, values = {}, {}
+    for name in ("lb4_service", "lb4_backend", "lb4_flow", "lb6_flow", "lb4_snat", "lb6_snat", "lb4_source_range",
+                 "lb4_affinity", "lb4_spill", "lb4_frag", "lb4_path", "lb_maglev_inner"):  # fmt: skip
+        path = pin_dir(bpffs) / name
+        with kernel_errors("open", str(path)):
+            try:
+                fd = bpfsys.obj_get(str(path))
+            except FileNotFoundError:
+                raise NotFound(f"no map {name} under {pin_dir(bpffs)}: no agent has run with this --bpffs") from None
+            info = bpfsys.map_info(fd)
+            os.close(fd)
+        entries[name], values[name] = info.max_entries, info.value_size
+    return Sizes(
+        flow4=values["lb4_flow"] // FLOW4_SIZE,
+        flow6=values["lb6_flow"] // FLOW6_SIZE,
+        snat4=values["lb4_snat"] // SNAT4_SIZE,
+        snat6=values["lb6_snat"] // SNAT6_SIZE,
+        services=entries["lb4_service"],
+        backends=values["lb4_path"] // LB4_PATH.size,
+        source_ranges=entries["lb4_source_range"],
+        affinity=entries["lb4_affinity"],
+        spill=entries["lb4_spill"],
+        fragments=entries["lb4_frag"],
+        maglev_size=values["lb_maglev_inner"] // 4,
+    )
