@@ -113,13 +113,15 @@ class World:
         for name in ("lb4_affinity", "lb6_affinity", "lb4_frag", "lb6_frag", "lb4_spill", "lb6_spill"):
             self.maps.delete_many(name, [key for key, _ in self.maps.items(name)])
         self._written.clear()
-        for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter"):
+        for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter", "lb_device"):
             self.clear(name)
         self.forget_flows()
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
         self._service_id = self._backend_id = 0
         self._nexthops: dict[tuple[int, str], int] = {}
-        self.device(self.net.pod0, DeviceFlag.POD)
+        self.device(self.net.lb0, 0, craft.NODE_MAC)
+        self.device(self.net.lb1, 0, craft.NODE2_MAC)
+        self.device(self.net.pod0, DeviceFlag.POD, craft.POD_MAC)
         for fam in FAMILIES.values():
             for address in (fam.node, fam.node2):
                 self.filter("vip", fam.packed(address))
@@ -133,21 +135,29 @@ class World:
 
     def clear(self, name: str) -> None:
         """Fill a one-value array map with zeros."""
-        size = layout.map_specs(self.sizes)[name].value_size
+        size = self.maps.specs[name].value_size
         with self.maps.window(name, 0, size) as view:
-            view.cast("B")[:] = bytes(size)
+            view[:] = bytes(size)
 
     # --- rows ---
 
     def put(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows of a hash or array map and remember them for `reset`."""
         self.maps.put_many(name, rows)
-        if layout.map_specs(self.sizes)[name].type != layout.MapType.ARRAY:
+        if self.maps.specs[name].type != layout.MapType.ARRAY:
             self._written.update((name, key) for key, _ in rows)
 
-    def device(self, ifindex: int, flags: int) -> None:
-        """Say what a device is."""
-        self.put("lb_device", [(struct.pack("=I", ifindex), layout.LB_DEVICE.pack(flags))])
+    def device(self, ifindex: int, flags: int, mac: str) -> None:
+        """Say what a device is and which MAC address is its own."""
+        row = layout.LB_DEVICE.pack(ifindex, flags, _mac(mac), bytes(4))
+        for probe in range(layout.DEVICE_PROBES):
+            at = layout.device_position(ifindex, probe) * len(row)
+            with self.maps.window("lb_device", at, len(row)) as view:
+                held = int.from_bytes(view[:4], "little")
+                if held in (0, ifindex):
+                    view[:] = row
+                    return
+        raise AssertionError("lb_device has no room")
 
     def nexthop(self, ifindex: int, dmac: str, smac: str) -> int:
         """Enter a next hop; the same one gets the same index."""
@@ -156,7 +166,7 @@ class World:
             index = self._nexthops[key] = len(self._nexthops) + 1
             row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
             with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
-                view.cast("B")[:] = row
+                view[:] = row
             self.put("lb_nexthop_id", [(layout.LB_NEXTHOP_KEY.pack(ifindex, _mac(dmac), b"\0\0"), struct.pack("=I", index))])
         return self._nexthops[key]
 
@@ -200,7 +210,7 @@ class World:
         values: list[bytes | int] = [fam.packed(row.address), source, row.port.to_bytes(2, "big"), gen, flags, nexthop, mtu]
         record = layout.LB4_PATH.pack(*values) if fam.version == 4 else layout.LB6_PATH.pack(*values, bytes(24))
         with self.maps.window(f"lb{fam.version}_path", row.id * len(record), len(record)) as view:
-            view.cast("B")[:] = record
+            view[:] = record
 
     def path_flags(self, row: BackendRow, *, set_: int = 0, clear: int = 0, bump: bool = False) -> None:
         """Change flags of a path as the planner does: one store of the meta word, generation bumped when asked."""

@@ -1,0 +1,48 @@
+"""Brings the programs into the kernel for a test: unpinned maps, one generation, a private namespace; all gone at the end."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Iterator
+
+from lbagent.bpf import build, clock, settings
+from lbagent.bpf.loader import OWN_MAPS, load_generation
+from lbagent.bpf.settings import Seeds, Settings
+from lbagent.maps import pins
+from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.layout import MapType, Sizes
+from tests.packet.net import Net
+from tests.packet.world import World
+
+if TYPE_CHECKING:
+    from lbagent.bpf.artifact import Artifact
+
+SMALL = Sizes(
+    flow4=1 << 12, flow6=1 << 12, snat4=1 << 13, snat6=1 << 13, services=1 << 10, backends=1 << 10,
+    source_ranges=1 << 8, affinity=1 << 8, spill=1 << 10, fragments=1 << 8, maglev_size=251,
+)  # fmt: skip
+SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows meet the same buckets in each run
+
+
+@contextmanager
+def open_world(
+    options: Settings = Settings(), sizes: Sizes = SMALL, seeds: Seeds = SEEDS, artifact: Artifact | None = None
+) -> Iterator[World]:
+    """Load every program with these settings and sizes and yield an empty world."""
+    programs = artifact or build.ensure()
+    fds: dict[str, int] = {}
+    net = Net()
+    try:
+        for name, spec in pins.all_specs(sizes).items():
+            if name not in OWN_MAPS:
+                nested = spec.type is MapType.HASH_OF_MAPS
+                fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
+        config = settings.pack(options, sizes, seeds, clock.hz())
+        generation = load_generation(programs, fds, config)
+        try:
+            yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)
+        finally:
+            generation.close()
+    finally:
+        pins.close_all(fds)
+        net.close()
