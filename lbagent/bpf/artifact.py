@@ -84,7 +84,7 @@ class Artifact:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             json.dump(data, file, indent=1)
             os.fchmod(fd, 0o644)
-        os.replace(temporary, path)  # noqa: PTH105 - the name from mkstemp is a str
+        os.replace(temporary, path)
 
 
 def load(path: Path) -> Artifact:
@@ -115,7 +115,9 @@ def check(artifact: Artifact, path: Path | str) -> None:
                     "nothing was loaded; run `lbagent bpf build`"
                 )
     if artifact.arch != platform.machine():
-        raise LayoutMismatch(f"{path}: built for {artifact.arch}, this machine is {platform.machine()}; run `lbagent bpf build`")
+        raise LayoutMismatch(
+            f"{path}: built for {artifact.arch}, this machine is {platform.machine()}; run `lbagent bpf build`"
+        )
 
 
 def current_layouts() -> dict[str, Any]:
@@ -146,7 +148,9 @@ def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:
                 out.append(Relocation(index, layout.MAP_NAMES[position], source == _PSEUDO_VALUE))
             index += 1  # two slots wide
         elif opcode == _CALL and registers >> 4 == _PSEUDO_CALL:
-            raise CompileError(f"program {name}: instruction {index} calls a C function; BCC needs all of them static and inlined")
+            raise CompileError(
+                f"program {name}: instruction {index} calls a C function; BCC needs all of them static and inlined"
+            )
         index += 1
     return tuple(out)
 

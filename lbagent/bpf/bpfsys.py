@@ -6,6 +6,7 @@ Every file descriptor returned is the caller's to close.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from lbagent.errors import KernelError, Unsupported
 
 if TYPE_CHECKING:
-    from lbagent.maps.layout import MapSpec
+    from collections.abc import Iterator
 
 _NR_BPF = {"x86_64": 321, "aarch64": 280}
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -34,8 +35,6 @@ LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
 class Cmd(IntEnum):
     """The bpf(2) commands used here. Source: enum bpf_cmd."""
 
-    MAP_CREATE = 0
-    MAP_UPDATE_ELEM = 2
     PROG_LOAD = 5
     OBJ_PIN = 6
     OBJ_GET = 7
@@ -43,7 +42,6 @@ class Cmd(IntEnum):
     PROG_GET_NEXT_ID = 11
     PROG_GET_FD_BY_ID = 13
     OBJ_GET_INFO_BY_FD = 15
-    MAP_FREEZE = 22
     LINK_CREATE = 28
     LINK_UPDATE = 29
     LINK_GET_FD_BY_ID = 30
@@ -68,7 +66,7 @@ class AttachType(IntEnum):
 
 
 def bpf(cmd: Cmd, attr: bytes | bytearray) -> int:
-    """Call bpf(2); return its result, or the negative errno."""
+    """Make the system call; return its result, or the negative errno."""
     buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
     while True:
         result = int(_LIBC.syscall(_syscall_number(), int(cmd), buffer, len(attr)))
@@ -93,6 +91,15 @@ def _syscall_number() -> int:
 def address_of(buffer: ctypes.Array[ctypes.c_char]) -> int:
     """Return the address of a ctypes buffer; the caller keeps the buffer alive."""
     return ctypes.addressof(buffer)
+
+
+@contextlib.contextmanager
+def kernel_errors(op: str, subject: str, advice: str = "") -> Iterator[None]:
+    """Turn the OSErrors of maps/bpfsys.py into KernelError naming the operation and the map."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelError(op, error.errno or 0, subject, advice) from error
 
 
 def _checked(result: int, op: str, subject: str, advice: str = "") -> int:
@@ -268,28 +275,3 @@ def prog_by_id(ident: int) -> int:
 def enable_stats() -> int:
     """Count run time and runs of every program until the returned descriptor is closed."""
     return _checked(bpf(Cmd.ENABLE_STATS, struct.pack("<I", 0)), "enable statistics", "BPF")
-
-
-# --- maps of one program generation (settings, tail calls); all others belong to maps/kernel.py ---
-
-
-def map_create(spec: MapSpec, *, inner_fd: int = 0) -> int:
-    """Create a map, unpinned."""
-    attr = struct.pack(
-        # type, key, value, max_entries, flags, inner_map_fd, numa_node, name
-        "<IIIIIII16s", spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, inner_fd, 0,
-        spec.name.encode()[:15],
-    )  # fmt: skip
-    return _checked(bpf(Cmd.MAP_CREATE, attr), "create map", spec.name, "raise RLIMIT_MEMLOCK or make the table smaller")
-
-
-def map_update(fd: int, key: bytes, value: bytes, subject: str) -> None:
-    """Write one entry."""
-    raw_key, raw_value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
-    attr = struct.pack("<IIQQQ", fd, 0, address_of(raw_key), address_of(raw_value), 0)
-    _checked(bpf(Cmd.MAP_UPDATE_ELEM, attr), "write", subject)
-
-
-def map_freeze(fd: int, subject: str) -> None:
-    """Make a map read-only for user space: only then the verifier trusts its contents."""
-    _checked(bpf(Cmd.MAP_FREEZE, struct.pack("<I", fd)), "freeze", subject)

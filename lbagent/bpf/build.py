@@ -32,11 +32,10 @@ def ensure(path: Path = ARTIFACT_PATH) -> Artifact:
     Without BCC a stale artifact is an error, one that fits is used as it is. An installed package may hold no sources:
     then the artifact is what counts. Raises CompileError, LayoutMismatch.
     """
-    units = [unit for unit in UNITS if unit.path.is_file()]
-    if not units and not path.is_file():
-        raise CompileError(f"neither C sources nor {path} are there; reinstall lbagent")
-    if units:
+    if any(unit.path.is_file() for unit in UNITS):
         return build(path)
+    if not path.is_file():
+        raise CompileError(f"neither C sources nor {path} are there; reinstall lbagent")
     found = artifacts.load(path)
     artifacts.check(found, path)
     return found
@@ -44,7 +43,7 @@ def ensure(path: Path = ARTIFACT_PATH) -> Artifact:
 
 def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Unit] = UNITS) -> Artifact:
     """Compile what changed since the artifact at `path`, write it, return it. Raises CompileError."""
-    inputs = {unit.name: (unit, unit_text(unit), unit_flags(unit)) for unit in units}
+    inputs = {unit.name: (unit, unit_text(unit), unit_flags(unit)) for unit in units if unit.path.is_file()}
     hashes = {name: artifacts.text_hash(text, flags) for name, (_, text, flags) in inputs.items()}
     old = None if force else _previous(path)
     if old and old.unit_hashes == hashes and old.bcc == (bcc_version() or old.bcc):
@@ -102,7 +101,9 @@ def _previous(path: Path) -> Artifact | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `python -m lbagent.bpf.build`."""
     parser = argparse.ArgumentParser(prog="python -m lbagent.bpf.build", description="compile the BPF programs")
-    parser.add_argument("--check", action="store_true", help="show every program to the verifier, with fresh unpinned maps")
+    parser.add_argument(
+        "--check", action="store_true", help="show every program to the verifier, with fresh unpinned maps"
+    )
     parser.add_argument("--force", action="store_true", help="compile even what did not change")
     options = parser.parse_args(arguments)
     try:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys, clock, settings
-from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, load_generation
+from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_generation
 from lbagent.maps import layout
 from lbagent.maps.layout import Sizes
 
@@ -32,11 +32,11 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
     """Create every shared map unpinned; yield descriptors by name, close them at the end."""
     fds: dict[str, int] = {}
     try:
-        inner = fds["inner"] = bpfsys.map_create(layout.maglev_inner(sizes))
+        inner = fds["inner"] = create_map(layout.maglev_inner(sizes))
         for name, spec in layout.map_specs(sizes).items():
             if name not in OWN_MAPS:
                 nested = spec.type == layout.MapType.HASH_OF_MAPS
-                fds[name] = bpfsys.map_create(spec, inner_fd=inner if nested else 0)
+                fds[name] = create_map(spec, inner if nested else 0)
         yield fds
     finally:
         for fd in fds.values():
@@ -52,7 +52,9 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
     with scratch_maps(sizes) as fds:
         made = load_generation(artifact, fds, config)
         try:
-            print(f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}")
+            print(
+                f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
+            )
             for name, program in artifact.programs.items():
                 verified, states, stack = _statistics(program, {**fds, **made.maps})
                 jited = bpfsys.prog_info(made.programs[name]).jited_bytes

@@ -24,7 +24,9 @@ from lbagent.errors import CompileError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")  # python3-bpfcc is pure ctypes: any CPython 3 can use it from there
+DEBIAN_PACKAGES = Path(
+    "/usr/lib/python3/dist-packages"
+)  # python3-bpfcc is pure ctypes: any CPython 3 can use it from there
 MISSING = "BCC is not installed; apt install python3-bpfcc, or use the built artifact that comes with the package"
 COMPILE_TIMEOUT_S = 300  # emulated machines take half a minute
 
@@ -77,7 +79,9 @@ def bcc_version() -> str:
     """Return the version of the BCC that `compile_text` would use, '' without one. Imports nothing."""
     for init in _bcc_candidates():
         version = init.parent / "version.py"
-        match = version.is_file() and re.search(r"__version__\s*=\s*['\"]([^'\"]+)", version.read_text(encoding="utf-8"))
+        match = version.is_file() and re.search(
+            r"__version__\s*=\s*['\"]([^'\"]+)", version.read_text(encoding="utf-8")
+        )
         if match:
             return match.group(1)
     return ""
@@ -89,7 +93,7 @@ def _bcc_candidates() -> list[Path]:
     return [path for path in [*found, DEBIAN_PACKAGES / "bcc" / "__init__.py"] if (path.parent / "libbcc.py").is_file()]
 
 
-def _import_bcc() -> Any:  # noqa: ANN401 - bcc has no types
+def _import_bcc() -> Any:
     """Import the real BCC, from Debian's folder when this interpreter has none or the namesake from PyPI."""
     for init in _bcc_candidates():
         spec = importlib.util.spec_from_file_location("bcc", init, submodule_search_locations=[str(init.parent)])

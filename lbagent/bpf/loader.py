@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 from lbagent.bpf import bpfsys
 from lbagent.bpf.bpfsys import ProgType
 from lbagent.errors import CompileError, KernelError, Unsupported, VerifierError
+from lbagent.maps import bpfsys as maps
 from lbagent.maps import layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lbagent.bpf.artifact import Artifact, Program
+    from lbagent.maps.layout import MapSpec
 
 MIN_KERNEL = (5, 15)
 CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
@@ -78,7 +80,8 @@ def load_generation(
             made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
         for (hook, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
-            bpfsys.map_update(made.maps[CALLS[hook]], key, value, f"{CALLS[hook]} slot {slot}")
+            with bpfsys.kernel_errors(f"fill slot {slot}", CALLS[hook]):
+                maps.map_update(made.maps[CALLS[hook]], key, value)
     except BaseException:
         made.close()
         raise
@@ -88,9 +91,18 @@ def load_generation(
 def _create_own_maps(made: Generation, config: bytes) -> None:
     specs = layout.map_specs()
     for name in OWN_MAPS:
-        made.maps[name] = bpfsys.map_create(specs[name])
-    bpfsys.map_update(made.maps["lb_config"], bytes(4), config, "lb_config")
-    bpfsys.map_freeze(made.maps["lb_config"], "lb_config")
+        made.maps[name] = create_map(specs[name])
+    with bpfsys.kernel_errors("write and freeze", "lb_config"):
+        maps.map_update(made.maps["lb_config"], bytes(4), config)
+        maps.map_freeze(made.maps["lb_config"])
+
+
+def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
+    """Create a map, unpinned; `inner_fd` is the template of a map of maps."""
+    with bpfsys.kernel_errors("create map", spec.name, "make the table smaller or free memory"):
+        return maps.map_create(
+            spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
+        )  # fmt: skip
 
 
 def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:

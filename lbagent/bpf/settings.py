@@ -7,6 +7,7 @@ Time-outs are given in seconds and handed over in ticks of 2^jiffies_shift jiffi
 from __future__ import annotations
 
 import secrets
+import struct
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -25,10 +26,10 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
     count_passed: bool = False
-    timeout_new_s: int = 30  # SYN seen, or UDP without a reply
+    timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
-    timeout_closing_s: int = 10
+    timeout_closing_s: int = 20
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
@@ -50,8 +51,7 @@ class Seeds(Struct, frozen=True, gc=False):
     @classmethod
     def of_record(cls, record: bytes) -> Seeds | None:
         """Read them from a pinned record; None if it was never written."""
-        values = LB_CONFIG.unpack(record)
-        found = cls(int(values[0]), int(values[1]))
+        found = cls(*struct.unpack_from("<QQ", record))  # the first two fields, whatever a later version appends
         return found if found.seed0 or found.seed1 else None
 
 

@@ -21,7 +21,13 @@ INCLUDE_DIR = BPF_DIR / "include"
 ARTIFACT_PATH = BPF_DIR / "lbagent.bpf.json"
 
 # -nostdinc: a header of the build machine must never slip in; the rest comes from stub/
-BASE_FLAGS = ("-nostdinc", "-Werror=implicit-function-declaration", "-Wall", "-Wno-unused-function", "-Wno-unused-variable")
+BASE_FLAGS = (
+    "-nostdinc",
+    "-Werror=implicit-function-declaration",
+    "-Wall",
+    "-Wno-unused-function",
+    "-Wno-unused-variable",
+)
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")

@@ -1,0 +1,108 @@
+"""The datapath as the agent holds it: one generation of programs, its devices, and the change of either.
+
+Start, attach, reload and remove are all there is; every one leaves a serving datapath behind when it fails half-way.
+Blocking (netlink, the verifier): from asyncio, call in a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lbagent.bpf import attach as attachments
+from lbagent.bpf import clock, generation, settings
+from lbagent.bpf.attach import Attachment
+from lbagent.bpf.loader import Generation, load_generation, require_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from lbagent.bpf.artifact import Artifact
+    from lbagent.bpf.settings import Seeds, Settings
+    from lbagent.maps.layout import Sizes
+
+
+@dataclass
+class Datapath:
+    """Programs in force under `root` (`BPFFS/v1`) and the hooks they sit on."""
+
+    root: Path
+    artifact: Artifact
+    generation: Generation
+    key: str
+    seeds: Seeds
+    adopted: bool  # True: the pinned programs were the right ones, nothing was loaded
+    hooks: list[Attachment] = field(default_factory=list)
+    fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
+    log_dir: Path | None = None
+
+    @property
+    def programs(self) -> Mapping[str, int]:
+        """Descriptors by name: xdp, tc_ingress, tc_egress, sweep4, sweep6."""
+        return self.generation.programs
+
+    def attach(self, mode: str, names: Sequence[str], pod_patterns: Sequence[str]) -> list[Attachment]:
+        """Attach to what `--attach`, `--device` and `--pod-device` name; call again when devices come and go.
+
+        Raises NotFound, Conflict, Unsupported, KernelError.
+        """
+        hooks = attachments.wanted(mode, names, pod_patterns, attachments.devices())
+        self.fall_back = mode == "auto"
+        self.hooks = attachments.attach(self.root, hooks, self.programs, fall_back=self.fall_back)
+        return self.hooks
+
+    def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
+        """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
+
+        Raises what loading raises; then the old programs go on.
+        """
+        config = settings.pack(options, sizes, self.seeds, clock.hz())
+        key = generation.generation_key(artifact, shared_maps, config)
+        if key == self.key:
+            return
+        new = load_generation(artifact, shared_maps, config, log_dir=self.log_dir)
+        generation.install(self.root, key, new, self._swap)
+        self.generation.close()
+        self.artifact, self.generation, self.key, self.adopted = artifact, new, key, False
+
+    def _swap(self, new: Generation) -> None:
+        """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
+        hooks = self.hooks or attachments.attached(self.root)
+        present = attachments.devices()
+        alive = [item for item in hooks if item.device in present]
+        if alive:
+            attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
+
+    def close(self) -> None:
+        """Give the descriptors back. Programs, links and pins stay and keep serving."""
+        self.generation.close()
+
+
+def start(
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    *, log_dir: Path | None = None,
+) -> Datapath:  # fmt: skip
+    """Bring the programs of `artifact` in force under `root`: adopt the pinned ones if they are the same, else load.
+
+    `shared_maps` are the descriptors of maps/kernel.py by name. Devices that an earlier process attached to go over
+    to the new programs. Raises Unsupported, VerifierError, KernelError.
+    """
+    require_kernel()
+    seeds = generation.pinned_seeds(root) or settings.Seeds.fresh()
+    config = settings.pack(options, sizes, seeds, clock.hz())
+    key = generation.generation_key(artifact, shared_maps, config)
+    found = generation.adopt(root, key, artifact)
+    if found:
+        return Datapath(root, artifact, found, key, seeds, adopted=True, log_dir=log_dir)
+    new = load_generation(artifact, shared_maps, config, log_dir=log_dir)
+    made = Datapath(root, artifact, new, key, seeds, adopted=False, log_dir=log_dir)
+    generation.install(root, key, new, made._swap)  # noqa: SLF001 - same module
+    return made
+
+
+def remove(root: Path) -> list[Attachment]:
+    """Detach everything and take the pins of programs away; works without an agent. Returns what was detached."""
+    gone = attachments.detach_all(root)
+    generation.remove(root)
+    return gone

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains incremental checksums (RFC 1624 eq. 3: HC' = ~(~HC + ~m + m')). Differences are u64 sums of words as they
+ * lie in memory, so byte order does not matter (RFC 1071 §2.B). ~m + m' is computed as m' + 0xffffffff * words - m.
+ */
+#pragma once
+#include "types.h"
+
+#define CSUM_ONES 0xffffffffULL
+
+/* Folds any sum of less than 2^48 into 16 bits; 0 only for 0. */
+AI u64 csum_fold(u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+AI u64 addr_sum(const lb_addr *a)
+{
+#if LB_FAMILY == 4
+	return a->w[0];
+#else
+	return (a->w[0] & 0xffffffff) + (a->w[0] >> 32) + (a->w[1] & 0xffffffff) + (a->w[1] >> 32);
+#endif
+}
+
+/* What replacing an address adds to the sum. */
+AI u64 addr_diff(const lb_addr *from, const lb_addr *to)
+{
+	return addr_sum(to) + CSUM_ONES * ADDR_HALVES - addr_sum(from);
+}
+
+/* What replacing a 16-bit word adds to the sum. */
+AI u64 word_diff(u16 from, u16 to)
+{
+	return (u64)(u16)~from + to;
+}
+
+/* Returns the checksum field after a change by `diff`. */
+AI u16 csum_apply(u16 field, u64 diff)
+{
+	return (u16)~csum_fold(diff + (u16)~field);
+}
+
+/* The same for UDP, where a field of 0 means "none": 0 is sent as 0xffff (RFC 768). */
+AI u16 csum_apply_udp(u16 field, u64 diff)
+{
+	u16 sum = csum_apply(field, diff);
+
+	return sum ? sum : 0xffff;
+}

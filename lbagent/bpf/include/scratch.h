@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains what one program hands to the next: a per-CPU record, and the tail call slots of a hook.
+ *
+ * Conventions: the caller fills `pk` (and the fields named at the slot), then lb_call(). A tail call that fails falls through,
+ * so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
+ * Slots are for IPv4; IPv6 is one more (FAMILY_SLOT).
+ */
+#pragma once
+#include "maps.h"
+#include "parse.h"
+
+#define SLOT_XDP6 0    /* entry of IPv6 frames (also tc: lb_calls_tc) */
+#define SLOT_GENERAL 1 /* nothing in the record but flags (PKT_INTERNAL, PKT_EGRESS): parse all of it */
+#define SLOT_FLOW 3    /* pk: flow look-up, then service and selection */
+#define SLOT_INSERT 5  /* pk, choice: make the flow and forward */
+#define SLOT_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
+#define SLOT_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
+#define SLOT_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
+#define SLOT_SWEEP 13
+
+/* Why a packet of a flow gets a backend chosen. */
+#define CHOICE_NEW 0
+#define CHOICE_AGAIN 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
+
+struct lb_scratch {
+	struct lb_pkt pk;
+	u64 hash;        /* of the flow: selects its buckets */
+	u64 version;     /* of the primary bucket, read before the look-up that missed */
+	u64 old_value;   /* CHOICE_AGAIN: the value word to replace */
+	u32 backend;     /* chosen backend id */
+	u16 service;     /* service id: reverse NAT and counters */
+	u8 backend_gen;
+	u8 choice;       /* CHOICE_* */
+	u8 snat;         /* 1: take a SNAT port */
+	u8 pad[3];
+	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
+	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
+};
+
+_Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
+
+/* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
+AI struct lb_scratch *scratch(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAPFD(lb_scratch), &zero);
+}
+
+AI void lb_call(lb_ctx *ctx, u64 slot)
+{
+	tail_call(ctx, (void *)bpf_pseudo_fd(1, HOOK_CALLS), slot);
+}
+
+/* Hands a packet parsed on the stack to another program of this family. Returns only if that program is not there. */
+AI int lb_call_with(lb_ctx *ctx, const struct lb_pkt *pk, u64 slot)
+{
+	struct lb_scratch *s = scratch();
+
+	if (s) {
+		s->pk = *pk;
+		lb_call(ctx, FAMILY_SLOT(slot));
+	}
+	return LB_DROP;
+}
+
+/* Counts a verdict under its reason and returns it. */
+AI int verdict(lb_ctx *ctx, u32 reason, int action)
+{
+	count(reason, CTX_LEN(ctx));
+	return action;
+}
+
+/* Has the sender answered. `s->pk` is the untranslated packet. */
+AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
+{
+	s->answer = reason;
+	s->answer_mtu = mtu;
+	lb_call(ctx, FAMILY_SLOT(SLOT_ANSWER));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}
