@@ -118,7 +118,7 @@ typedef struct xdp_md lb_ctx;
 #define HOOK_CALLS MAP_lb_calls_xdp
 #define CALL_NAME(n, name) call_xdp_##n##_##name
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ingress_ifindex)
-#define CTX_LEN(ctx) ((u64)((ctx)->data_end - (ctx)->data))
+#define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))
 #else
 typedef struct __sk_buff lb_ctx;
 #define LB_PASS 0 /* TC_ACT_OK */
