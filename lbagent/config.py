@@ -22,9 +22,12 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
 RELOADABLE = frozenset(
-    "device pod_device attach node_ip log_format log_level external_clusterip snat_ports reject_rate timeout_new timeout_tcp"
-    " timeout_udp timeout_closing resync_interval sweep_interval flow_table_size flow6_table_size".split()
-)
+    {
+        "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "snat_ports",
+        "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
+        "flow_table_size", "flow6_table_size",
+    }
+)  # fmt: skip
 
 Words = tuple[str, ...]
 
@@ -37,7 +40,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     in_cluster: Annotated[bool, Meta(description="Use the pod's service account.")] = False
     device: Annotated[Words, Meta(description="Device that takes service traffic (repeatable).")] = ()
     pod_device: Annotated[Words, Meta(description="Pattern of devices behind which pods live (repeatable).")] = ()
-    attach: Annotated[Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How devices are attached.")] = "auto"
+    attach: Annotated[Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How devices are attached.")] = (
+        "auto"
+    )
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
     node_ip: Annotated[Words, Meta(description="Address for NodePorts and SNAT (repeatable).")] = ()
     socket: Annotated[str, Meta(description="Unix socket of the API.")] = "/run/lbagent/agent.sock"
@@ -49,7 +54,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     metrics_address: Annotated[str, Meta(description="ADDRESS:PORT for Prometheus metrics (default: none).")] = ""
     external_clusterip: Annotated[bool, Meta(description="Sources outside the node reach ClusterIPs.")] = True
     snat_ports: Annotated[str, Meta(description="Ports for translated sources, FIRST-LAST.")] = "1024-29999"
-    reject_rate: Annotated[int, Meta(ge=0, le=1_000_000, description="Answers a second and CPU to refused packets.")] = 1000
+    reject_rate: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Answers a second and CPU to refused packets.")
+    ] = 1000
     maglev_table_size: Annotated[int, Meta(ge=3, le=131071, description="Entries of a Maglev table (prime).")] = 16381
     flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
     flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
@@ -211,7 +218,9 @@ def _from_node(option: Option, node: Any) -> Any:
 def unknown_key(key: str) -> str:
     """Return the sentence about a key that does not exist, with the nearest one."""
     near = difflib.get_close_matches(key.replace("_", "-").lower(), _BY_KEY, n=1)
-    return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys")
+    return f"unknown key {key!r}" + (
+        f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys"
+    )
 
 
 def _convert(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:

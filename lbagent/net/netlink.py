@@ -30,6 +30,8 @@ NEIGHBOUR_EVENTS = ("RTM_NEWNEIGH", "RTM_DELNEIGH")
 LINK_EVENTS = ("RTM_NEWLINK", "RTM_DELLINK")
 ADDRESS_EVENTS = ("RTM_NEWADDR", "RTM_DELADDR")
 
+OnChange = Callable[[NodeNetwork], None]
+
 
 class NetworkWatcher:
     """Keeps `network` current; `run` calls back after each change."""
@@ -57,7 +59,7 @@ class NetworkWatcher:
             raise KernelError("reading the network", getattr(error, "errno", None) or errno.EIO, "rtnetlink") from error
         return self.network
 
-    async def run(self, on_change: Callable[[NodeNetwork], None]) -> None:
+    async def run(self, on_change: OnChange) -> None:
         """Follow the kernel for ever."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
         while True:
@@ -79,7 +81,7 @@ class NetworkWatcher:
                 self._events.close()
             self._events = None
 
-    async def _restart(self, on_change: Callable[[NodeNetwork], None]) -> None:
+    async def _restart(self, on_change: OnChange) -> None:
         self.close()
         with contextlib.suppress(KernelError):
             on_change(await self.start())
@@ -89,7 +91,7 @@ class NetworkWatcher:
             async for message in self._events.get():
                 queue.put_nowait(message)
 
-    async def _follow(self, queue: asyncio.Queue[Any], reader: asyncio.Task[None], on_change: Callable[[NodeNetwork], None]) -> None:
+    async def _follow(self, queue: asyncio.Queue[Any], reader: asyncio.Task[None], on_change: OnChange) -> None:
         """Take events until the reader fails."""
         while not reader.done():
             timeout = max(0.0, self._routes_due - time.monotonic()) if self._routes_dirty else None
@@ -186,7 +188,9 @@ class NetworkWatcher:
                 async for message in _each(ipr.get_rules, family=family):
                     policy[version] |= not decode.usual_rule(message)
         tables, old = [], self._tables
-        for i, key in enumerate(((decode.TABLE_MAIN, 4), (decode.TABLE_MAIN, 6), (decode.TABLE_LOCAL, 4), (decode.TABLE_LOCAL, 6))):
+        for i, key in enumerate(
+            ((decode.TABLE_MAIN, 4), (decode.TABLE_MAIN, 6), (decode.TABLE_LOCAL, 4), (decode.TABLE_LOCAL, 6))
+        ):
             new = RouteTable(found.get(key, ()))
             tables.append(old[i] if set(new.routes) == set(old[i].routes) else new)
         new_tables, new_policy = (tables[0], tables[1], tables[2], tables[3]), (policy[4], policy[6])

@@ -19,7 +19,6 @@ from lbagent.net.snapshot import NodeNetwork
 
 MAP, ID_MAP = "lb_nexthop", "lb_nexthop_id"
 RECORD = layout.LB_NEXTHOP
-IFINDEX_AT = RECORD.offsets()["ifindex"]
 CAPACITY = layout.NEXTHOPS - 1  # index 0 means unknown
 
 
@@ -52,7 +51,9 @@ class NextHopTable:
             data = bytes(view)
         for index in range(1, CAPACITY + 1):
             dmac, smac, ifindex = RECORD.unpack(data[index * RECORD.size : (index + 1) * RECORD.size])
-            assert isinstance(dmac, bytes) and isinstance(smac, bytes) and isinstance(ifindex, int)
+            assert isinstance(dmac, bytes)
+            assert isinstance(smac, bytes)
+            assert isinstance(ifindex, int)
             if ifindex:
                 self._records[index] = Record(dmac, smac, ifindex)
             elif any(dmac):
@@ -110,14 +111,11 @@ class NextHopTable:
         """Write the records whole, then make them findable."""
         if not fresh:
             return
-        with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
-            words = view.cast("Q")
-            for record, index in fresh.items():
-                data = memoryview(RECORD.pack(*record)).cast("Q")
-                at = index * RECORD.size // 8
-                words[at] = data[0]
-                words[at + 1] = data[1]  # holds ifindex: only now is the record in use
-            words.release()
+        words = []
+        for record, index in fresh.items():
+            data, at = RECORD.pack(*record), index * RECORD.size
+            words += [(at, data[:8]), (at + 8, data[8:])]  # the second holds ifindex: only then is the record in use
+        self._maps.store(MAP, words)
         keys = [(_id_key(record), index.to_bytes(4, "little")) for record, index in fresh.items()]
         self._maps.put_many(ID_MAP, keys)
         for record, index in fresh.items():
@@ -128,11 +126,10 @@ class NextHopTable:
         if not indexes:
             return
         self._maps.delete_many(ID_MAP, [_id_key(self._records[index]) for index in indexes])
-        with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
-            words = view.cast("I")
-            for index in indexes:
-                words[(index * RECORD.size + IFINDEX_AT) // 4] = 0
-            words.release()
+        at = {index: index * RECORD.size + RECORD.size - 8 for index in indexes}
+        self._maps.store(
+            MAP, [(at[index], RECORD.pack(*self._records[index]._replace(ifindex=0))[8:]) for index in indexes]
+        )
         for index in indexes:
             self._index.pop(self._records.pop(index), None)
             self._retired.append((now, index))

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from lbagent.maps.base import PathInfo
 from lbagent.model.backend import Backend
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
@@ -20,16 +21,6 @@ UNKNOWN_HOP = 0  # the program asks the kernel's FIB
 NO_REDIRECT = frozenset({"vlan"})  # frames must be tagged by the device: leave them to the FIB look-up
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
-
-
-class PathInfo(msgspec.Struct, frozen=True, gc=False):
-    """What the path record of a backend holds beside its address, port and state."""
-
-    snat: bytes
-    nexthop: int
-    mtu: int
-    local: bool
-    host: bool
 
 
 class PathSettings(msgspec.Struct, frozen=True):
@@ -54,7 +45,9 @@ class PathFinder:
         self.hops: set[Hop] = set()
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
-        self._pods = frozenset(link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices))
+        self._pods = frozenset(
+            link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
+        )
         self._sources: dict[tuple[int, Route | None], bytes] = {}
 
     def __call__(self, backend: Backend) -> PathInfo:

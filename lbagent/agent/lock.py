@@ -1,0 +1,68 @@
+"""One agent on one --bpffs: an flock on the pin directory, which the kernel lets go with the process, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from lbagent.errors import Conflict, KernelError
+
+
+class AgentLock:
+    """Held from `take` until `release` or the end of the process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Name the directory (`BPFFS/v1`); it must exist."""
+        self._directory = directory
+        self._fd = -1
+
+    def take(self) -> None:
+        """Take the lock. Raises Conflict naming the pid of the agent that has it."""
+        try:
+            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise KernelError("lock", error.errno or 0, str(self._directory)) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = holder(fd)
+            os.close(fd)
+            who = f"process {pid}" if pid else "another process"
+            raise Conflict(
+                f"an agent already runs on {self._directory} ({who}); this one changed nothing; stop that one or give --bpffs"
+            ) from None
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def holder(fd: int) -> int:
+    """Return the pid that holds an flock on the file behind `fd`; 0 when none is seen (another pid namespace)."""
+    found = os.fstat(fd)
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        parts = line.split()
+        if len(parts) >= 6 and parts[1] == "FLOCK" and parts[5] == wanted:
+            return int(parts[4])
+    return 0
+
+
+def running_agent(directory: Path) -> int:
+    """Return the pid of the agent that holds a pin directory, 0 when there is none."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return holder(fd)
+    finally:
+        os.close(fd)

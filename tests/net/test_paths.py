@@ -1,0 +1,107 @@
+"""Which way to a backend: the rule of `local`, the source address, the next hop, the packet size."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.maps.base import PathInfo
+from lbagent.net.paths import Hop, PathFinder, PathSettings
+from tests.net.builders import ADDRESSES, CNI0, ETH0, address, backend, ip, network, route
+
+INDEX = {
+    (ETH0, ip("10.0.0.254")): 11,
+    (ETH0, ip("10.0.0.253")): 12,
+    (ETH0, ip("10.0.0.7")): 13,
+    (ETH0, ip("fe80::1")): 14,
+}
+NODE = PathSettings("me", (), ("cni*", "veth*"))
+
+
+def finder(settings: PathSettings = NODE, **more: object) -> PathFinder:
+    return PathFinder(network(**more), settings, lambda hop: INDEX.get(hop, 0))  # type: ignore[arg-type]
+
+
+def test_a_neighbour_on_the_link() -> None:
+    assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, False, False)
+
+
+def test_behind_a_gateway() -> None:
+    assert finder()(backend("192.0.2.9")) == PathInfo(ip("10.0.0.1"), 11, 1500, False, False)
+    assert finder()(backend("2001:db8::9")) == PathInfo(ip("fd00::1"), 14, 1500, False, False)
+
+
+@pytest.mark.parametrize(
+    ("where", "node", "local", "host"),
+    [
+        ("10.0.0.7", "me", True, False),  # nodeName says so
+        ("10.0.0.7", "other", False, False),
+        ("10.244.0.5", "", True, False),  # leaves through a --pod-device
+        ("10.244.0.5", "other", False, False),  # nodeName beats the route
+        ("10.0.0.9", "", True, True),  # an address of the node
+        ("10.0.0.1", "me", True, True),
+        ("127.0.0.1", "", True, True),
+        ("fd00::1", "", True, True),
+        ("10.0.0.7", "", False, False),
+    ],
+)
+def test_local(where: str, node: str, local: bool, host: bool) -> None:
+    info = finder()(backend(where, node))
+    assert (info.local, info.host) == (local, host)
+    assert bool(info.snat) != local
+
+
+def test_without_a_pod_device_a_pod_behind_a_bridge_is_remote() -> None:
+    info = finder(PathSettings("me"))(backend("10.244.0.5"))
+    assert not info.local
+    assert info.snat == ip("10.244.0.1")
+
+
+@pytest.mark.parametrize("where", ["10.60.1.1", "10.70.1.1", "10.90.1.1", "10.91.1.1"])
+def test_the_fib_is_asked_where_the_table_alone_cannot_say(where: str) -> None:
+    """VLAN device, device that is down, several next hops, unreachable."""
+    assert finder()(backend(where)).nexthop == 0
+
+
+def test_policy_rules_of_a_family_make_its_hops_unknown() -> None:
+    found = finder(policy4=True)
+    assert found(backend("10.0.0.7")).nexthop == 0
+    assert found(backend("10.0.0.7")).snat == ip("10.0.0.1")
+    assert found(backend("2001:db8::9")).nexthop == 14
+
+
+def test_the_routes_own_packet_size_and_source() -> None:
+    assert finder()(backend("10.80.0.1")).mtu == 1400
+    assert finder()(backend("10.81.0.1")).snat == ip("10.0.0.9")
+
+
+def test_node_ip_is_preferred_on_the_output_device_only() -> None:
+    settings = PathSettings("me", (ip("10.0.0.9"), ip("10.244.0.1")), ())
+    assert finder(settings)(backend("192.0.2.1")).snat == ip("10.0.0.1")  # shares the gateway's subnet
+    assert finder(settings, routes=(route("0.0.0.0/0", ETH0, "172.16.0.1"),))(backend("192.0.2.1")).snat == ip(
+        "10.0.0.9"
+    )
+    assert finder(settings, routes=())(backend("192.0.2.1")).snat == ip("10.0.0.9")
+
+
+def test_a_node_without_an_address_of_the_family() -> None:
+    only4 = tuple(a for a in ADDRESSES if len(a.address) == 4)
+    assert finder(addresses=only4)(backend("2001:db8::9")).snat == b""
+
+
+def test_a_deprecated_or_link_local_address_is_no_source() -> None:
+    addresses = (address("fd00::5/64", ETH0, source=False), address("fd00::6/64", ETH0))
+    assert finder(addresses=addresses)(backend("fd00::7")).snat == ip("fd00::6")
+
+
+def test_the_neighbours_to_keep_resolved() -> None:
+    found = finder()
+    for where in ("10.0.0.7", "192.0.2.1", "192.0.2.2", "10.244.0.5", "10.60.0.1"):
+        found(backend(where))
+    expected: set[Hop] = {(ETH0, ip("10.0.0.7")), (ETH0, ip("10.0.0.254"))}
+    assert found.hops == expected
+    assert CNI0 not in {hop[0] for hop in found.hops}
+
+
+def test_equal_answers_are_one_object() -> None:
+    found = finder()
+    assert found(backend("192.0.2.1")) is found(backend("192.0.2.2"))
