@@ -121,7 +121,7 @@ def check(artifact: Artifact, path: Path | str) -> None:
 
 
 def current_layouts() -> dict[str, Any]:
-    """Return what a program relies on: each record's fields, each map's type and key size (the rest is the operator's), every number."""
+    """Return what a program relies on: records, numbers, each map's type and key size (the rest is the operator's)."""
     return {
         "record": {item.name: [list(pair) for pair in item.fields] for item in layout.LAYOUTS},
         "map": {name: [int(spec.type), spec.key_size] for name, spec in layout.map_specs().items()},

@@ -1,62 +1,56 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. All come from the
- * frontend's address, as if the service itself had spoken, and go back the way the packet came.
+ * address the packet was for (the frontend's), as if the service itself had spoken, and go back the way the packet came.
  *
- * Input: an untranslated packet from a client, with its offsets and the kind of answer. At most cfg->reject_rate answers a
- * second and CPU, counted apart for rejections and for path errors, so that a flood against a service without backends does
- * not silence PMTU discovery. Never answered: group addresses, unspecified and loopback sources, later fragments, RST.
- * Words are kept as loaded (network order); ones' complement sums of them are byte order neutral (RFC 1071 §2.B).
+ * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most cfg->reject_rate answers a
+ * second and CPU, rejections and path errors counted apart, so that a flood against a service without backends does not
+ * silence PMTU discovery; what is beyond is dropped. Never answered: group addresses, unspecified and loopback sources,
+ * later fragments, RST. Callers never ask for an answer to an ICMP message.
  */
 #pragma once
+#include "csum.h"
+#include "scratch.h"
 
-enum answer_kind { ANSWER_RST, ANSWER_UNREACHABLE, ANSWER_TOO_BIG, ANSWER_TTL };
-
-#define ICMP_HEADER 8
-#define TCP_HEADER 20
+#define HTONL(x) ((u32)__builtin_bswap32((u32)(x)))
+#define ICMP_HLEN 8
 #if LB_FAMILY == 4
-#define IP_HEADER 20
-#define ADDR_WORDS 1
-#define ADDR_AT 12
+#define ADDRS_AT 12
 #define QUOTE_MAX 544 /* bytes, whole words: the error stays within 576 (RFC 1812 §4.3.2.3) */
-#define ICMP_PROTO 1
+#define PROTO_ICMPX PROTO_ICMP
 #define ICMP_PORT_UNREACHABLE 0x0303 /* type, code */
 #define ICMP_TOO_BIG 0x0304
 #define ICMP_TIME_EXCEEDED 0x0b00
 #else
-#define IP_HEADER 40
-#define ADDR_WORDS 4
-#define ADDR_AT 8
+#define ADDRS_AT 8
 #define QUOTE_MAX 1232 /* bytes: the error stays within 1280 (RFC 4443 §2.4 c) */
-#define ICMP_PROTO 58
+#define PROTO_ICMPX PROTO_ICMP6
 #define ICMP_PORT_UNREACHABLE 0x0104
 #define ICMP_TOO_BIG 0x0200
 #define ICMP_TIME_EXCEEDED 0x0300
 #endif
-#define L2_COPY 24       /* bytes: Ethernet and two VLAN tags, rounded up to whole words */
-#define OFFSET_MASK 1023 /* bounds an offset from the scratch record for the verifier */
-#define ANSWER_HOPS 64
+#define L2_COPY 24     /* bytes: Ethernet and two VLAN tags, rounded up to whole words */
+#define ANSWER_HOPS 64 /* TTL of an answer */
 
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
+#ifdef LB_HOOK_XDP
+static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
+#else
+static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
+static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
+#endif
 
-/* What the answer is made of, read before the packet is reshaped. */
-struct answer {
+/* What is kept of the packet while it is being reshaped. */
+struct lb_answer {
 	u32 l2[L2_COPY / 4];
-	u32 vip[ADDR_WORDS], client[ADDR_WORDS];
-	u32 ports;    /* as in the packet: client, VIP */
-	u32 seq, ack; /* of the RST */
-	u32 length;   /* bytes of the IP packet */
-	u8 flags;     /* of the TCP segment received */
+	u32 seq, ack; /* of the RST, network order */
+	u32 flags;    /* of the RST */
 };
 
 /* Token bucket in one u64: jiffies (low 32 bits) of the last refill, tokens in units of 1/HZ answer (high 32 bits).
  * Per CPU, so no atomics. An empty map is a full bucket: the first second's worth may be answered at once. */
 AI bool answer_allowed(u64 *bucket)
 {
-	u64 now = lb_jiffies() & 0xffffffff, hz = CFG->hz, rate = CFG->reject_rate;
+	u64 now = jiffies() & 0xffffffff, hz = CFG->hz, rate = CFG->reject_rate;
 	u64 elapsed = (now - *bucket) & 0xffffffff, tokens = *bucket >> 32;
 
 	if (elapsed > hz)
@@ -72,96 +66,84 @@ AI bool answer_allowed(u64 *bucket)
 	return true;
 }
 
-/* Sum of `len` bytes at p, no more than `max` (a constant, whole u64 words). */
-AI u64 sum_bytes(u8 *p, u8 *end, u64 len, const u64 max)
+/* Sum of `len` bytes at p, no more than `max` (a constant). */
+AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
 {
-	u64 sum = 0, tail = len & 0x7f8;
+	u64 sum = 0, whole = len & 0x7f8;
 
-	_Pragma("clang loop unroll(disable)")
+	NO_UNROLL
 	for (u64 i = 0; i < max / 8; i++) {
 		if (i * 8 + 8 > len || p + i * 8 + 8 > end)
 			break;
 		sum += (u64)*(u32 *)(p + i * 8) + *(u32 *)(p + i * 8 + 4);
 	}
-	p += tail;
-	if ((len & 4) && p + 4 <= end) {
+	p += whole;
+	if (len & 4 && p + 4 <= end) {
 		sum += *(u32 *)p;
 		p += 4;
 	}
-	if ((len & 2) && p + 2 <= end) {
+	if (len & 2 && p + 2 <= end) {
 		sum += *(u16 *)p;
 		p += 2;
 	}
-	if ((len & 1) && p + 1 <= end)
+	if (len & 1 && p + 1 <= end)
 		sum += *p;
 	return sum;
 }
 
-/* The sender must be one that can be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
-AI bool answerable(const struct answer *a)
+/* Only one sender's own address can be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
+AI bool answerable(const struct lb_pkt *pk)
 {
-	if (a->l2[0] & 1) /* group bit of the destination MAC */
-		return false;
-#if LB_FAMILY == 4
-	u8 first = (u8)a->client[0];
+	u8 from = (u8)pk->saddr.w[0], to = (u8)pk->daddr.w[0];
 
-	return first && first != 127 && first < 224 && (u8)a->vip[0] < 224;
+#if LB_FAMILY == 4
+	return from && from != 127 && from < 224 && to < 224;
 #else
-	if ((u8)a->client[0] == 0xff || (u8)a->vip[0] == 0xff)
-		return false;
-	return a->client[0] | a->client[1] | a->client[2] | (a->client[3] & ~HTONL(1));
+	return from != 0xff && to != 0xff && (pk->saddr.w[0] || pk->saddr.w[1] & ~((u64)HTONL(1) << 32));
 #endif
 }
 
-/* Read what is needed of the packet; false: cannot or must not be answered. l3, l4: offsets in the frame. */
-AI bool answer_read(lb_ctx *ctx, u64 l3, u64 l4, u32 kind, struct answer *a)
+/* Read what the packet will no longer show once it is reshaped. False: cannot or must not be answered. */
+AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_answer *a)
 {
-	u8 *data = PKT_DATA(ctx), *end = PKT_END(ctx), *ip = data + l3, *tcp = data + l4;
+	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l4 = data + L4_OFF(pk);
 
-	if (data + L2_COPY > end || ip + IP_HEADER > end || tcp + 8 > end)
+	if (data + L2_COPY > end || pk->flags & (PKT_LATER | PKT_EGRESS) || !answerable(pk))
 		return false;
 	for (u64 i = 0; i < L2_COPY / 4; i++)
 		a->l2[i] = *(u32 *)(data + i * 4);
-	for (u64 i = 0; i < ADDR_WORDS; i++) {
-		a->client[i] = *(u32 *)(ip + ADDR_AT + i * 4);
-		a->vip[i] = *(u32 *)(ip + ADDR_AT + (ADDR_WORDS + i) * 4);
-	}
-	a->ports = *(u32 *)tcp;
-#if LB_FAMILY == 4
-	a->length = HTONS(*(u16 *)(ip + 2));
-	if (*(u16 *)(ip + 6) & HTONS(0x1fff))
+	if (a->l2[0] & 1) /* group bit of the destination MAC */
 		return false;
-#else
-	a->length = HTONS(*(u16 *)(ip + 4)) + IP_HEADER;
-#endif
-	if (kind != ANSWER_RST)
-		return answerable(a);
-	if (tcp + TCP_HEADER > end)
+	if (!rst)
+		return true;
+	if (l4 + TCP_HLEN > end || l4[13] & TCP_RST)
 		return false;
-	a->flags = tcp[13];
-	a->seq = *(u32 *)(tcp + 4);
-	a->ack = *(u32 *)(tcp + 8);
-	/* SEG.LEN: SYN and FIN count as one octet each (RFC 9293 §3.4) */
-	u32 header = (l4 - l3) + ((tcp[12] >> 4) << 2);
-	u32 segment = (a->length > header ? a->length - header : 0) + ((a->flags & TCP_SYN) >> 1) + (a->flags & TCP_FIN);
-
-	if (a->flags & TCP_ACK) { /* <SEQ=SEG.ACK><CTL=RST>: RFC 9293 §3.10.7.1 */
-		a->seq = a->ack;
+	if (l4[13] & TCP_ACK) { /* <SEQ=SEG.ACK><CTL=RST>: RFC 9293 §3.10.7.1 */
+		a->seq = *(u32 *)(l4 + 8);
 		a->ack = 0;
-	} else { /* <SEQ=0><ACK=SEG.SEQ+SEG.LEN><CTL=RST,ACK> */
-		a->ack = HTONL(HTONL(a->seq) + segment);
-		a->seq = 0;
+		a->flags = TCP_RST;
+		return true;
 	}
-	return !(a->flags & TCP_RST) && answerable(a);
+	/* <SEQ=0><ACK=SEG.SEQ+SEG.LEN><CTL=RST,ACK>; SYN and FIN count as one octet each (RFC 9293 §3.4) */
+	u64 header = L4_OFF(pk) - L3_OFF(pk) + ((l4[12] >> 4) << 2);
+	u64 segment = pk->l3_len > header ? pk->l3_len - header : 0;
+
+	segment += !!(l4[13] & TCP_SYN) + !!(l4[13] & TCP_FIN);
+	a->seq = 0;
+	a->ack = HTONL(HTONL(*(u32 *)(l4 + 4)) + segment);
+	a->flags = TCP_RST | TCP_ACK;
+	return true;
 }
 
-/* Cut the frame to `keep` bytes and put `front` bytes before it. All packet pointers are void afterwards. */
-AI bool answer_reshape(lb_ctx *ctx, u64 have, u64 keep, u64 front)
+/* Cut the frame to `keep` bytes, then put `front` bytes before it. All packet pointers are void afterwards. */
+AI bool answer_reshape(lb_ctx *ctx, u64 keep, u64 front)
 {
 #ifdef LB_HOOK_XDP
-	if (keep != have && xdp_adjust_tail(ctx, (int)keep - (int)have))
+	u64 have = CTX_LEN(ctx);
+
+	if (keep != have && adjust_tail(ctx, (int)keep - (int)have))
 		return false;
-	return !front || !xdp_adjust_head(ctx, -(int)front);
+	return !front || !adjust_head(ctx, -(int)front);
 #else
 	/* also where the length stays: it makes the whole frame linear and writable, and ends segmentation offload */
 	if (skb_change_tail(ctx, keep, 0))
@@ -171,7 +153,7 @@ AI bool answer_reshape(lb_ctx *ctx, u64 have, u64 keep, u64 front)
 }
 
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
-AI void answer_write_l2(u8 *data, const struct answer *a)
+AI void answer_write_l2(u8 *data, const struct lb_answer *a)
 {
 	*(u32 *)data = a->l2[1] >> 16 | a->l2[2] << 16;
 	*(u32 *)(data + 4) = a->l2[2] >> 16 | a->l2[0] << 16;
@@ -181,24 +163,21 @@ AI void answer_write_l2(u8 *data, const struct answer *a)
 }
 
 /* Write the IP header of `payload` bytes from the VIP to the client; return the pseudo header's sum. */
-AI u64 answer_write_ip(u8 *ip, const struct answer *a, u32 payload, u32 proto)
+AI u64 answer_write_ip(u8 *ip, const struct lb_pkt *pk, u64 payload, u64 proto)
 {
-	u64 addresses = 0;
+	u64 addresses = addr_sum(&pk->saddr) + addr_sum(&pk->daddr);
 
-	for (u64 i = 0; i < ADDR_WORDS; i++) {
-		*(u32 *)(ip + ADDR_AT + i * 4) = a->vip[i];
-		*(u32 *)(ip + ADDR_AT + (ADDR_WORDS + i) * 4) = a->client[i];
-		addresses += (u64)a->vip[i] + a->client[i];
-	}
+	addr_store(ip + ADDRS_AT, &pk->daddr);
+	addr_store(ip + ADDRS_AT + sizeof(lb_addr), &pk->saddr);
 #if LB_FAMILY == 4
-	/* TOS 0xc0 (internetwork control) as routers set it for errors, DF, no identification (RFC 6864) */
-	u32 first = HTONL(0x45000000 | (proto == ICMP_PROTO ? 0xc00000 : 0) | (IP_HEADER + payload));
+	/* errors carry TOS 0xc0 (internetwork control) as routers set it; DF and no identification (RFC 6864) */
+	u32 first = HTONL(0x45000000 | (proto == PROTO_ICMP ? 0xc00000 : 0) | (IP_HLEN + payload));
 	u32 third = HTONL(ANSWER_HOPS << 24 | proto << 16);
 
 	*(u32 *)ip = first;
 	*(u32 *)(ip + 4) = HTONL(0x4000);
 	*(u32 *)(ip + 8) = third;
-	*(u16 *)(ip + 10) = ~csum_fold(addresses + first + HTONL(0x4000) + third);
+	*(u16 *)(ip + 10) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
 #else
 	*(u32 *)ip = HTONL(0x60000000);
 	*(u32 *)(ip + 4) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
@@ -207,116 +186,143 @@ AI u64 answer_write_ip(u8 *ip, const struct answer *a, u32 payload, u32 proto)
 }
 
 #ifdef LB_HOOK_TC
-/* Does the device still have to complete this skb's checksum (CHECKSUM_PARTIAL)? Nothing tells a program directly, but the
- * kernel leaves a checksum without pseudo header alone in just that case. `at` is a field that holds 0 and is written
- * later. All packet pointers are void afterwards. */
+/* Must the device still complete this skb's checksum (CHECKSUM_PARTIAL)? Nothing tells a program directly, but the kernel
+ * leaves a checksum without pseudo header alone in just that case. `at` is the offset of a field that holds 0 and is
+ * written later. All packet pointers are void afterwards. */
 AI bool skb_partial(lb_ctx *ctx, u64 at)
 {
-	skb_l4_csum_replace(ctx, at, 0, 1, 2);
-	u8 *data = PKT_DATA(ctx), *end = PKT_END(ctx);
+	l4_csum(ctx, at, 0, 1, 2);
+	u8 *field = CTX_DATA(ctx) + at;
 
-	return data + at + 2 <= end && *(u16 *)(data + at) == 0;
+	return field + 2 <= CTX_END(ctx) && !*(u16 *)field;
 }
 #endif
 
 /* The packet becomes a RST; true when it may be sent. */
-AI bool answer_rst(lb_ctx *ctx, u64 l3, const struct answer *a)
+AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer *a)
 {
-	u64 have = pkt_length(ctx), at = l3 + IP_HEADER;
+	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN;
 
-	if (!answer_reshape(ctx, have, at + TCP_HEADER, 0))
+	if (!answer_reshape(ctx, at + TCP_HLEN, 0))
 		return false;
-	u8 *data = PKT_DATA(ctx), *end = PKT_END(ctx), *tcp = data + at;
+	u8 *data = CTX_DATA(ctx), *ip = data + l3, *tcp;
 
-	if (data + L2_COPY > end || tcp + TCP_HEADER > end)
+	OPAQUE(ip); /* one base for both headers, or the verifier does not see that one check covers both */
+	tcp = ip + IP_HLEN;
+	if (data + L2_COPY > CTX_END(ctx) || tcp + TCP_HLEN > CTX_END(ctx))
 		return false;
 	answer_write_l2(data, a);
-	u64 pseudo = answer_write_ip(data + l3, a, TCP_HEADER, 6);
-	u32 ports = a->ports >> 16 | a->ports << 16;
-	u32 flags = HTONL(0x50000000 | TCP_RST << 16 | (a->flags & TCP_ACK ? 0 : TCP_ACK << 16));
+	u64 pseudo = answer_write_ip(ip, pk, TCP_HLEN, PROTO_TCP);
+	u32 flags = HTONL(0x50000000 | a->flags << 16); /* 20 bytes, no window */
 
-	*(u32 *)tcp = ports;
+	*(u16 *)tcp = pk->dport;
+	*(u16 *)(tcp + 2) = pk->sport;
 	*(u32 *)(tcp + 4) = a->seq;
 	*(u32 *)(tcp + 8) = a->ack;
-	*(u32 *)(tcp + 12) = flags; /* no window */
+	*(u32 *)(tcp + 12) = flags;
 	*(u32 *)(tcp + 16) = 0;
-	u16 sum = ~csum_fold(pseudo + ports + a->seq + a->ack + flags);
+	u16 sum = (u16)~csum_fold(pseudo + pk->sport + pk->dport + a->seq + a->ack + flags);
 #ifdef LB_HOOK_TC
 	if (skb_partial(ctx, at + 16))
-		sum = csum_fold(pseudo); /* the device adds the rest */
-	data = PKT_DATA(ctx);
-	tcp = data + at;
-	if (tcp + TCP_HEADER > (u8 *)PKT_END(ctx))
+		sum = (u16)csum_fold(pseudo); /* the device adds the rest */
+	tcp = CTX_DATA(ctx) + at;
+	if (tcp + TCP_HLEN > CTX_END(ctx))
 		return false;
 #endif
 	*(u16 *)(tcp + 16) = sum;
 	return true;
 }
 
-/* What the quoted transport checksum (at `check` behind l4) turns into when the device completes it after us. */
-AI u64 completed(u64 transport, u16 field)
+/* Write the ICMP header of the error; return what its checksum must cover, all but the quoted packet. */
+AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 {
-	return (u16)~csum_fold(transport) + (u64)(u16)~field;
-}
-
-/* The packet becomes an ICMP error that quotes its beginning; true when it may be sent. */
-AI bool answer_icmp(lb_ctx *ctx, u64 l3, u64 l4, u32 what, u32 rest, u32 proto, const struct answer *a)
-{
-	u64 have = pkt_length(ctx), quoted = a->length, at = l3 + IP_HEADER, header = l4 - l3;
-
-	if (quoted > QUOTE_MAX)
-		quoted = QUOTE_MAX;
-	if (l3 + quoted > have || header > quoted)
-		return false;
-	if (!answer_reshape(ctx, have, l3 + quoted, IP_HEADER + ICMP_HEADER))
-		return false;
-	u8 *data = PKT_DATA(ctx), *end = PKT_END(ctx), *icmp = data + at;
-
-	if (data + L2_COPY > end || icmp + ICMP_HEADER > end)
-		return false;
-	answer_write_l2(data, a);
-	u64 pseudo = answer_write_ip(data + l3, a, ICMP_HEADER + quoted, ICMP_PROTO);
-	u64 sum = (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
+	u64 what = reason == REASON_ANSWER_TOO_BIG ? ICMP_TOO_BIG : reason == REASON_ANSWER_TTL ? ICMP_TIME_EXCEEDED : ICMP_PORT_UNREACHABLE;
+	u32 rest = reason == REASON_ANSWER_TOO_BIG ? HTONL(mtu) : 0;
 
 	*(u32 *)icmp = HTONS(what);
 	*(u32 *)(icmp + 4) = rest;
-#ifdef LB_HOOK_XDP
-	*(u16 *)(icmp + 2) = ~csum_fold(sum + sum_bytes(icmp + ICMP_HEADER, end, quoted, QUOTE_MAX));
-#else
-	u64 field_at = at + ICMP_HEADER + header + (proto == 6 ? 16 : 6);
-	u64 transport = sum_bytes(icmp + ICMP_HEADER + header, end, quoted - header, QUOTE_MAX);
-
-	sum += sum_bytes(icmp + ICMP_HEADER, end, header, OFFSET_MASK + 1) + transport;
-	if (skb_partial(ctx, at + 2)) {
-		u8 *field = (u8 *)PKT_DATA(ctx) + field_at;
-
-		if (field + 2 <= (u8 *)PKT_END(ctx))
-			sum += completed(transport, *(u16 *)field);
-	}
-	icmp = (u8 *)PKT_DATA(ctx) + at;
-	if (icmp + ICMP_HEADER > (u8 *)PKT_END(ctx))
-		return false;
-	*(u16 *)(icmp + 2) = ~csum_fold(sum);
-#endif
-	return true;
+	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
-/* Answer the packet: `kind`, and the MTU (host order) of ANSWER_TOO_BIG. True: it is the answer now, send it back. */
-AI bool answer(lb_ctx *ctx, u64 l3, u64 l4, u32 proto, u32 kind, u32 mtu)
+#ifdef LB_HOOK_TC
+/* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
+ * so for the quoted transport header: ours must then cover what that one turns into. */
+AI bool answer_sum_skb(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
-	struct answer a = {};
+	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
+	u8 *quote = CTX_DATA(ctx) + at + ICMP_HLEN;
+	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
+
+	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
+	if (skb_partial(ctx, at + 2)) {
+		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + (pk->proto == PROTO_TCP ? 16 : 6);
+
+		if (field + 2 <= CTX_END(ctx))
+			sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;
+	}
+	u8 *icmp = CTX_DATA(ctx) + at;
+
+	if (icmp + ICMP_HLEN > CTX_END(ctx))
+		return false;
+	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum);
+	return true;
+}
+#endif
+
+/* The packet becomes an ICMP error that quotes its beginning; true when it may be sent. */
+AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_answer *a)
+{
+	const struct lb_pkt *pk = &s->pk;
+	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN, quoted = pk->l3_len;
+
+	if (quoted > QUOTE_MAX)
+		quoted = QUOTE_MAX;
+	if (l3 + quoted > CTX_LEN(ctx) || L4_OFF(pk) + UDP_HLEN > l3 + quoted)
+		return false;
+	if (!answer_reshape(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
+		return false;
+	u8 *data = CTX_DATA(ctx), *ip = data + l3, *icmp;
+
+	OPAQUE(ip);
+	icmp = ip + IP_HLEN;
+	if (data + L2_COPY > CTX_END(ctx) || icmp + ICMP_HLEN > CTX_END(ctx))
+		return false;
+	answer_write_l2(data, a);
+	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMPX);
+	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
+#ifdef LB_HOOK_XDP
+	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
+	return true;
+#else
+	return answer_sum_skb(ctx, pk, at, quoted, sum);
+#endif
+}
+
+/* The answer program: the packet becomes the answer s->answer asks for and goes back, or is dropped. */
+AI int answer_run(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	struct lb_answer a = {};
 	u32 zero = 0;
-	u64 *buckets = lb_lookup(MAPFD(lb_ratelimit), &zero);
+	u64 *buckets = map_lookup(MAPFD(lb_ratelimit), &zero);
 
-	l3 &= 31;
-	l4 &= OFFSET_MASK;
-	if (!buckets || l4 < l3 || !answer_read(ctx, l3, l4, kind, &a))
-		return false;
-	if (!answer_allowed(kind <= ANSWER_UNREACHABLE ? buckets : buckets + 1))
-		return false;
-	if (kind == ANSWER_RST)
-		return answer_rst(ctx, l3, &a);
-	u32 what = kind == ANSWER_UNREACHABLE ? ICMP_PORT_UNREACHABLE : kind == ANSWER_TOO_BIG ? ICMP_TOO_BIG : ICMP_TIME_EXCEEDED;
+	if (!s || !buckets)
+		return LB_DROP;
+	u64 length = CTX_LEN(ctx);
+	bool path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL;
+	bool rst = !path && s->pk.proto == PROTO_TCP;
 
-	return answer_icmp(ctx, l3, l4, what, kind == ANSWER_TOO_BIG ? HTONL(mtu) : 0, proto, &a);
+	if (!answer_read(ctx, &s->pk, rst, &a) || !answer_allowed(path ? buckets + 1 : buckets))
+		goto drop;
+	if (rst ? !answer_rst(ctx, &s->pk, &a) : !answer_icmp(ctx, s, &a))
+		goto drop;
+	count(s->answer, length);
+#ifdef LB_HOOK_XDP
+	return XDP_TX;
+#else
+	return redirect_to(ctx->ifindex, 0);
+#endif
+drop:
+	count(REASON_DROP_NO_BACKEND, length);
+	return LB_DROP;
 }

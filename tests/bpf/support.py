@@ -1,0 +1,52 @@
+"""What the tests of this folder share: a private bpf file system, the tiny programs, counters."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+from lbagent.bpf import build, clock, settings
+from lbagent.bpf.check import SMALL
+from lbagent.bpf.source import Unit
+from lbagent.maps import bpfsys as maps
+
+PROGRAMS = Path(__file__).parent / "programs"
+ENTRY, TAIL, FELL_THROUGH, MIXED = 1, 2, 3, 4  # tiny.h
+SEEDS = settings.Seeds(0x1122334455667788, 0x99AABBCCDDEEFF00)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def tiny_units(generation: int = 1) -> tuple[Unit, ...]:
+    flags = (f"-DGENERATION={generation}", f"-I{PROGRAMS}")
+    return tuple(
+        Unit(f"tiny_{hook}", PROGRAMS / "tiny.c", hook, (f"-DLB_HOOK_{hook.upper()}", *flags)) for hook in ("xdp", "tc")
+    )
+
+
+def tiny(folder: Path, generation: int = 1):
+    """Build the tiny programs into an artifact in `folder`."""
+    return build.build(folder / f"tiny{generation}.json", units=tiny_units(generation))
+
+
+def config_record(**options) -> bytes:
+    return settings.pack(settings.Settings(**options), SMALL, SEEDS, clock.hz())
+
+
+@contextlib.contextmanager
+def mounted_bpffs(folder: Path):
+    """A bpf file system of this test's own, so that nothing of the machine is touched."""
+    if _libc.mount(b"bpf", os.fsencode(folder), b"bpf", 0, None):
+        raise OSError(ctypes.get_errno(), f"mount bpf on {folder}")
+    try:
+        yield folder
+    finally:
+        _libc.umount2(os.fsencode(folder), 2)
+
+
+def counter(fds, index: int) -> int:
+    """Packets of one lb_metrics entry over all CPUs."""
+    raw = maps.map_lookup(fds["lb_metrics"], struct.pack("<I", index), 16 * maps.possible_cpus())
+    return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(0, len(raw), 16))

@@ -1,0 +1,46 @@
+"""The lb_config record."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.bpf import clock, settings
+from lbagent.maps.layout import LB_CONFIG, Sizes
+
+
+def unpack(record):
+    return dict(zip([name for name, _ in LB_CONFIG.fields], LB_CONFIG.unpack(record), strict=True))
+
+
+@pytest.mark.parametrize(("hz", "shift"), [(100, 7), (250, 8), (300, 8), (1000, 10)])
+def test_a_tick_is_about_a_second(hz, shift):
+    assert settings.tick_shift(hz) == shift
+    assert 0.8 < (1 << shift) / hz < 1.3
+
+
+def test_record_has_masks_ports_and_ticks():
+    options = settings.Settings(snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False)
+    found = unpack(settings.pack(options, Sizes(flow4=1 << 12, backends=1 << 9), settings.Seeds(5, 6), 250))
+    assert (found["seed0"], found["seed1"]) == (5, 6)
+    assert (found["flow4_mask"], found["path_mask"]) == (4095, 511)
+    assert (found["snat_port_min"], found["snat_port_max"]) == (3000, 4000)
+    assert found["timeout_tcp"] == 1000  # 1024 s in ticks of 1.024 s
+    assert found["flags"] == 0
+    assert found["hz"] == 250
+
+
+def test_no_time_out_becomes_zero_ticks():
+    options = settings.Settings(timeout_closing_s=0)
+    assert unpack(settings.pack(options, Sizes(), settings.Seeds(1, 1), 100))["timeout_closing"] == 1
+
+
+def test_seeds_are_read_back_and_zero_means_never_written():
+    record = settings.pack(settings.Settings(), Sizes(), settings.Seeds(7, 9), 250)
+    assert settings.Seeds.of_record(record) == settings.Seeds(7, 9)
+    assert settings.Seeds.of_record(bytes(len(record))) is None
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+def test_the_kernels_clock_is_one_of_its_rates():
+    assert clock.hz() in (100, 250, 300, 1000)
