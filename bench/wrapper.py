@@ -1,0 +1,155 @@
+"""The undo wrapper (reference/undo.c): which packets it writes, and one instance of it before a program under test."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.programs import ARRAY, MMAPABLE, PROG_ARRAY, Map, Maps, load
+
+LIST_ENTRIES = 1 << 19
+SYN, ACK, FIN = 0x02, 0x10, 0x11
+TCP, UDP = 6, 17
+NODE_MAC, CLIENT_MAC = bytes.fromhex("020000000001"), bytes.fromhex("0200000000c1")
+ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order no prefetcher follows
+TTL = 64
+FRAME4, FRAME6 = 64, 84  # bytes of a frame: headers and 10 bytes of payload
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """Addresses and ports of one direction of a flow; packed addresses, host-order ports."""
+
+    src: bytes
+    dst: bytes
+    sport: int
+    dport: int
+
+    def record(self) -> bytes:
+        """Return it as reference/undo.c reads it."""
+        return self.src + self.dst + struct.pack(">HH4x", self.sport, self.dport)
+
+
+def ones_sum(data: bytes) -> int:
+    """Return the folded ones' complement sum of 16-bit words (RFC 1071)."""
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def ip_header(family: int, proto: int) -> bytes:
+    """Return an IP header whose checksum is right for addresses and identification of zero sum."""
+    size = (FRAME4 - 14) if family == 4 else (FRAME6 - 54)
+    if family == 6:
+        return struct.pack(">IHBB32x", 0x60000000, size, proto, TTL)
+    head = struct.pack(">BBHHHBBH8x", 0x45, 0, size, 0, 0, TTL, proto, 0)
+    return head[:10] + struct.pack(">H", ~ones_sum(head) & 0xFFFF) + head[12:]
+
+
+def l4_header(family: int, proto: int) -> bytes:
+    """Return a TCP or UDP header with its checksum for addresses, ports, flags and first payload word of zero sum."""
+    size = (FRAME4 - 34) if family == 4 else (FRAME6 - 54)
+    if proto == TCP:
+        head, at = struct.pack(">HHIIHHHH4x", 0, 0, 1, 1, 0, 8192, 0, 0), 16
+    else:
+        head, at = struct.pack(">HHHH16x", 0, 0, size, 0), 6
+    check = ~ones_sum(head + struct.pack(">HH", proto, size)) & 0xFFFF
+    return head[:at] + struct.pack(">H", check) + head[at + 2 :]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which packets to write: flows base .. base + flows of one client tuple, or the tuples of the list."""
+
+    first: Tuple  # flow 0; the source port is ignored, flow numbers become ports and addresses
+    flows: int = 1  # a power of two
+    flags: int = ACK
+    proto: int = TCP
+    base: int = 0
+    in_order: bool = False
+    listed: bool = False
+    flood_from: bytes = b""  # address of the first flood client; '' = no flood
+    flood_copies: int = 1  # 1 or 2 SYNs of each flood flow
+    dmac: bytes = NODE_MAC
+    smac: bytes = CLIENT_MAC
+
+    @property
+    def family(self) -> int:
+        """4 or 6, from the addresses."""
+        return 4 if len(self.first.src) == 4 else 6
+
+
+class Wrapper:
+    """One loaded copy of undo.c with its own control record, in front of one program."""
+
+    def __init__(self, family: int, target_fd: int) -> None:
+        """Load it and put the program under test behind its tail call."""
+        self.family = family
+        address = 4 if family == 4 else 16
+        self.control_format = f"<8Q{address}s{address}s{address}s2s2s2sH16s{'4x' if family == 4 else ''}40s24s"
+        self.record_size = 2 * address + 8
+        self.maps = Maps(
+            {
+                "undo_control": Map(ARRAY, 4, struct.calcsize(self.control_format), 1, MMAPABLE),
+                "undo_list": Map(ARRAY, 4, LIST_ENTRIES * self.record_size, 1, MMAPABLE),
+                "undo_calls": Map(PROG_ARRAY, 4, 4, 1),
+            }
+        )
+        self.fd = load("undo", family, self.maps, (f"-DLIST_MASK={LIST_ENTRIES - 1}ull",))
+        self.maps.put("undo_calls", struct.pack("<I", 0), struct.pack("<I", target_fd))
+        self._control = mmap.mmap(self.maps.fds["undo_control"], mmap.PAGESIZE)
+        self.frame = bytes(FRAME4 if family == 4 else FRAME6)
+        self.plan: Plan | None = None
+
+    def set(self, plan: Plan, *, keep_place: bool = False) -> None:
+        """Switch to other packets. With keep_place the flow and flood counters go on where they were."""
+        seq, flood_seq = (self.position if keep_place else (0, 0))
+        first, ether = plan.first, b"\x08\x00" if plan.family == 4 else b"\x86\xdd"
+        data = struct.pack(
+            self.control_format,
+            seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, bool(plan.flood_from), flood_seq,
+            plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
+            bytes((0x50, plan.flags)), bytes((0x50, SYN)), plan.proto,
+            plan.dmac + plan.smac + ether, ip_header(plan.family, plan.proto), l4_header(plan.family, plan.proto),
+        )  # fmt: skip
+        self._control[: len(data)] = data
+        head = plan.dmac + plan.smac + ether + ip_header(plan.family, plan.proto) + l4_header(plan.family, plan.proto)
+        self.frame = head.ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")  # what undo.c leaves as it is
+        self.plan = plan
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Packets written so far: of the plan's flows, of the flood."""
+        return struct.unpack_from("<Q", self._control, 0)[0], struct.unpack_from("<Q", self._control, 48)[0]
+
+    def fill_list(self, tuples: Sequence[Tuple]) -> None:
+        """Write the tuples the list mode reads."""
+        data = b"".join(item.record() for item in tuples)
+        with mmap.mmap(self.maps.fds["undo_list"], (len(data) + mmap.PAGESIZE - 1) & -mmap.PAGESIZE) as view:
+            view[: len(data)] = data
+
+    def close(self) -> None:
+        """Unload."""
+        self._control.close()
+        os.close(self.fd)
+        self.maps.close()
+
+
+def tuple_of(frame: bytes) -> Tuple:
+    """Read addresses and ports of a frame without options."""
+    if frame[12:14] == b"\x08\x00":
+        src, dst, at = frame[26:30], frame[30:34], 34
+    else:
+        src, dst, at = frame[22:38], frame[38:54], 54
+    return Tuple(src, dst, *struct.unpack_from(">HH", frame, at))
+
+
+def ip(text: str) -> bytes:
+    """Return packed bytes of an address."""
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
