@@ -93,7 +93,10 @@ def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
 
 def resting_state(endpoint: EndpointInfo) -> BackendState:
     """Return the state of the row the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
-    return endpoint_state(endpoint) or (BackendState.MAINTENANCE if _is_withdrawn(endpoint) else BackendState.QUARANTINED)
+    state = endpoint_state(endpoint)
+    if state is not None:
+        return state
+    return BackendState.MAINTENANCE if _is_withdrawn(endpoint) else BackendState.QUARANTINED
 
 
 def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:

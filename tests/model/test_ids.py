@@ -1,0 +1,135 @@
+"""Ids: monotonic, restored, never given again at once, and stable while one service of many changes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.ids import IdAllocator, IdBook, IdsExhausted, assign_ids
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+
+
+def _frontend(number: int) -> L3n4Addr:
+    return L3n4Addr(bytes([10, 96, 0, number]), 80)
+
+
+def _svc(number: int, *backends: int, **more: object) -> SVC:
+    members = tuple(Backend(L3n4Addr(bytes([10, 0, 0, b]), 80)) for b in backends)
+    return SVC(_frontend(number), selectable=members, **more)  # type: ignore[arg-type]
+
+
+def _book(limit: int = 100) -> IdBook:
+    return IdBook(IdAllocator(limit=limit), IdAllocator(limit=limit))
+
+
+def test_monotonic_and_stable() -> None:
+    """From 1 upwards; asking again gives the same."""
+    ids: IdAllocator[str] = IdAllocator()
+    assert [ids.allocate(key) for key in "abca"] == [1, 2, 3, 1]
+    assert len(ids) == 3
+
+
+def test_a_released_id_rests() -> None:
+    """Not reused at once: only when all others were given."""
+    ids: IdAllocator[str] = IdAllocator(first=1, limit=5)
+    for key in "abc":
+        ids.allocate(key)
+    ids.release("a")
+    ids.release("nobody")
+    assert ids.allocate("d") == 4
+    assert ids.allocate("e") == 1  # wrapped round
+
+
+def test_exhausted() -> None:
+    """All in use: a clear error, nothing lost."""
+    ids: IdAllocator[str] = IdAllocator(first=1, limit=3)
+    ids.allocate("a")
+    ids.allocate("b")
+    with pytest.raises(IdsExhausted, match="all 2 ids"):
+        ids.allocate("c")
+    assert ids.allocate("a") == 1
+
+
+def test_restore() -> None:
+    """Ids of the maps stay; new ones start behind the highest; nonsense is passed over."""
+    ids: IdAllocator[str] = IdAllocator(first=1, limit=100)
+    ids.restore([("a", 7), ("b", 3), ("c", 7), ("d", 0), ("e", 100), ("a", 9)])
+    assert (ids.get("a"), ids.get("b"), ids.get("c"), ids.get("d")) == (7, 3, None, None)
+    assert ids.allocate("c") == 8
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=80))
+def test_never_two_keys_with_one_id(steps: list[tuple[bool, int]]) -> None:
+    """Whatever is allocated and released, ids in use differ and are in range."""
+    ids: IdAllocator[int] = IdAllocator(first=1, limit=10)
+    for take, key in steps:
+        if take:
+            try:
+                ids.allocate(key)
+            except IdsExhausted:
+                assert len(ids) == 9
+        else:
+            ids.release(key)
+        given_out = [ids.get(key) for key in ids.in_use()]
+        assert len(set(given_out)) == len(given_out) == len(ids)
+        assert all(number is not None and 1 <= number < 10 for number in given_out)
+
+
+def test_assign_in_state_order() -> None:
+    """Services in State order, backends in order of first use, wildcard rows 0."""
+    state = State(1, (_svc(9, 5, 2), replace(_svc(9), wildcard=True), _svc(1, 2, 1)))
+    out = assign_ids(state, IdAllocator(), IdAllocator())
+    assert [svc.id for svc in out.services] == [1, 0, 2]
+    assert [[backend.id for backend in svc.backends] for svc in out.services] == [[1, 2], [], [2, 3]]
+    assert out.generation == 1
+    assert [svc.id for svc in state.services] == [0, 0, 0]
+
+
+def test_book_keeps_what_did_not_change() -> None:
+    """Unchanged SVC objects give the same objects again; the changed one keeps its id."""
+    book = _book()
+    one, two = _svc(1, 1), _svc(2, 2)
+    first = book.assign(State(1, (one, two)))
+    second = book.assign(State(2, (one, _svc(2, 2, 3))))
+    assert second.services[0] is first.services[0]
+    assert second.services[1].id == 2
+    assert [backend.id for backend in second.services[1].backends] == [2, 3]
+
+
+def test_book_releases_what_nobody_uses() -> None:
+    """A frontend and a backend that are gone free their ids; a shared backend stays until the last user goes."""
+    book = _book()
+    book.assign(State(1, (_svc(1, 1, 2), _svc(2, 2))))
+    state = book.assign(State(2, (_svc(2, 2),)))
+    assert (len(book.service_ids), len(book.backend_ids)) == (1, 1)
+    assert (state.services[0].id, state.services[0].backends[0].id) == (2, 2)
+    state = book.assign(State(3, (_svc(1, 1),)))
+    assert (state.services[0].id, state.services[0].backends[0].id) == (3, 3)
+
+
+def test_book_leaves_out_what_finds_no_id() -> None:
+    """A service without room is named and left out, without holding ids; the others are served."""
+    book = IdBook(IdAllocator(limit=100), IdAllocator(limit=3))
+    state = book.assign(State(1, (_svc(1, 1), _svc(2, 2, 3), _svc(3, 1))))
+    assert [svc.frontend for svc in state.services] == [_frontend(1), _frontend(3)]
+    assert [frontend for frontend, _ in book.errors] == [_frontend(2)]
+    assert (len(book.service_ids), len(book.backend_ids)) == (2, 1)
+    with pytest.raises(IdsExhausted):
+        assign_ids(State(1, (_svc(1, 1, 2, 3),)), IdAllocator(), IdAllocator(limit=3))
+
+
+def test_restored_ids_nobody_claimed() -> None:
+    """They are held until told otherwise: sources may still be loading."""
+    book = _book()
+    book.service_ids.restore([(_frontend(1), 4), (_frontend(2), 5)])
+    book.backend_ids.restore([(L3n4Addr(bytes([10, 0, 0, 1]), 80), 6), (L3n4Addr(bytes([10, 0, 0, 2]), 80), 9)])
+    state = book.assign(State(1, (_svc(2, 1),)))
+    assert (state.services[0].id, state.services[0].backends[0].id) == (5, 6)
+    assert (len(book.service_ids), len(book.backend_ids)) == (2, 2)
+    book.release_restored()
+    assert (len(book.service_ids), len(book.backend_ids)) == (1, 1)

@@ -1,0 +1,213 @@
+"""Who gets new flows. Expected values: CategorizeEndpoints (A4), KEP-1669, the hint KEPs, and our rules of BackendState."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.select import EndpointInfo, EndpointSet, deduplicate, endpoint_state, resting_state, select
+
+READY: dict[str, Any] = {}
+DEAD: dict[str, Any] = {"ready": False, "serving": False}
+TERM: dict[str, Any] = {"ready": False, "terminating": True}
+TERM_DEAD: dict[str, Any] = {"ready": False, "serving": False, "terminating": True}
+LOCAL: dict[str, Any] = {"local": True}
+QUARANTINED: dict[str, Any] = {"override": BackendState.QUARANTINED}
+MAINTENANCE: dict[str, Any] = {"override": BackendState.MAINTENANCE}
+
+
+def _endpoint(number: int, *traits: dict[str, Any]) -> EndpointInfo:
+    merged: dict[str, Any] = {}
+    for trait in traits:
+        merged.update(trait)
+    return EndpointInfo(L3n4Addr(bytes([10, 0, 0, number]), 80), **merged)
+
+
+def _numbers(group: tuple[EndpointInfo, ...]) -> list[int]:
+    return [endpoint.address.address[3] for endpoint in group]
+
+
+def _groups(chosen: EndpointSet) -> tuple[list[int], list[int], list[int], list[int]]:
+    return _numbers(chosen.selectable), _numbers(chosen.others), _numbers(chosen.resting), _numbers(chosen.filtered)
+
+
+def test_ready_ones_serve() -> None:
+    """Neither ready nor terminating: no row. Order by address, whatever order they came in."""
+    picked = select([_endpoint(10), _endpoint(9), _endpoint(2, DEAD)])
+    assert _groups(picked.for_cluster_ip(False)) == ([9, 10], [], [], [2])
+    assert picked.has_any
+
+
+def test_terminating_beside_active() -> None:
+    """They keep their flows only: serving, then not serving, then quarantined."""
+    picked = select([_endpoint(1, QUARANTINED), _endpoint(2, TERM_DEAD), _endpoint(3, TERM), _endpoint(4), _endpoint(0, TERM_DEAD)])
+    assert _groups(picked.cluster) == ([4], [3, 0, 2, 1], [], [])
+
+
+def test_terminating_fallback() -> None:
+    """KEP-1669: none active, so the terminating ones that still serve take new flows."""
+    picked = select([_endpoint(3, TERM), _endpoint(1, TERM), _endpoint(2, TERM_DEAD), _endpoint(4, DEAD)])
+    assert _groups(picked.cluster) == ([1, 3], [2], [], [4])
+    assert picked.has_any
+
+
+def test_nobody() -> None:
+    """Only endpoints that cannot serve: rejected, not dropped."""
+    picked = select([_endpoint(1, DEAD), _endpoint(2, TERM_DEAD)])
+    assert _groups(picked.cluster) == ([], [2], [], [1])
+    assert not picked.has_any
+    assert not picked.has_elsewhere(picked.local)
+    assert select([]).cluster == EndpointSet()
+
+
+def test_local_policies() -> None:
+    """internalTrafficPolicy for ClusterIP only; external frontends follow the external one, for sources outside only."""
+    picked = select([_endpoint(1), _endpoint(2, LOCAL)])
+    assert _numbers(picked.for_cluster_ip(True).selectable) == [2]
+    assert _numbers(picked.for_cluster_ip(False).selectable) == [1, 2]
+    assert _numbers(picked.for_outside(True).selectable) == [2]
+    assert _numbers(picked.for_outside(True).filtered) == [1]
+    assert _numbers(picked.for_inside().selectable) == [1, 2]
+
+
+def test_local_with_none_here() -> None:
+    """None here, some elsewhere: dropped (A5)."""
+    picked = select([_endpoint(1), _endpoint(2, LOCAL, DEAD)])
+    assert picked.for_outside(True).selectable == ()
+    assert picked.has_elsewhere(picked.for_outside(True))
+    assert not picked.has_elsewhere(picked.for_outside(False))
+
+
+def test_local_fallback_is_local() -> None:
+    """A local terminating one serves the Local set even while others of the cluster are ready."""
+    picked = select([_endpoint(1), _endpoint(2, LOCAL, TERM), _endpoint(3, TERM)])
+    assert _groups(picked.for_outside(True)) == ([2], [], [], [1, 3])
+    assert _groups(picked.cluster) == ([1], [2, 3], [], [])
+
+
+def test_maintenance_and_weight_zero() -> None:
+    """No slot, but a row."""
+    picked = select([_endpoint(1, MAINTENANCE), _endpoint(2, {"weight": 0}), _endpoint(3)])
+    assert _groups(picked.cluster) == ([3], [], [1, 2], [])
+    assert endpoint_state(_endpoint(2, {"weight": 0})) is BackendState.MAINTENANCE
+
+
+def test_operator_and_health_beat_the_fallback() -> None:
+    """All active ones taken out: terminating ones serve. A terminating one taken out itself does not."""
+    assert _groups(select([_endpoint(1, MAINTENANCE), _endpoint(2, TERM)]).cluster) == ([2], [], [1], [])
+    for word in (MAINTENANCE, QUARANTINED, {"weight": 0}):
+        picked = select([_endpoint(2, TERM, word)])
+        assert _groups(picked.cluster) == ([], [2], [], [])
+        assert not picked.has_any
+
+
+@pytest.mark.parametrize(
+    ("traits", "state"),
+    [
+        ([READY], BackendState.ACTIVE),
+        ([{"terminating": True}], BackendState.ACTIVE),  # publishNotReadyAddresses: ready comes first
+        ([TERM], BackendState.TERMINATING),
+        ([TERM_DEAD], BackendState.TERMINATING),
+        ([DEAD], None),
+        ([QUARANTINED], BackendState.QUARANTINED),
+        ([MAINTENANCE], BackendState.MAINTENANCE),
+        ([MAINTENANCE, TERM], BackendState.TERMINATING),
+        ([{"override": BackendState.ACTIVE}], BackendState.ACTIVE),
+    ],
+)
+def test_states(traits: list[dict[str, Any]], state: BackendState | None) -> None:
+    """The state an endpoint has in its service."""
+    assert endpoint_state(_endpoint(1, *traits)) is state
+
+
+def test_resting_states() -> None:
+    """Rows the agent keeps: quarantined when not ready, active when only filtered out."""
+    assert resting_state(_endpoint(1, DEAD)) is BackendState.QUARANTINED
+    assert resting_state(_endpoint(1)) is BackendState.ACTIVE
+    assert resting_state(_endpoint(1, DEAD, MAINTENANCE)) is BackendState.MAINTENANCE
+
+
+def _zone(*names: str) -> dict[str, Any]:
+    return {"zone_hints": names}
+
+
+def _node(*names: str) -> dict[str, Any]:
+    return {"node_hints": names}
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "selectable"),
+    [
+        ([_endpoint(1, _zone("a")), _endpoint(2, _zone("b")), _endpoint(3, _zone("b", "a"))], [1, 3]),
+        ([_endpoint(1, _zone("b")), _endpoint(2, _zone("b"))], [1, 2]),  # no hint for us means no filter
+        ([_endpoint(1, _zone("a")), _endpoint(2)], [1, 2]),  # one without a hint disables the mode
+        ([_endpoint(1, _node("n1"), _zone("b")), _endpoint(2, _node("n2"), _zone("a"))], [1]),  # node before zone
+        ([_endpoint(1, _node("n2"), _zone("a")), _endpoint(2, _node("n3"), _zone("b"))], [1]),  # none for our node: zone
+        ([_endpoint(1, _zone("a")), _endpoint(2, DEAD), _endpoint(3, _zone("b"))], [1]),  # not-ready do not count
+        ([_endpoint(1, _zone("a")), _endpoint(2, TERM), _endpoint(3, _zone("b"))], [1]),  # nor terminating
+        ([_endpoint(1, _zone("a"), MAINTENANCE), _endpoint(2, _zone("b"))], [2]),  # one taken out cannot hold the zone
+        ([_endpoint(1, _zone("b"), TERM), _endpoint(2, _zone("a"), TERM)], [1, 2]),  # ignored in the fallback
+    ],
+)
+def test_topology(endpoints: list[EndpointInfo], selectable: list[int]) -> None:
+    """Hints alone decide; we are node n1 in zone a."""
+    assert _numbers(select(endpoints, node_name="n1", zone="a").cluster.selectable) == selectable
+
+
+def test_topology_never_for_local() -> None:
+    """Local policies do not look at hints."""
+    picked = select([_endpoint(1, _zone("b"), LOCAL), _endpoint(2, _zone("a"))], node_name="n1", zone="a")
+    assert _numbers(picked.cluster.selectable) == [2]
+    assert _numbers(picked.local.selectable) == [1]
+
+
+def test_topology_without_a_node_object() -> None:
+    """The zone is unknown: zone hints are unused, node hints still act."""
+    zones = [_endpoint(1, _zone("")), _endpoint(2, _zone("b"))]
+    assert _numbers(select(zones, node_name="n1").cluster.selectable) == [1, 2]
+    assert _numbers(select([_endpoint(1, _node("n1")), _endpoint(2, _node("x"))], node_name="n1").cluster.selectable) == [1]
+
+
+def test_topology_filters_the_rest_too() -> None:
+    """A quarantined one of another zone has no slot; a terminating one without a hint keeps it."""
+    endpoints = [_endpoint(1, _zone("a")), _endpoint(2, _zone("b"), QUARANTINED), _endpoint(3, TERM), _endpoint(4, _zone("b"))]
+    assert _groups(select(endpoints, zone="a").cluster) == ([1], [3], [], [2, 4])
+
+
+def test_duplicates() -> None:
+    """One address in two slices: ready wins, then serving, then local, then the first."""
+    assert deduplicate([_endpoint(1, TERM), _endpoint(1)]) == [_endpoint(1)]
+    assert deduplicate([_endpoint(1, TERM_DEAD), _endpoint(1, TERM)]) == [_endpoint(1, TERM)]
+    assert deduplicate([_endpoint(1), _endpoint(1, LOCAL)]) == [_endpoint(1, LOCAL)]
+    first = _endpoint(1, {"node_name": "x"})
+    assert deduplicate([first, _endpoint(1, {"node_name": "y"})]) == [first]
+
+
+traits = st.sampled_from([READY, DEAD, TERM, TERM_DEAD, QUARANTINED, MAINTENANCE, {"weight": 0}])
+endpoints = st.builds(
+    _endpoint,
+    st.integers(1, 30),
+    traits,
+    st.sampled_from([{}, LOCAL]),
+    st.sampled_from([{}, _zone("a"), _zone("b")]),
+    st.sampled_from([{}, _node("n1"), _node("n2")]),
+)
+
+
+@given(st.lists(endpoints, max_size=12, unique_by=lambda endpoint: endpoint.address), st.randoms())
+def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> None:
+    """Each endpoint is in exactly one group of each set; order of arrival does not count; somebody serves if anybody can."""
+    picked = select(members, node_name="n1", zone="a")
+    for chosen in (picked.cluster, picked.local):
+        placed = chosen.selectable + chosen.others + chosen.resting + chosen.filtered
+        assert sorted(_numbers(placed)) == sorted(_numbers(tuple(members)))
+    assert bool(picked.cluster.selectable) is picked.has_any
+    assert all(endpoint.local for endpoint in picked.local.selectable)
+    shuffled = list(members)
+    random.shuffle(shuffled)
+    assert select(shuffled, node_name="n1", zone="a") == picked
