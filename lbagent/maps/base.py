@@ -25,10 +25,14 @@ class PathInfo(Struct, frozen=True, gc=False):
     host: bool = False  # the address is one of the node's own
 
 
-class LBMaps(Protocol):
-    """All maps of map_specs. Keys and values are packed by layout.py; the key of an array map is its u32 index.
+# Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/generation.py).
+GENERATION_MAPS = ("lb_config", "lb_calls_xdp", "lb_calls_tc")
 
-    Raises MapFull or KernelError; `put_many` and `store` leave in the error's `done` how many entries are written.
+
+class LBMaps(Protocol):
+    """All maps of map_specs but GENERATION_MAPS. Keys and values are packed by layout.py; the key of an array map is its u32 index.
+
+    Raises MapFull or KernelError; the error of a put has in `done` how many entries of the call are written.
     """
 
     sizes: Sizes
@@ -36,6 +40,9 @@ class LBMaps(Protocol):
 
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries, in order, by batch."""
+
+    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+        """Write entries start..stop of keys and values lying side by side: `put_many` without an object an entry."""
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
         """Delete entries, in order, by batch; missing keys are fine."""

@@ -155,15 +155,15 @@ def _batch(cmd: Cmd, fd: int, keys: int, values: int, count: int) -> Batch:
     return Batch(0 if -result in (ENOTSUPP, errno.EINVAL, errno.EPERM) else done, -result)
 
 
-def map_update_batch(fd: int, keys: bytes, values: bytes, count: int, start: int = 0) -> Batch:
-    """Write `count` entries lying side by side, from entry `start` on; `done` counts from there."""
-    at_key, at_value = len(keys) // count * start, len(values) // count * start
-    return _batch(Cmd.MAP_UPDATE_BATCH, fd, _pointer(keys) + at_key, _pointer(values) + at_value, count - start)
+def map_update_batch(fd: int, keys: bytes, values: bytes, sizes: tuple[int, int], start: int, stop: int) -> Batch:
+    """Write entries start..stop of those lying side by side; `sizes` are those of a key and a value."""
+    at_key, at_value = _pointer(keys) + sizes[0] * start, _pointer(values) + sizes[1] * start
+    return _batch(Cmd.MAP_UPDATE_BATCH, fd, at_key, at_value, stop - start)
 
 
-def map_delete_batch(fd: int, keys: bytes, count: int, start: int = 0) -> Batch:
-    """Delete `count` keys from `start` on; stops with ENOENT at the first one missing."""
-    return _batch(Cmd.MAP_DELETE_BATCH, fd, _pointer(keys) + len(keys) // count * start, 0, count - start)
+def map_delete_batch(fd: int, keys: bytes, key_size: int, start: int, stop: int) -> Batch:
+    """Delete keys start..stop; stops with ENOENT at the first one missing."""
+    return _batch(Cmd.MAP_DELETE_BATCH, fd, _pointer(keys) + key_size * start, 0, stop - start)
 
 
 class BatchReader:

@@ -39,7 +39,7 @@ class InnerTables:
 
     def _write(self, ids: Sequence[int], fds: Sequence[int]) -> None:
         keys, values = struct.pack(f"={len(ids)}I", *ids), struct.pack(f"={len(fds)}I", *fds)
-        result = bpfsys.map_update_batch(self._outer, keys, values, len(ids))
+        result = bpfsys.map_update_batch(self._outer, keys, values, (4, 4), 0, len(ids))
         if result.errno in (bpfsys.ENOTSUPP, errno.EINVAL):  # no batch for maps of maps before 6.1
             for ident, fd in zip(ids, fds, strict=True):
                 bpfsys.map_update(self._outer, struct.pack("=I", ident), struct.pack("=I", fd))

@@ -78,26 +78,23 @@ class KernelMaps:
 
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries in order. Raises MapFull or KernelError with `done`."""
-        if not items:
-            return
-        fd, count = self.fds[map_name], len(items)
-        if count == 1:
-            self._put_each(map_name, items, 0)
-            return
         keys, values = b"".join([key for key, _ in items]), b"".join([value for _, value in items])
-        result = bpfsys.map_update_batch(fd, keys, values, count)
-        if result.errno in _NO_BATCH:
-            self._put_each(map_name, items, result.done)
-        elif result.errno:
-            raise self._failed("update", map_name, result.errno, result.done)
+        self.put_packed(map_name, keys, values, 0, len(items))
 
-    def _put_each(self, map_name: str, items: Sequence[Item], start: int) -> None:
-        fd = self.fds[map_name]
-        for done in range(start, len(items)):
+    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+        """Write entries start..stop of keys and values lying side by side. Raises MapFull or KernelError with `done`."""
+        spec, fd, at = self.specs[map_name], self.fds[map_name], start
+        if stop - start > 1:
+            result = bpfsys.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
+            at += result.done
+            if result.errno and result.errno not in _NO_BATCH:
+                raise self._failed("update", map_name, result.errno, result.done)
+        for i in range(at, stop):
+            key, value = keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * spec.value_size : (i + 1) * spec.value_size]
             try:
-                bpfsys.map_update(fd, *items[done])
+                bpfsys.map_update(fd, key, value)
             except OSError as error:
-                raise self._failed("update", map_name, error.errno or 0, done) from None
+                raise self._failed("update", map_name, error.errno or 0, i - start) from None
 
     def _failed(self, op: str, map_name: str, number: int, done: int) -> LbError:
         limit = self.specs[map_name].max_entries
@@ -113,7 +110,7 @@ class KernelMaps:
         fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
         done = 0
         while done < count:
-            result = bpfsys.map_delete_batch(fd, joined, count, done)
+            result = bpfsys.map_delete_batch(fd, joined, len(keys[0]), done, count)
             done += result.done
             if result.errno == errno.ENOENT:
                 done += 1  # the batch stops at a key that is not there

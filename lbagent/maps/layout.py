@@ -72,7 +72,8 @@ def _layout(name: str, text: str) -> Layout:
 # --- services and backends (cilium's bytes) ---
 LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
 LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
-# `target` is backend_id (slots), LBALG << 24 | affinity seconds (master) or l7_proxy_port (master of an L7 service)
+# `target` is backend_id (slots); in a master LBALG << 24 | affinity seconds, or LBALG << 24 | proxy port with the L7 flag.
+# The top bit of a master says ELSEWHERE: Local policy, no backend here, but others exist (dropped, not rejected; A5).
 LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u8 flags, u8 flags2, u16 qcount")
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
@@ -87,6 +88,10 @@ LB_AFFINITY_VALUE = _layout("lb_affinity_value", "u64 last_used, u32 backend_id,
 LB_AFFINITY_MATCH = _layout("lb_affinity_match", "u32 backend_id, be16 rev_nat_index, pad2 pad")
 LB4_SOURCE_RANGE_KEY = _layout("lb4_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be32 address")
 LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be128 address")
+TARGET_ALGORITHM_SHIFT = 24
+TARGET_ALGORITHM_MASK = 0x7F  # after the shift
+TARGET_SECONDS_MASK = 0xFFFFFF
+TARGET_ELSEWHERE = 0x80000000
 SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")

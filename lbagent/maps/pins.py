@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound, Unsupported
 from lbagent.maps import bpfsys
+from lbagent.maps.base import GENERATION_MAPS
 from lbagent.maps.layout import (
     FLOW4_SIZE,
     FLOW6_SIZE,
@@ -86,7 +87,8 @@ def _is_bpffs(path: Path) -> bool:
 def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
     """Return what is pinned: map_specs, and the template of the Maglev tables (no map of maps tells its inner size)."""
     inner = maglev_inner(sizes)
-    return {inner.name: inner} | map_specs(sizes)
+    shared = {name: spec for name, spec in map_specs(sizes).items() if name not in GENERATION_MAPS}
+    return {inner.name: inner} | shared
 
 
 def check_map(fd: int, spec: MapSpec, path: Path) -> None:
