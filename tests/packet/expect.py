@@ -1,0 +1,133 @@
+"""What a right translation looks like: the frame that went in, fields changed and every checksum computed anew by scapy."""
+
+from __future__ import annotations
+
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+
+from tests.packet import craft, wire
+from tests.packet.craft import BACKEND_MAC, NODE2_MAC, NODE_MAC, ROUTER_MAC, Family
+from tests.packet.world import TC_EGRESS, TC_INGRESS, BackendRow, Outcome, ServiceRow, World
+
+TO_BACKEND = {"smac": NODE2_MAC, "dmac": BACKEND_MAC}
+TO_CLIENT = {"smac": NODE_MAC, "dmac": ROUTER_MAC}
+SNAT_PORTS = range(1024, 30000)
+
+
+def translated(
+    frame: bytes, *, src: str | None = None, sport: int | None = None, dst: str | None = None, dport: int | None = None,
+    hop: int = 0, smac: str | None = None, dmac: str | None = None,
+) -> bytes:  # fmt: skip
+    """Return `frame` with these fields changed, `hop` taken from TTL or hop limit, and all checksums new."""
+    packet = craft.decode(frame)
+    ether, ip = packet[Ether], packet[IP] if IP in packet else packet[IPv6]
+    ether.src, ether.dst = smac or ether.src, dmac or ether.dst
+    ip.src, ip.dst = src or ip.src, dst or ip.dst
+    if isinstance(ip, IP):
+        ip.ttl -= hop
+    else:
+        ip.hlim -= hop
+    ports = packet[TCP] if TCP in packet else packet[UDP] if UDP in packet else None
+    if ports is not None:
+        ports.sport = ports.sport if sport is None else sport
+        ports.dport = ports.dport if dport is None else dport
+    return craft.recomputed(packet)
+
+
+def source(outcome: Outcome | bytes) -> tuple[str, int]:
+    """Return the source address and port of a frame."""
+    seen = parsed(outcome)
+    return _text(seen.src), seen.sport
+
+
+def destination(outcome: Outcome | bytes) -> tuple[str, int]:
+    """Return the destination address and port of a frame."""
+    seen = parsed(outcome)
+    return _text(seen.dst), seen.dport
+
+
+def parsed(outcome: Outcome | bytes) -> wire.Wire:
+    """Parse a frame that must be readable and have right checksums."""
+    data = outcome if isinstance(outcome, bytes) else outcome.packet
+    seen = wire.parse(data)
+    assert seen is not None, data.hex()
+    assert not seen.bad, (seen.bad, craft.decode(data).summary())
+    return seen
+
+
+def forwarded_to(outcome: Outcome, frame: bytes, backend: BackendRow) -> int:
+    """Assert that `frame` was sent on to a remote backend, translated on both sides; return the SNAT port."""
+    assert outcome.forwarded, outcome
+    _, port = source(outcome)
+    assert port in SNAT_PORTS
+    wanted = translated(
+        frame, src=backend.family.node2, sport=port, dst=backend.address, dport=backend.port, hop=1, **TO_BACKEND
+    )
+    assert outcome.packet == wanted, difference(outcome.packet, wanted)
+    return port
+
+
+def handed_up_to(outcome: Outcome, frame: bytes, backend: BackendRow) -> None:
+    """Assert that `frame` was given to a backend of this node: destination changed, TTL and source untouched."""
+    assert outcome.passed, outcome
+    wanted = translated(frame, dst=backend.address, dport=backend.port)
+    assert outcome.packet == wanted, difference(outcome.packet, wanted)
+
+
+def replied(outcome: Outcome, frame: bytes, service: ServiceRow, client: str, port: int) -> None:
+    """Assert that a remote backend's reply went to the client as the frontend's."""
+    assert outcome.forwarded, outcome
+    wanted = translated(
+        frame, src=service.address, sport=service.port, dst=client, dport=port, hop=1, **TO_CLIENT
+    )
+    assert outcome.packet == wanted, difference(outcome.packet, wanted)
+
+
+def replied_locally(outcome: Outcome, frame: bytes, service: ServiceRow) -> None:
+    """Assert that a local backend's reply was given the frontend's address and goes on through the stack."""
+    assert outcome.passed, outcome
+    wanted = translated(frame, src=service.address, sport=service.port)
+    assert outcome.packet == wanted, difference(outcome.packet, wanted)
+
+
+def untouched(outcome: Outcome, frame: bytes) -> None:
+    """Assert that the stack gets the very bytes that came in."""
+    assert outcome.passed, outcome
+    assert outcome.packet == frame, difference(outcome.packet, frame)
+
+
+def difference(got: bytes, wanted: bytes) -> str:
+    """Show two frames field by field."""
+    return f"\n got  {craft.decode(got)!r}\n want {craft.decode(wanted)!r}\n got  {got.hex()}\n want {wanted.hex()}"
+
+
+def _text(packed: bytes) -> str:
+    return craft.FAMILIES[4 if len(packed) == 4 else 6].text(packed)
+
+
+# --- conversations ---
+
+
+def remote_reply(fam: Family, proto: int, backend: BackendRow, port: int, flags: str = "SA", **kw: object) -> bytes:
+    """Return a remote backend's packet to the SNAT port, as it comes in by lb1."""
+    packet = craft.segment(fam, proto, backend.address, backend.port, fam.node2, port, flags, **kw)  # type: ignore[arg-type]
+    return craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
+
+
+def local_reply(fam: Family, proto: int, backend: BackendRow, client: str, port: int, flags: str = "SA", **kw: object) -> bytes:
+    """Return a local backend's packet to the client, as it leaves the pod."""
+    packet = craft.segment(fam, proto, backend.address, backend.port, client, port, flags, **kw)  # type: ignore[arg-type]
+    return craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+
+
+def at_pod(world: World, frame: bytes) -> Outcome:
+    """Run a frame that comes out of a pod."""
+    return world.run(TC_INGRESS, frame, world.net.pod0)
+
+
+def leaving(world: World, frame: bytes) -> Outcome:
+    """Run a frame that leaves by lb0."""
+    return world.run(TC_EGRESS, frame, world.net.lb0)
+
+
