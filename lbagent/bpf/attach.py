@@ -7,6 +7,7 @@ The functions block on netlink: from asyncio, call them in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.bpf import bpfsys
-from lbagent.bpf.links import Hook, attach_link, detach_link, has_tcx, linked_program, pinned_links
+from lbagent.bpf.links import Hook, attach_link, detach_link, has_tcx, linked_program, pin_path, pinned_links
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _FILTER_PRIO = 1
 _FILTER_HANDLE = 0x1B
 _PARENTS = {Hook.TC_INGRESS: 0xFFFFFFF2, Hook.TC_EGRESS: 0xFFFFFFF3}  # ffff:fff2, ffff:fff3
 _IFF_LOOPBACK = 8
-_ETH_P_ALL_NET = 0x0300
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def attach(
 
 def _attach_one(root: Path, device: Device, hook: Hook, prog_fd: int) -> None:
     if hook in _PARENTS and not has_tcx():
-        _set_filter(device, hook, prog_fd)
+        _set_filter(root, device, hook, prog_fd)
         return
     if hook.program == "xdp" and _xdp_mode_differs(root, device, hook):
         detach_link(root, device.name, hook)  # native and generic cannot replace one another
@@ -182,18 +182,24 @@ def _program_name(ident: int) -> str:
 # --- clsact, for kernels without TCX ---
 
 
-def _set_filter(device: Device, hook: Hook, prog_fd: int) -> None:
+def _clsact_mark(root: Path, device: Device) -> Path:
+    """Return the directory that says: this clsact was made by us, so it may go with our last filter."""
+    return pin_path(root, device.name, Hook.TC_INGRESS).with_name(f"{device.name.replace('.', ':')}-clsact")
+
+
+def _set_filter(root: Path, device: Device, hook: Hook, prog_fd: int) -> None:
     """Add or atomically replace our filter; the clsact qdisc is made when it is missing."""
     with IPRoute() as netlink:
         try:
             netlink.tc("add", "clsact", index=device.ifindex)
+            _clsact_mark(root, device).mkdir(parents=True, exist_ok=True)
         except NetlinkError as error:
             if error.code != errno.EEXIST:
                 raise KernelError("add clsact", error.code, f"device {device.name}") from error
         try:
             netlink.tc(
                 "replace-filter", "bpf", index=device.ifindex, handle=_FILTER_HANDLE, fd=prog_fd,
-                name=FILTER_PREFIX + hook.program, parent=_PARENTS[hook], prio=_FILTER_PRIO, protocol=_ETH_P_ALL_NET,
+                name=FILTER_PREFIX + hook.program, parent=_PARENTS[hook], prio=_FILTER_PRIO,
                 classid=1, direct_action=True,
             )  # fmt: skip
         except NetlinkError as error:
@@ -217,11 +223,19 @@ def _filters(netlink: IPRoute, device: Device) -> list[tuple[Hook, Any]]:
 
 
 def _remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) -> None:
-    prio = message["info"] >> 16
     netlink.tc(
-        "del-filter", "bpf", index=device.ifindex, handle=message["handle"], parent=_PARENTS[hook], prio=prio,
-        protocol=message["info"] & 0xFFFF,
+        "del-filter", "bpf", index=device.ifindex, handle=message["handle"], parent=_PARENTS[hook], info=message["info"]
     )  # fmt: skip
+
+
+def _remove_our_clsact(netlink: IPRoute, root: Path, device: Device) -> None:
+    """Take the qdisc away if we made it and nobody has a filter on it any more."""
+    mark = _clsact_mark(root, device)
+    if not mark.exists() or any(list(netlink.get_filters(index=device.ifindex, parent=p)) for p in _PARENTS.values()):
+        return
+    with contextlib.suppress(NetlinkError):
+        netlink.tc("del", "clsact", index=device.ifindex)
+    mark.rmdir()
 
 
 # --- what is attached, and taking it away ---
@@ -254,4 +268,5 @@ def _detach_others(root: Path, keep: set[tuple[str, Hook]], present: Mapping[str
                 if (device.name, hook) not in keep or has_tcx():
                     _remove_filter(netlink, device, hook, message)
                     gone.append(Attachment(device.name, hook))
+            _remove_our_clsact(netlink, root, device)
     return gone

@@ -100,5 +100,3 @@ def test_another_processor_is_refused(artifact, monkeypatch):
     monkeypatch.setattr(artifacts.platform, "machine", lambda: "riscv64")
     with pytest.raises(LayoutMismatch, match="this machine is riscv64"):
         artifacts.check(artifact, "a.json")
-
-

@@ -28,7 +28,9 @@ def test_a_call_of_nothing_is_an_error_not_a_bad_program():
 
 
 def test_too_much_stack_ends_the_child_only():
-    text = "int xdp(struct xdp_md *c) { char b[600]; __builtin_memset(b, 1, 600); ((void (*)(void *))6)(b); return b[3]; }"
+    text = (
+        "int xdp(struct xdp_md *c) { char b[600]; __builtin_memset(b, 1, 600); ((void (*)(void *))6)(b); return b[3]; }"
+    )
     with pytest.raises(CompileError, match="stack limit of 512 bytes is exceeded"):
         compile_text(text)
 

@@ -54,7 +54,9 @@ def test_tc_gets_its_interface(loaded, netns):
 
 
 def test_a_refused_program_shows_the_end_of_the_log_and_where_all_of_it_is(tmp_path):
-    bad = Program("broken", "unit", "xdp", struct.pack("<BBhi", 0x61, 0x10, 400, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0), ())
+    bad = Program(
+        "broken", "unit", "xdp", struct.pack("<BBhi", 0x61, 0x10, 400, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0), ()
+    )
     with pytest.raises(VerifierError, match="refused program broken") as caught:
         load_program(bad, {}, tmp_path)
     assert "invalid bpf_context access off=400" in str(caught.value)

@@ -46,7 +46,7 @@ def test_the_compiler_agrees_with_every_layout():
 
 
 def test_a_layout_the_compiler_would_pad_is_refused():
-    bad = "struct lb4_key { u8 a; u32 b; };\n_Static_assert(sizeof(struct lb4_key) == 5, \"size of lb4_key\");"
+    bad = 'struct lb4_key { u8 a; u32 b; };\n_Static_assert(sizeof(struct lb4_key) == 5, "size of lb4_key");'
     with pytest.raises(CompileError, match="size of lb4_key"):
         compiler.compile_text(bad + "int xdp(struct xdp_md *ctx) { return 2; }", BASE_FLAGS, "prelude")
 

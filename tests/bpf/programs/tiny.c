@@ -43,7 +43,7 @@ int tc_ingress(struct __sk_buff *skb)
 
 int tc_egress(struct __sk_buff *skb)
 {
-	count(COUNT_TAIL);
+	count(COUNT_EGRESS);
 	return 0;
 }
 #endif

@@ -8,6 +8,7 @@ static long (*tail_call)(void *, void *, u32) = (void *)BPF_FUNC_tail_call;
 #define COUNT_TAIL 2
 #define COUNT_FELL_THROUGH 3
 #define COUNT_MIXED 4
+#define COUNT_EGRESS 5
 
 static void count(u32 index)
 {

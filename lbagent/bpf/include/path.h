@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the reading of a backend's path record and of a next hop's. A path's meta word (port, generation, flags,
+ * next hop, MTU) is one load; user space stores it last. A next hop is valid while its ifindex is not 0.
+ */
+#pragma once
+#include "maps.h"
+
+typedef struct FAMILY(path) lb_path;
+#define PATH_META(path) RD64((u8 *)(path) + __builtin_offsetof(lb_path, port))
+#define META_PORT(m) ((u16)(m)) /* network order */
+#define META_GEN(m) ((u64)(m) >> 16 & 0xff)
+#define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
+#define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
+#define META_MTU(m) ((u64)(m) >> 48)
+
+AI lb_path *path_of(u64 backend)
+{
+	return (lb_path *)(FAMILY_VAL(path) + (backend & CFG->path_mask) * sizeof(lb_path));
+}
+
+AI void path_addr(const lb_path *path, lb_addr *a)
+{
+	addr_load(a, &path->address);
+}
+
+AI void path_snat(const lb_path *path, lb_addr *a)
+{
+	addr_load(a, &path->snat);
+}
+
+AI u8 path_proto(u64 meta)
+{
+	return META_IS(meta, PATH_UDP) ? PROTO_UDP : PROTO_TCP;
+}
+
+/* Is a datagram of `len` bytes too long for an MTU (0: unknown)? */
+AI bool over_mtu(u64 len, u64 mtu)
+{
+	return mtu - 1 < len - 1;
+}
+
+/* Both MACs and the device, as they lie in lb_nexthop. */
+struct nexthop {
+	u64 macs; /* destination, first 2 bytes of the source */
+	u64 rest; /* last 4 bytes of the source, ifindex 32 */
+};
+
+#define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32))
+
+/* Returns false if there is none, or it was retired. */
+AI bool nexthop_load(u64 index, struct nexthop *nh)
+{
+	u64 *at = (u64 *)((u8 *)MAPVAL(lb_nexthop) + (index & (NEXTHOPS - 1)) * sizeof(struct lb_nexthop));
+
+	nh->macs = RD64(at);
+	nh->rest = RD64(at + 1);
+	return nh->rest >> 32;
+}
