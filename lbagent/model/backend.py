@@ -18,7 +18,7 @@ from lbagent.model.address import L3n4Addr
 DEFAULT_BACKEND_WEIGHT = 100
 
 
-class UnknownState(ConfigError, ValueError):  # noqa: N818
+class UnknownState(ConfigError, ValueError):
     """A word that names no backend state."""
 
 

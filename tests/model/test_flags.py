@@ -75,7 +75,11 @@ def test_bit_values() -> None:
             0x0016,
             "NodePort, Local, sessionAffinity, non-routable",
         ),
-        (SvcFlagParam(svc_ext_local=True), 0x0004, "ClusterIP, Local, non-routable"),  # a ClusterIP never has two scopes
+        (
+            SvcFlagParam(svc_ext_local=True),
+            0x0004,
+            "ClusterIP, Local, non-routable",
+        ),  # a ClusterIP never has two scopes
         (SvcFlagParam(SVCType.NODE_PORT, two_scopes=True), 0x2002, "NodePort, two-scopes, non-routable"),
     ],
 )

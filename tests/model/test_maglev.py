@@ -42,7 +42,7 @@ def test_two_backends_as_in_the_dump_contract() -> None:
 def test_weights() -> None:
     """Entries follow the weights; weight 0 gets none, the smallest gets one."""
     one, two, three, four = _members(4)
-    table = lookup_table([one[:1] + (300,) + one[2:], two, three[:1] + (0,) + three[2:], four[:1] + (1,) + four[2:]])
+    table = lookup_table([(*one[:1], 300, *one[2:]), two, (*three[:1], 0, *three[2:]), (*four[:1], 1, *four[2:])])
     shares = Counter(table)
     assert shares[3] == 0
     assert shares[4] >= 1

@@ -45,7 +45,9 @@ def test_ready_ones_serve() -> None:
 
 def test_terminating_beside_active() -> None:
     """They keep their flows only: serving, then not serving, then quarantined."""
-    picked = select([_endpoint(1, QUARANTINED), _endpoint(2, TERM_DEAD), _endpoint(3, TERM), _endpoint(4), _endpoint(0, TERM_DEAD)])
+    picked = select(
+        [_endpoint(1, QUARANTINED), _endpoint(2, TERM_DEAD), _endpoint(3, TERM), _endpoint(4), _endpoint(0, TERM_DEAD)]
+    )
     assert _groups(picked.cluster) == ([4], [3, 0, 2, 1], [], [])
 
 
@@ -147,7 +149,10 @@ def _node(*names: str) -> dict[str, Any]:
         ([_endpoint(1, _zone("b")), _endpoint(2, _zone("b"))], [1, 2]),  # no hint for us means no filter
         ([_endpoint(1, _zone("a")), _endpoint(2)], [1, 2]),  # one without a hint disables the mode
         ([_endpoint(1, _node("n1"), _zone("b")), _endpoint(2, _node("n2"), _zone("a"))], [1]),  # node before zone
-        ([_endpoint(1, _node("n2"), _zone("a")), _endpoint(2, _node("n3"), _zone("b"))], [1]),  # none for our node: zone
+        (
+            [_endpoint(1, _node("n2"), _zone("a")), _endpoint(2, _node("n3"), _zone("b"))],
+            [1],
+        ),  # none for our node: zone
         ([_endpoint(1, _zone("a")), _endpoint(2, DEAD), _endpoint(3, _zone("b"))], [1]),  # not-ready do not count
         ([_endpoint(1, _zone("a")), _endpoint(2, TERM), _endpoint(3, _zone("b"))], [1]),  # nor terminating
         ([_endpoint(1, _zone("a"), MAINTENANCE), _endpoint(2, _zone("b"))], [2]),  # one taken out cannot hold the zone
@@ -170,12 +175,19 @@ def test_topology_without_a_node_object() -> None:
     """The zone is unknown: zone hints are unused, node hints still act."""
     zones = [_endpoint(1, _zone("")), _endpoint(2, _zone("b"))]
     assert _numbers(select(zones, node_name="n1").cluster.selectable) == [1, 2]
-    assert _numbers(select([_endpoint(1, _node("n1")), _endpoint(2, _node("x"))], node_name="n1").cluster.selectable) == [1]
+    assert _numbers(
+        select([_endpoint(1, _node("n1")), _endpoint(2, _node("x"))], node_name="n1").cluster.selectable
+    ) == [1]
 
 
 def test_topology_filters_the_rest_too() -> None:
     """A quarantined one of another zone has no slot; a terminating one without a hint keeps it."""
-    endpoints = [_endpoint(1, _zone("a")), _endpoint(2, _zone("b"), QUARANTINED), _endpoint(3, TERM), _endpoint(4, _zone("b"))]
+    endpoints = [
+        _endpoint(1, _zone("a")),
+        _endpoint(2, _zone("b"), QUARANTINED),
+        _endpoint(3, TERM),
+        _endpoint(4, _zone("b")),
+    ]
     assert _groups(select(endpoints, zone="a").cluster) == ([1], [3], [], [2, 4])
 
 

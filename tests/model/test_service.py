@@ -27,15 +27,22 @@ def test_names() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("10.1.2.3/8", "10.0.0.0/8"), (" 192.168.7.7/32", "192.168.7.7/32"), ("0.0.0.0/0", "0.0.0.0/0")]
-    + [("fd00::1/64", "fd00::/64"), ("::ffff:10.1.2.3/104", "10.0.0.0/8")],
+    [
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        (" 192.168.7.7/32", "192.168.7.7/32"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("fd00::1/64", "fd00::/64"),
+        ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
+    ],
 )
 def test_ranges(text: str, expected: str) -> None:
     """Host bits are masked, blanks do not count, IPv6 has no brackets."""
     assert str(CIDR.parse(text)) == expected
 
 
-@pytest.mark.parametrize("text", ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/-1", "fd00::/129", "x/8", "10.0.0.0/", "::ffff:1.2.3.4/8"])
+@pytest.mark.parametrize(
+    "text", ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/-1", "fd00::/129", "x/8", "10.0.0.0/", "::ffff:1.2.3.4/8"]
+)
 def test_bad_ranges(text: str) -> None:
     """A bad range never becomes another one."""
     with pytest.raises(ValueError):
