@@ -1,0 +1,50 @@
+"""`lbagent cleanup`: take programs, links, pins and marked neighbours away. Works without an agent and after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from lbagent.agent.lock import AgentLock
+from lbagent.bpf import datapath
+from lbagent.errors import KernelError
+from lbagent.maps.pins import pin_dir
+from lbagent.net.neighbours import release_all
+
+
+def cleanup(bpffs: str) -> list[str]:
+    """Remove everything an agent left under `bpffs` and return what went, one line each; nothing there is fine.
+
+    Programs go before maps, so that no packet meets half of it. Raises Conflict while an agent runs, KernelError.
+    """
+    root = pin_dir(bpffs)
+    try:
+        present = root.is_dir()
+    except PermissionError as error:
+        raise KernelError("read", error.errno or 0, str(root), "run as root") from None
+    if not present:
+        return []
+    lock = AgentLock(root)
+    lock.take()
+    try:
+        return _remove(root)
+    finally:
+        lock.release()
+
+
+def _remove(root: Path) -> list[str]:
+    gone = [f"detached {item.hook} from {item.device}" for item in datapath.remove(root)]
+    pins = sorted(item for item in root.rglob("*") if not item.is_dir())
+    for pin in pins:
+        pin.unlink()
+    gone += [f"removed map {pin.name}" for pin in pins]
+    for folder in sorted((item for item in root.rglob("*") if item.is_dir()), reverse=True):
+        folder.rmdir()
+    root.rmdir()
+    with contextlib.suppress(OSError):
+        root.parent.rmdir()  # only when it is ours and empty; a mount point stays
+    count = asyncio.run(release_all())
+    if count:
+        gone.append(f"released {count} neighbours")
+    return gone

@@ -1,0 +1,57 @@
+"""What each layer needs, out of the one configuration."""
+
+from __future__ import annotations
+
+from lbagent.bpf.settings import Settings
+from lbagent.config import Config
+from lbagent.maps.layout import Sizes
+from lbagent.model.address import parse_ip
+from lbagent.net.paths import PathSettings
+
+
+def sizes(config: Config) -> Sizes:
+    """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table"."""
+    flow6 = config.flow6_table_size or config.flow_table_size // 2
+    return Sizes(
+        flow4=config.flow_table_size,
+        flow6=flow6,
+        snat4=config.snat_table_size or config.flow_table_size,
+        snat6=config.snat6_table_size or flow6,
+        services=config.max_service_slots,
+        backends=config.max_backends,
+        source_ranges=config.max_source_ranges,
+        affinity=config.max_affinities,
+        spill=config.max_spilled_flows,
+        fragments=config.max_fragments,
+        maglev_size=config.maglev_table_size,
+    )
+
+
+def program_settings(config: Config) -> Settings:
+    """Return what is folded into the programs."""
+    first, last = config.snat_port_range
+    return Settings(
+        snat_port_min=first,
+        snat_port_max=last,
+        reject_rate=config.reject_rate,
+        external_clusterip=config.external_clusterip,
+        timeout_new_s=config.timeout_new,
+        timeout_tcp_s=config.timeout_tcp,
+        timeout_udp_s=config.timeout_udp,
+        timeout_closing_s=config.timeout_closing,
+    )
+
+
+def path_settings(config: Config) -> PathSettings:
+    """Return what decides the way to a backend."""
+    return PathSettings(config.name_of_node, node_addresses(config), config.pod_device)
+
+
+def node_addresses(config: Config) -> tuple[bytes, ...]:
+    """Return --node-ip, packed."""
+    return tuple(parse_ip(text) for text in config.node_ip)
+
+
+def longest_timeout_s(config: Config) -> int:
+    """Return after how long an idle flow is surely forgotten."""
+    return max(config.timeout_new, config.timeout_tcp, config.timeout_udp, config.timeout_closing)

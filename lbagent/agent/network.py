@@ -1,0 +1,125 @@
+"""Joins the kernel's network to the paths of backends: watcher, next-hop table, neighbours to keep, path finder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from lbagent.errors import LbError
+from lbagent.maps.base import LBMaps
+from lbagent.net.neighbours import MANAGED_MAX, NeighbourKeeper
+from lbagent.net.netlink import NetworkWatcher
+from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
+from lbagent.net.paths import Hop, PathFinder, PathSettings
+from lbagent.net.snapshot import NodeNetwork
+
+log = logging.getLogger(__name__)
+ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
+
+
+class NetworkFollower:
+    """Keeps `finder` current. `on_paths` is called when answers may differ, `on_network` after every change."""
+
+    def __init__(self, maps: LBMaps, settings: PathSettings, reuse_after_s: float) -> None:
+        """Write next hops into `maps`."""
+        self.watcher = NetworkWatcher()
+        self.table = NextHopTable(maps, reuse_after_s)
+        self.keeper = NeighbourKeeper()
+        self.settings = settings
+        self.finder = PathFinder(self.watcher.network, settings, self.table.index_of)
+        self.on_paths: Callable[[], None] = lambda: None
+        self.on_network: Callable[[NodeNetwork], None] = lambda _network: None
+        self._known = self.watcher.network
+        self._asked: frozenset[Hop] = frozenset()
+        self._hops_wanted = asyncio.Event()
+
+    @property
+    def network(self) -> NodeNetwork:
+        """The latest snapshot."""
+        return self.watcher.network
+
+    async def start(self) -> None:
+        """Read the network and the pinned next hops. Raises KernelError."""
+        self.table.restore(time.monotonic())
+        network = await self.watcher.start()
+        self._known = network
+        self.table.update(network, (), (), time.monotonic())
+        self._renew()
+
+    async def run(self) -> None:
+        """Follow the kernel for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.watcher.run(self._changed))
+            group.create_task(self._keep_neighbours())
+
+    def close(self) -> None:
+        """Close the netlink socket."""
+        self.watcher.close()
+
+    def reconfigure(self, settings: PathSettings) -> None:
+        """Take over new settings."""
+        if settings != self.settings:
+            self.settings = settings
+            self._renew()
+            self.on_paths()
+
+    def planned(self) -> None:
+        """Say that backends were asked about: their neighbours may have become others."""
+        if self.finder.hops != self._asked:
+            self._hops_wanted.set()
+
+    def _changed(self, network: NodeNetwork) -> None:
+        """Take a new snapshot: next hops at once, paths only where an answer may differ."""
+        old, self._known = self._known, network
+        outdated = outdated_hops(old, network, self.settings.pod_devices)
+        wanted = self.finder.hops
+        before = {hop: self.table.index_of(hop) for hop in wanted}
+        try:
+            self.table.update(network, wanted, outdated, time.monotonic())
+        except LbError as error:
+            log.error("next hops could not be written", extra={"error": str(error)})
+        if self.table.full:
+            log.warning("the next-hop table is full: some neighbours cost a FIB look-up", extra={"limit": CAPACITY})
+        if _same_ways(old, network) and all(self.table.index_of(hop) == index for hop, index in before.items()):
+            self.finder.network = network
+        else:
+            self._renew()
+            self.on_paths()
+        self.on_network(network)
+
+    def _renew(self) -> None:
+        self.finder = PathFinder(self._known, self.settings, self.table.index_of)
+
+    async def _keep_neighbours(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(None if self.keeper.managed else ASK_INTERVAL_S):
+                    await self._hops_wanted.wait()
+            except TimeoutError:
+                pass
+            self._hops_wanted.clear()
+            self._asked = frozenset(self.finder.hops)
+            try:
+                await self.keeper.keep(self._asked, self.watcher.permanent)
+            except OSError as error:
+                log.warning("neighbours could not be asked for", extra={"error": str(error)})
+            if self.keeper.left_out:
+                log.warning(
+                    "too many neighbours to keep resolved: the rest costs a FIB look-up",
+                    extra={"kept": MANAGED_MAX, "left_out": self.keeper.left_out},
+                )
+
+
+def _same_ways(old: NodeNetwork, new: NodeNetwork) -> bool:
+    """Say whether everything but the neighbours is as it was."""
+    return (
+        old.links == new.links
+        and old.addresses == new.addresses
+        and old.routes4 is new.routes4
+        and old.routes6 is new.routes6
+        and old.own4 is new.own4
+        and old.own6 is new.own6
+        and (old.policy4, old.policy6) == (new.policy4, new.policy6)
+    )
