@@ -1,0 +1,128 @@
+"""What goes over the agent's socket, as JSON. The field names are a contract: scripts read them.
+
+The command line reads the same JSON as plain dicts, without this module's help: it has 150 ms to start.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+API_PREFIX = "/v1"
+DEFAULT_SOCKET = "/run/lbagent/agent.sock"
+
+
+class BackendView(Struct, gc=False):
+    """A backend of a service."""
+
+    id: int
+    address: str  # 10.0.0.1:8080/TCP
+    state: str
+    weight: int
+    node: str
+    zone: str
+    local: bool
+    selectable: bool  # in the COUNT group of this service: new flows may take it
+
+
+class ServiceView(Struct, gc=False):
+    """A frontend with its backends, in slot order."""
+
+    id: int
+    namespace: str
+    name: str
+    port_name: str
+    frontend: str  # 10.96.0.1:80/TCP
+    scope: str  # external, internal
+    type: str
+    flags: list[str]
+    algorithm: str
+    affinity_timeout_s: int  # 0: no affinity
+    ext_traffic_policy: str
+    int_traffic_policy: str
+    backends: list[BackendView]
+
+
+class BackendRow(Struct, gc=False):
+    """A backend of the node, with all services that use it."""
+
+    id: int
+    address: str
+    state: str
+    weight: int
+    node: str
+    zone: str
+    local: bool
+    flows: int  # live flows at the last sweep; -1: not counted yet
+    services: list[str]  # NAMESPACE/NAME, each once, sorted
+
+
+class SetState(Struct, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/state."""
+
+    addresses: list[str]
+    state: str
+
+
+class SourceStatus(Struct):
+    """One source of objects."""
+
+    name: str  # the folder, the operator's file
+    synced: bool  # the first full list was read
+    objects: int
+    generation: int = 0  # how often its objects changed
+    messages: list[str] = field(default_factory=list)  # what it refused, with file, object and field
+
+
+class DeviceStatus(Struct):
+    """One device that takes service traffic."""
+
+    name: str
+    ifindex: int
+    hooks: list[str]  # xdp, xdp-generic, tc_ingress, tc_egress
+    problem: str = ""
+
+
+class MapUsage(Struct, gc=False):
+    """How full a map is."""
+
+    name: str
+    used: int
+    size: int
+
+
+class FailingService(Struct, gc=False):
+    """A frontend whose last write failed: what was written before keeps serving."""
+
+    frontend: str
+    service: str  # NAMESPACE/NAME
+    error: str
+    retry_in_s: float = 0.0
+
+
+class Status(Struct):
+    """How the agent is. `ready`: the first full State is in the kernel."""
+
+    ready: bool
+    version: str
+    pid: int
+    node: str
+    started_at: float  # seconds since the epoch
+    generation: int  # of the State that is in the maps
+    services: int
+    frontends: int
+    backends: int
+    attach: str = ""  # the --attach word
+    bpffs: str = ""
+    artifact: str = ""  # hash of the loaded programs
+    sources: list[SourceStatus] = field(default_factory=list)
+    devices: list[DeviceStatus] = field(default_factory=list)
+    maps: list[MapUsage] = field(default_factory=list)
+    failing: list[FailingService] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # everything else a person should look at
+
+
+class Problem(Struct):
+    """Every answer that is not 2xx."""
+
+    error: str  # one sentence
+    exit_code: int

@@ -1,0 +1,42 @@
+"""What the API server asks of the agent. The agent implements it; nothing else of the agent is reachable over the socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from lbagent.api.types import Status
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.state import State
+
+
+class AgentView(Protocol):
+    """The agent as the server sees it. All methods run in the agent's event loop and must not block it."""
+
+    def state(self) -> State:
+        """Return the State that is in the maps, ids filled in; an empty one before the first."""
+        ...
+
+    def status(self) -> Status:
+        """Return how the agent is, now."""
+        ...
+
+    def live_flows(self) -> Mapping[int, int] | None:
+        """Return live flows by backend id as of the last sweep (a missing id has none); None before the first sweep."""
+        ...
+
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
+        """Write the operator's word for these backends and return when it is in the maps.
+
+        All or nothing: NotFound when one is not known, InvalidTransition when one may not, before anything is changed.
+        """
+        ...
+
+    async def wait_change(self, generation: int, timeout_s: float) -> int:
+        """Return the generation in the maps as soon as it differs from `generation`, at the latest after `timeout_s`."""
+        ...
+
+    def metrics(self) -> Iterable[str]:
+        """Yield the Prometheus text in pieces of at most some 64 KiB (observe.metrics.render)."""
+        ...
