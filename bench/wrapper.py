@@ -91,37 +91,52 @@ class Wrapper:
     def __init__(self, family: int, target_fd: int) -> None:
         """Load it and put the program under test behind its tail call."""
         self.family = family
-        address = 4 if family == 4 else 16
-        self.control_format = f"<8Q{address}s{address}s{address}s2s2s2sH16s{'4x' if family == 4 else ''}40s24s"
-        self.record_size = 2 * address + 8
+        self.record_size = 16 if family == 4 else 40
         self.maps = Maps(
             {
-                "undo_control": Map(ARRAY, 4, struct.calcsize(self.control_format), 1, MMAPABLE),
+                "undo_control": Map(ARRAY, 4, self.control_size(family), 1, MMAPABLE),
                 "undo_list": Map(ARRAY, 4, LIST_ENTRIES * self.record_size, 1, MMAPABLE),
                 "undo_calls": Map(PROG_ARRAY, 4, 4, 1),
             }
         )
         self.fd = load("undo", family, self.maps, (f"-DLIST_MASK={LIST_ENTRIES - 1}ull",))
         self.maps.put("undo_calls", struct.pack("<I", 0), struct.pack("<I", target_fd))
-        self._control = mmap.mmap(self.maps.fds["undo_control"], mmap.PAGESIZE)
+        self._control = self.view(self.maps.fds["undo_control"])
         self.frame = bytes(FRAME4 if family == 4 else FRAME6)
-        self.plan: Plan | None = None
+
+    @staticmethod
+    def control_format(family: int) -> str:
+        """Return struct control of reference/packet.h."""
+        address = f"{4 if family == 4 else 16}s"
+        return f"<8Q{address}{address}{address}2s2s2sH16s{'4x' if family == 4 else ''}40s24s"
+
+    @classmethod
+    def control_size(cls, family: int) -> int:
+        """Return its size in bytes."""
+        return struct.calcsize(cls.control_format(family))
+
+    @staticmethod
+    def view(fd: int) -> mmap.mmap:
+        """Map a control record into this process."""
+        return mmap.mmap(fd, mmap.PAGESIZE)
+
+    @classmethod
+    def encode(cls, plan: Plan, seq: int, flood_seq: int) -> tuple[bytes, bytes]:
+        """Return the control record and the frame to start from (which holds what the program leaves as it is)."""
+        first, ether = plan.first, plan.dmac + plan.smac + (b"\x08\x00" if plan.family == 4 else b"\x86\xdd")
+        head, l4 = ip_header(plan.family, plan.proto), l4_header(plan.family, plan.proto)
+        data = struct.pack(
+            cls.control_format(plan.family),
+            seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, bool(plan.flood_from), flood_seq,
+            plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
+            bytes((0x50, plan.flags)), bytes((0x50, SYN)), plan.proto, ether, head, l4,
+        )  # fmt: skip
+        return data, (ether + head + l4).ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")
 
     def set(self, plan: Plan, *, keep_place: bool = False) -> None:
         """Switch to other packets. With keep_place the flow and flood counters go on where they were."""
-        seq, flood_seq = (self.position if keep_place else (0, 0))
-        first, ether = plan.first, b"\x08\x00" if plan.family == 4 else b"\x86\xdd"
-        data = struct.pack(
-            self.control_format,
-            seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, bool(plan.flood_from), flood_seq,
-            plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
-            bytes((0x50, plan.flags)), bytes((0x50, SYN)), plan.proto,
-            plan.dmac + plan.smac + ether, ip_header(plan.family, plan.proto), l4_header(plan.family, plan.proto),
-        )  # fmt: skip
+        data, self.frame = self.encode(plan, *(self.position if keep_place else (0, 0)))
         self._control[: len(data)] = data
-        head = plan.dmac + plan.smac + ether + ip_header(plan.family, plan.proto) + l4_header(plan.family, plan.proto)
-        self.frame = head.ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")  # what undo.c leaves as it is
-        self.plan = plan
 
     @property
     def position(self) -> tuple[int, int]:

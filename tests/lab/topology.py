@@ -49,12 +49,14 @@ class Lab:
     """All namespaces of one laboratory; a context manager that leaves nothing behind."""
 
     pod: bool = True  # make b3, the backend on the node
-    queues: int = 1
+    queues: int = 1  # receive queues a veth: frames of two CPUs are then handled by two CPUs
+    tag: str = ""  # tells several laboratories of one process apart
     client: Namespace = field(init=False)
     node: Namespace = field(init=False)
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     backends: dict[str, Backend] = field(default_factory=dict)
     folder: Path = field(init=False)
+    _links: list[tuple[str, str, str, str, str]] = field(default_factory=list)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
@@ -99,7 +101,7 @@ class Lab:
 
     def namespace(self, role: str) -> Namespace:
         """Make one more namespace of this laboratory."""
-        space = Namespace(role)
+        space = Namespace(self.tag + role)
         self.namespaces[role] = space
         self.closing.callback(space.delete)
         return space
@@ -125,10 +127,20 @@ class Lab:
         space.ip(f"addr add {net4}.2/{bits} dev {device}", f"addr add {net6}::2/64 dev {device} nodad")
         self.node.ip(f"addr add {net4}.1/{bits} dev {node_device}", f"addr add {net6}::1/64 dev {node_device} nodad")
         space.ip(f"route add default via {net4}.1", f"route add default via {net6}::1")
+        self._links.append((space.role[len(self.tag) :], device, node_device, net4, net6))
         if nic:
             space.checksum_offload_off(device)
             self.node.checksum_offload_off(node_device)
             attach_pass(space, device)
+
+    def freeze_neighbours(self) -> None:
+        """Make every neighbour permanent: measurements must not meet an ARP request."""
+        for role, device, node_device, net4, net6 in self._links:
+            space = self.namespaces[role]
+            there, here = space.mac(device).hex(":"), self.node.mac(node_device).hex(":")
+            for net in (f"{net4}.", f"{net6}::"):
+                space.ip(f"neigh replace {net}1 lladdr {here} dev {device} nud permanent")
+                self.node.ip(f"neigh replace {net}2 lladdr {there} dev {node_device} nud permanent")
 
     # --- servers ---
 

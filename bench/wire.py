@@ -1,0 +1,126 @@
+"""Packets per second on veth devices between namespaces: generator, forwarder and sink together on one CPU.
+
+The generator injects frames with BPF_F_TEST_XDP_LIVE_FRAMES, so a figure is the CPU time of a packet's whole way: made,
+through the client's veth into the node, forwarded, through the second veth into the backend's namespace, counted and dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+
+from bench.harness import pinned
+from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
+from bench.wrapper import UDP, Plan, Tuple, Wrapper, ip
+from lbagent.bpf import bpfsys
+from lbagent.maps import bpfsys as mapsys
+from tests.lab import xdp
+from tests.lab.netns import run
+from tests.lab.topology import Lab
+
+LIVE_FRAMES = 1 << 1
+BATCH = 64
+VIP, PORT = "10.96.0.10", 53
+BACKENDS = ("10.77.1.11", "10.77.1.12", "10.77.1.13")  # addresses behind lan1; the sink drops before any stack sees them
+BACKEND_PORT = 5353
+
+
+class Wire:
+    """The programs of one laboratory's ends: generator at the client, sinks at both ends."""
+
+    def __init__(self, lab: Lab) -> None:
+        """Load, attach the sinks, make neighbours permanent."""
+        self.lab = lab
+        self.cpus = os.cpu_count() or 1
+        self.maps = Maps(
+            {
+                "undo_control": Map(ARRAY, 4, Wrapper.control_size(4), 1, MMAPABLE),
+                "undo_list": Map(ARRAY, 4, 4096, 1, MMAPABLE),
+                "frame_hop": Map(ARRAY, 4, 16, 1, MMAPABLE),
+                "frame_count": Map(PERCPU_ARRAY, 4, 8, 1),
+                "race_tally": Map(ARRAY, 4, 256, 1, MMAPABLE),
+                "race_record": Map(ARRAY, 4, 4096, 1, MMAPABLE),
+            }
+        )
+        flags = ("-DLIST_MASK=0ull", "-DRECORD_MASK=0ull")
+        self.fds = {name: load("frames", 4, self.maps, flags, name) for name in ("generate", "sink", "bounce", "forward")}
+        lab.freeze_neighbours()
+        self.far = lab.namespaces["b1"].mac("e0")
+        for address in BACKENDS:
+            lab.node.ip(f"neigh replace {address} lladdr {self.far.hex(':')} dev lan1 nud permanent")
+        xdp.attach(lab.client, "c0", self.fds["sink"])
+        xdp.attach(lab.namespaces["b1"], "e0", self.fds["sink"])
+        hop = self.far + lab.node.mac("lan1") + struct.pack("<I", lab.node.ifindex("lan1"))
+        self.maps.put("frame_hop", bytes(4), hop)
+        self.control = Wrapper.view(self.maps.fds["undo_control"])
+        self.plan = Plan(
+            Tuple(ip("10.77.0.2"), ip(VIP), 0, PORT), 64, proto=UDP, dmac=lab.node.mac("wan"), smac=lab.client.mac("c0")
+        )
+
+    def counted(self) -> int:
+        """Return the frames both sinks have seen."""
+        raw = mapsys.map_lookup(self.maps.fds["frame_count"], bytes(4), 8 * self.cpus)
+        assert raw is not None
+        return sum(struct.unpack(f"<{self.cpus}Q", raw))
+
+    def set(self, flows: int) -> None:
+        """Send this many flows (a power of two)."""
+        self.plan = replace(self.plan, flows=flows)
+        data, self.frame = Wrapper.encode(self.plan, 0, 0)
+        self.control[: len(data)] = data
+
+    def burst(self, frames: int) -> tuple[float, int]:
+        """Send frames; return ns a frame by the kernel's own clock, and how many did not arrive."""
+        before = self.counted()
+        with self.lab.client.entered():
+            ctx = struct.pack("<6I", 0, len(self.frame), 0, self.lab.client.ifindex("c0"), 0, 0)
+            out = bpfsys.prog_test_run(self.fds["generate"], self.frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
+        return float(out.duration_ns), frames - (self.counted() - before)
+
+    def close(self) -> None:
+        """Unload (the sinks go with their devices)."""
+        self.control.close()
+        while self.fds:
+            os.close(self.fds.popitem()[1])
+        self.maps.close()
+
+
+def nft_rules() -> str:
+    """Return the service as kube-proxy's nftables mode lays it out: verdict map, one chain a service and endpoint."""
+    chains = "\n".join(
+        f"chain ep{n} {{\n meta l4proto udp dnat to {address}:{BACKEND_PORT}\n}}" for n, address in enumerate(BACKENDS)
+    )
+    jumps = ", ".join(f"{n} : goto ep{n}" for n in range(len(BACKENDS)))
+    return f"""table ip lab {{
+{chains}
+chain svc {{
+  numgen random mod {len(BACKENDS)} vmap {{ {jumps} }}
+}}
+map service-ips {{
+  type ipv4_addr . inet_proto . inet_service : verdict
+  elements = {{ {VIP} . udp . {PORT} : goto svc }}
+}}
+chain prerouting {{
+  type nat hook prerouting priority dstnat
+  ip daddr . meta l4proto . th dport vmap @service-ips
+}}
+chain postrouting {{
+  type nat hook postrouting priority srcnat
+  ct status dnat masquerade fully-random
+}}
+}}
+"""
+
+
+def nft_on(lab: Lab) -> None:
+    """Put the rules into the node's namespace."""
+    run(*lab.node.command(["nft", "-f", "-"]), text=nft_rules())
+
+
+def nft_off(lab: Lab) -> None:
+    """Take them away with their connections."""
+    run(*lab.node.command(["nft", "delete", "table", "ip", "lab"]))
+
+
+__all__ = ["Wire", "nft_off", "nft_on", "pinned"]

@@ -1,0 +1,103 @@
+"""The real agent as a process in the node's namespace, and the real command line against it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.lab.netns import LabError
+from tests.lab.topology import Lab, end
+
+ENTRY = "import sys; from lbagent.cli.main import main; sys.exit(main())"
+START_TIMEOUT_S = 30
+
+
+def program() -> list[str]:
+    """Return how lbagent is started from here: the installed command, else the module."""
+    script = Path(sys.executable).with_name("lbagent")
+    return [str(script)] if script.exists() else [sys.executable, "-c", ENTRY]
+
+
+class Agent:
+    """One agent over a laboratory; may be killed and started again."""
+
+    def __init__(self, lab: Lab, manifests: Path, *, attach: str = "xdp", arguments: Sequence[str] = ()) -> None:
+        """Prepare it: devices wan, lan1, lan2 (NICs) and pods behind pod*."""
+        self.lab, self.manifests, self.attach, self.arguments = lab, manifests, attach, list(arguments)
+        self.process: subprocess.Popen[str] | None = None
+        self.log = lab.folder / "agent.log"
+        self.devices = ["wan", "lan1", "lan2"]
+        lab.closing.callback(self.remove)
+
+    def argv(self) -> list[str]:
+        """Return the command line."""
+        devices = [word for device in self.devices for word in ("--device", device)]
+        return [
+            *program(), "agent", "--manifests", str(self.manifests), *devices, "--pod-device", "pod*", "--attach", self.attach,
+            "--node-name", "demo-node", "--bpffs", str(self.lab.bpffs), "--socket", str(self.lab.socket),
+            "--state-dir", str(self.lab.folder / "state"), *self.arguments,
+        ]  # fmt: skip
+
+    def start(self, *, wait: bool = True, env: dict[str, str] | None = None) -> None:
+        """Start it; with wait, return when the first full sync is in the kernel."""
+        with self.log.open("a") as log:
+            self.process = self.lab.node.popen(self.argv(), stderr=log, stdout=log, env={**os.environ, **(env or {})})
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Wait for the first full sync; LabError shows the log's end when it does not come."""
+        done = self.cli("status", "--wait", f"{START_TIMEOUT_S}s", check=False)
+        if done.returncode:
+            raise LabError(f"agent not ready: {done.stderr}{done.stdout}\n{self.tail()}")
+
+    def tail(self, lines: int = 30) -> str:
+        """Return the end of the log."""
+        return "\n".join(self.log.read_text().splitlines()[-lines:]) if self.log.exists() else ""
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL: no chance to clean up."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Stop it with SIGTERM and return its exit code; the datapath goes on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(10)
+
+    def cli(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line against this agent (and its pins)."""
+        offline = ["--bpffs", str(self.lab.bpffs)] if words[0] in ("cleanup", "map") else []
+        argv = [*program(), *words, *offline]
+        env = {**os.environ, "LBAGENT_SOCKET": str(self.lab.socket)}
+        done = subprocess.run(self.lab.node.command(argv), capture_output=True, text=True, env=env, check=False)
+        if check and done.returncode:
+            raise LabError(f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}")
+        return done
+
+    def json(self, *words: str) -> Any:
+        """Return what a command prints with -o json."""
+        return json.loads(self.cli(*words, "-o", "json").stdout)
+
+    def dump(self) -> list[str]:
+        """Return `map dump`, line by line."""
+        return self.cli("map", "dump").stdout.splitlines()
+
+    def remove(self) -> None:
+        """Stop it and take programs, links and pins away (when the laboratory ends)."""
+        if self.process is not None:
+            end(self.process)
+        if self.lab.bpffs.exists():
+            with contextlib.suppress(LabError):
+                self.cli("cleanup", check=False)
+            shutil.rmtree(self.lab.bpffs, ignore_errors=True)

@@ -1,0 +1,229 @@
+"""Clients: single requests, many requests at a time, a long download, open connections. All of it real sockets.
+
+A request that needs a retransmission of its SYN takes a second, so `slowest_s` shows a lost packet even where the request
+succeeded in the end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from tests.lab.netns import Namespace
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Who answered, and which client address it saw."""
+
+    backend: str
+    client: str
+
+
+def _answer(body: bytes) -> Answer:
+    backend, client = body.decode().split()
+    return Answer(backend, client)
+
+
+def connect(address: str, port: int, *, source_port: int = 0, timeout_s: float = TIMEOUT_S) -> socket.socket:
+    """Open a TCP connection from the calling thread's namespace."""
+    source = ("::" if ":" in address else "0.0.0.0", source_port) if source_port else None
+    return socket.create_connection((address, port), timeout_s, source)
+
+
+def http_get(address: str, port: int, path: str = "/") -> Answer:
+    """Make one HTTP request on a new connection and close it."""
+    with connect(address, port) as sock:
+        return _answer(request(sock, path))
+
+
+def request(sock: socket.socket, path: str = "/") -> bytes:
+    """Make one HTTP request on an open connection and return the body; OSError when it breaks or ends early."""
+    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n".encode())
+    response = http.client.HTTPResponse(sock)
+    try:
+        response.begin()
+        body = response.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"broken answer: {error!r}") from error
+    finally:
+        response.close()
+    return body
+
+
+def dns_ask(address: str, port: int, name: str = "who.lab", *, source_port: int = 0, timeout_s: float = TIMEOUT_S) -> Answer:
+    """Ask the DNS-like server one question and return its TXT answer."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(timeout_s)
+        if source_port:
+            sock.bind(("::" if ":" in address else "0.0.0.0", source_port))
+        sock.connect((address, port))
+        ident = random.randrange(1 << 16)
+        labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split(".")) + b"\0"
+        sock.send(struct.pack(">HHHHHH", ident, 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", 16, 1))
+        data = sock.recv(2048)
+    if struct.unpack_from(">H", data)[0] != ident:
+        raise OSError("answer to another question")
+    text_at = 12 + len(labels) + 4 + 12
+    return _answer(data[text_at + 1 : text_at + 1 + data[text_at]])
+
+
+def spread(client: Namespace, count: int, ask: Callable[[], Answer]) -> Counter[str]:
+    """Make requests one after the other and count who answered."""
+    with client.entered():
+        return Counter(ask().backend for _ in range(count))
+
+
+@dataclass
+class Tally:
+    """What became of a load."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """Requests that were answered."""
+        return sum(self.answered.values())
+
+
+class Load:
+    """Requests from several threads in the client's namespace until told to stop; a context manager."""
+
+    def __init__(self, client: Namespace, asks: Sequence[Callable[[], Answer]], workers: int = 4, pause_s: float = 0.0) -> None:
+        """Take what to ask, in turns; `pause_s` between two requests of one worker."""
+        self.client, self.asks, self.pause_s = client, asks, pause_s
+        self.tally = Tally()
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(workers)]
+
+    def __enter__(self) -> Self:
+        """Start."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        """Stop and wait for what is under way."""
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        with self.client.entered():
+            while not self._end.is_set():
+                self._one(self.asks[number % len(self.asks)])
+                number += 1
+                if self.pause_s:
+                    time.sleep(self.pause_s)
+
+    def _one(self, ask: Callable[[], Answer]) -> None:
+        start = time.monotonic()
+        try:
+            backend, failure = ask().backend, ""
+        except (OSError, ValueError) as error:
+            backend, failure = "", f"{type(error).__name__}: {error}"
+        took = time.monotonic() - start
+        with self._lock:
+            self.tally.slowest_s = max(self.tally.slowest_s, took)
+            if failure:
+                self.tally.failures.append(failure)
+            else:
+                self.tally.answered[backend] += 1
+
+    def wait_more(self, count: int, timeout_s: float = 20.0) -> None:
+        """Wait until that many more requests have been answered."""
+        goal, deadline = self.tally.total + count, time.monotonic() + timeout_s
+        while self.tally.total < goal and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+class Download:
+    """A slow download on one connection, in a thread; `result()` says whether every byte came."""
+
+    def __init__(self, client: Namespace, address: str, port: int, chunks: int, pause_ms: int) -> None:
+        """Start it: chunks of 1 KiB, a pause between them."""
+        self.expected = chunks * 1024
+        self.received, self.error, self.backend = 0, "", ""
+        self._path = f"/slow?chunks={chunks}&ms={pause_ms}"
+        with client.entered():
+            self._sock = connect(address, port)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            self._sock.sendall(f"GET {self._path} HTTP/1.1\r\nHost: lab\r\n\r\n".encode())
+            response = http.client.HTTPResponse(self._sock)
+            response.begin()
+            self.backend = response.headers["X-Backend"]
+            while chunk := response.read(1024):
+                self.received += len(chunk)
+        except (OSError, http.client.HTTPException) as error:
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            self._sock.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether bytes are still to come."""
+        return self._thread.is_alive()
+
+    def result(self, timeout_s: float = 30.0) -> str:
+        """Wait for the end; return '' when everything came, else what went wrong."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return f"still {self.expected - self.received} bytes to come after {timeout_s:g} s"
+        if not self.error and self.received != self.expected:
+            return f"{self.received} of {self.expected} bytes"
+        return self.error
+
+
+class Talkers:
+    """Connections that stay open and make a request on demand: established flows to watch."""
+
+    def __init__(self, client: Namespace, address: str, port: int, count: int) -> None:
+        """Open them and make the first request on each."""
+        with client.entered():
+            self.sockets = [connect(address, port) for _ in range(count)]
+        self.first = [_answer(request(sock)).backend for sock in self.sockets]
+
+    def ask(self) -> list[str]:
+        """Make one request on each; return the backends, or the error in place of a name."""
+        return [self._ask(sock) for sock in self.sockets]
+
+    @staticmethod
+    def _ask(sock: socket.socket) -> str:
+        try:
+            return _answer(request(sock)).backend
+        except (OSError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """Close all."""
+        for sock in self.sockets:
+            sock.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
