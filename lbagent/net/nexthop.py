@@ -63,6 +63,14 @@ class NextHopTable:
             used.add(index)
         self._index = {record: index for index, record in self._records.items()}
         self._fresh = iter([index for index in range(1, CAPACITY + 1) if index not in used])
+        self._repair_ids()
+
+    def _repair_ids(self) -> None:
+        """Finish what an agent killed between two writes left: ids without a record, records without an id."""
+        wanted = {_id_key(record): index.to_bytes(4, "little") for index, record in self._records.items()}
+        found = dict(self._maps.items(ID_MAP))
+        self._maps.delete_many(ID_MAP, [key for key in found if key not in wanted])
+        self._maps.put_many(ID_MAP, [item for item in wanted.items() if found.get(item[0]) != item[1]])
 
     def index_of(self, hop: Hop) -> int:
         """Return the index of a neighbour, 0 when it is not resolved or the table is full."""
