@@ -1,0 +1,83 @@
+"""From a parsed manifest or API object to one of our objects: which kinds we use, and who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lbagent.sync import wire
+from lbagent.sync.objects import KObject, Message, Origin
+from lbagent.sync.read_other import read_backend_state, read_node, read_pod
+from lbagent.sync.read_service import read_service
+from lbagent.sync.read_slice import read_endpoints, read_slice
+from lbagent.sync.report import Report
+from lbagent.sync.wire import Path
+
+
+class _Kind(NamedTuple):
+    wire: type[Any]
+    read: Callable[[Any, str, str, Report], KObject | None]
+    namespaced: bool
+
+
+_CORE, _DISCOVERY, _OURS = "v1", "discovery.k8s.io/", "lbagent.io/v1alpha1"
+_KINDS: dict[str, tuple[str, _Kind]] = {
+    "Service": (_CORE, _Kind(wire.Service, read_service, True)),
+    "EndpointSlice": (_DISCOVERY, _Kind(wire.EndpointSlice, read_slice, True)),
+    "Endpoints": (_CORE, _Kind(wire.Endpoints, read_endpoints, True)),
+    "Node": (_CORE, _Kind(wire.Node, read_node, False)),
+    "Pod": (_CORE, _Kind(wire.Pod, read_pod, True)),
+    "BackendState": (_OURS, _Kind(wire.BackendState, read_backend_state, False)),
+}
+MAX_NAME = 253  # characters of a Kubernetes name
+
+
+class Read(NamedTuple):
+    """What one object gave: the object (None: not used, or refused) and what is wrong with it."""
+
+    obj: KObject | None
+    kind: str
+    messages: tuple[Message, ...] = ()
+
+
+def is_used(api_version: object, kind: object) -> bool:
+    """Return whether objects of this kind are read; others are passed over."""
+    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None or not isinstance(api_version, str):
+        return False
+    wanted = known[0]
+    return api_version.startswith(wanted) if wanted.endswith("/") else api_version == wanted
+
+
+def read_object(raw: dict[str, Any], origin: Origin, locate: Callable[[Path], int] | None = None) -> Read:
+    """Read one parsed object of a kind that `is_used`; `raw` may be changed.
+
+    `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
+    """
+    kind = raw["kind"]
+    _, known = _KINDS[kind]
+    namespace, name = _names(raw, known.namespaced)
+    subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
+    report = Report(origin, subject, locate)
+    if not name or len(name) > MAX_NAME or len(namespace) > MAX_NAME:
+        report.subject = kind
+        report.error(("metadata", "name"), "too long" if name else "the name is missing", "the object is left out")
+        return Read(None, kind, tuple(report.messages))
+    converted = wire.convert(raw, known.wire, report.error)
+    obj = known.read(converted, namespace, name, report) if converted is not None else None
+    return Read(obj, kind, tuple(report.messages))
+
+
+def _names(raw: dict[str, Any], namespaced: bool) -> tuple[str, str]:
+    """Return namespace and name as texts; YAML may make a number of a bare name."""
+    meta = raw.get("metadata")
+    if not isinstance(meta, dict):
+        return "default", ""
+    for field in ("name", "namespace"):
+        if isinstance(meta.get(field), int) and not isinstance(meta[field], bool):
+            meta[field] = str(meta[field])
+    name, namespace = meta.get("name"), meta.get("namespace")
+    return (
+        (namespace if isinstance(namespace, str) and namespace else "default") if namespaced else "",
+        name if isinstance(name, str) else "",
+    )

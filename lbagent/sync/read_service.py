@@ -1,0 +1,233 @@
+"""Read a v1 Service: check each part, keep the rest. Source: Kubernetes API v1, kube-proxy's serviceport.go (behaviour)."""
+
+from __future__ import annotations
+
+from lbagent.model.address import L4Type
+from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.sync.objects import Service, ServicePort
+from lbagent.sync.report import Report, annotation, label, present, special
+from lbagent.sync.wire import Ingress, Meta, Path, ServiceSpec
+from lbagent.sync.wire import Service as Wire
+
+MAX_PORTS = 1000
+MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
+MAX_RANGES = 10000
+MAX_AFFINITY_S = 86400  # Kubernetes' own limit
+PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+HEADLESS = "service.kubernetes.io/headless"
+
+_TYPES = {word: word for word in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
+_POLICIES = {"Cluster": False, "Local": True}
+_AFFINITY = {"None": False, "ClientIP": True}
+_FAMILIES = {"IPv4": 4, "IPv6": 6}
+_ALGORITHMS = {word.value: word for word in Algorithm}
+_FORWARDING = {"snat": False, "dsr": True}
+_RANGES = {"allow": False, "deny": True}
+_NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
+_STALE = ("keep", "reset")
+
+
+def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
+    """Return the Service; what is wrong goes to the report."""
+    meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
+    kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP")
+    base = Service(namespace, name, report.origin, report.timestamp(meta), _ignored(meta, spec, kind), kind)
+    if base.ignored:
+        return base
+    cluster_ips = _cluster_ips(spec, report)
+    outside = _addresses(spec.externalIPs, ("spec", "externalIPs"), report)
+    ingress = _ingress(raw, report) if kind == "LoadBalancer" else []
+    families = _families(spec, cluster_ips, [*outside, *ingress], report)
+    external = _of_families(outside, families, ("spec", "externalIPs"), report)
+    vips = _of_families(ingress, families, ("status", "loadBalancer", "ingress"), report)
+    algorithm, dsr, nat, l7_port = _annotations(meta, report)
+    timeout = _affinity(spec, report)
+    if l7_port and timeout:
+        report.error(("metadata", "annotations", "lbagent.io/l7-proxy-port"), "cannot go with sessionAffinity", "it is ignored")
+        l7_port = 0
+    ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
+    local = report.choice(("spec", "externalTrafficPolicy"), spec.externalTrafficPolicy, _POLICIES, "Cluster")
+    return Service(
+        namespace,
+        name,
+        report.origin,
+        base.created,
+        "",
+        kind,
+        families,
+        tuple(cluster_ips),
+        external,
+        vips,
+        _ports(spec, kind, report),
+        local,
+        report.choice(("spec", "internalTrafficPolicy"), spec.internalTrafficPolicy, _POLICIES, "Cluster"),
+        timeout,
+        ranges,
+        given,
+        deny,
+        (spec.healthCheckNodePort or 0) if local and kind == "LoadBalancer" else 0,
+        algorithm,
+        dsr,
+        nat,
+        l7_port,
+    )
+
+
+def _ignored(meta: Meta, spec: ServiceSpec, kind: str) -> str:
+    if kind == "ExternalName":
+        return "ExternalName"
+    if (proxy := label(meta, PROXY_NAME)) is not None:
+        return f"service-proxy-name {proxy}"
+    if spec.clusterIP == "None" or "None" in (spec.clusterIPs or ()) or label(meta, HEADLESS) is not None:
+        return "headless"
+    return ""
+
+
+def _cluster_ips(spec: ServiceSpec, report: Report) -> list[bytes]:
+    if any(spec.clusterIPs or ()):
+        return _addresses(spec.clusterIPs, ("spec", "clusterIPs"), report)
+    if not spec.clusterIP:
+        return []
+    address = report.address(("spec", "clusterIP"), spec.clusterIP, "the ClusterIP frontends are left out")
+    return [address] if address else []
+
+
+def _addresses(texts: list[str | None] | None, path: Path, report: Report) -> list[bytes]:
+    found: dict[bytes, None] = {}
+    for index, text in present(texts):
+        if index >= MAX_ADDRESSES:
+            report.error(path, f"more than {MAX_ADDRESSES} addresses", "the rest is left out")
+            break
+        if text and (address := report.address((*path, index), text, "the address is left out")):
+            found[address] = None
+    return list(found)
+
+
+def _ingress(raw: Wire, report: Report) -> list[bytes]:
+    """Return the addresses whose ipMode is VIP. Source: KEP-1860: with Proxy, packets go out to the balancer."""
+    status = raw.status.loadBalancer if raw.status else None
+    path = ("status", "loadBalancer", "ingress")
+    mine: list[str | None] = []
+    for index, entry in present(status.ingress if status else None):
+        mine.append(entry.ip if _is_vip(entry, (*path, index, "ipMode"), report) else None)
+    return _addresses(mine, path, report)
+
+
+def _is_vip(entry: Ingress, path: Path, report: Report) -> bool:
+    if entry.ipMode in (None, "", "VIP"):
+        return True
+    if entry.ipMode != "Proxy":
+        report.error(path, f"unknown value {entry.ipMode!r}; one of VIP, Proxy is possible", "the address is left out")
+    return False
+
+
+def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[int, ...]:
+    named = []
+    for index, word in present(spec.ipFamilies):
+        if word in _FAMILIES:
+            named.append(_FAMILIES[word])
+        else:
+            report.error(("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored")
+    found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
+    return tuple(sorted(found or {4}))
+
+
+def family_of(address: bytes) -> int:
+    """Return 4 or 6."""
+    return 4 if len(address) == 4 else 6
+
+
+def _of_families(addresses: list[bytes], families: tuple[int, ...], path: Path, report: Report) -> tuple[bytes, ...]:
+    fit = tuple(address for address in addresses if family_of(address) in families)
+    if len(fit) != len(addresses):
+        report.warn(path, "the Service has no such IP family", "the addresses of that family have no frontend")
+    return fit
+
+
+def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, ...]:
+    ports: list[ServicePort] = []
+    taken: set[tuple[int, L4Type]] = set()
+    node_ports: set[tuple[int, L4Type]] = set()
+    for index, raw in present(spec.ports):
+        path: Path = ("spec", "ports", index)
+        if index >= MAX_PORTS:
+            report.error(("spec", "ports"), f"more than {MAX_PORTS} ports", "the rest is left out")
+            break
+        port = report.port((*path, "port"), raw.port, "the port is left out")
+        protocol = report.protocol((*path, "protocol"), raw.protocol, "the port is left out")
+        if not port or protocol is None:
+            continue
+        if (port, protocol) in taken:
+            report.error((*path, "port"), f"{port}/{protocol.value} is there twice", "the first holds")
+            continue
+        taken.add((port, protocol))
+        node_port = 0
+        if raw.nodePort and kind in ("NodePort", "LoadBalancer"):
+            node_port = report.port((*path, "nodePort"), raw.nodePort, "the NodePort frontends are left out")
+            if node_port and (node_port, protocol) in node_ports:
+                report.error((*path, "nodePort"), f"{node_port}/{protocol.value} is there twice", "the first holds")
+                node_port = 0
+            node_ports.add((node_port, protocol))
+        ports.append(ServicePort(raw.name or "", protocol, port, node_port, index))
+    return tuple(ports)
+
+
+def _affinity(spec: ServiceSpec, report: Report) -> int:
+    """Return the affinity time-out in seconds, 0 without affinity. `None` beats a left-over config."""
+    if not report.choice(("spec", "sessionAffinity"), spec.sessionAffinity, _AFFINITY, "None"):
+        return 0
+    client = spec.sessionAffinityConfig.clientIP if spec.sessionAffinityConfig else None
+    timeout = client.timeoutSeconds if client else None
+    if timeout is None:
+        return DEFAULT_AFFINITY_TIMEOUT_S
+    if 1 <= timeout <= MAX_AFFINITY_S:
+        return timeout
+    path = ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds")
+    report.error(path, f"{timeout} is not in 1-{MAX_AFFINITY_S}", f"{DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    return DEFAULT_AFFINITY_TIMEOUT_S
+
+
+def _source_ranges(
+    meta: Meta, spec: ServiceSpec, vips: tuple[bytes, ...], report: Report
+) -> tuple[tuple[CIDR, ...], bool, bool]:
+    """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
+    path: Path = ("spec", "loadBalancerSourceRanges")
+    ranges: dict[CIDR, None] = {}
+    for index, text in present(spec.loadBalancerSourceRanges):
+        if index >= MAX_RANGES:
+            report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
+            break
+        try:
+            ranges[CIDR.parse(text)] = None
+        except ValueError as error:
+            report.error((*path, index), str(error), "the range is left out")
+    found = annotation(meta, "source-ranges-policy", "src-ranges-policy")
+    deny = report.choice(found[0], found[1].lower(), _RANGES, "allow") if found else False
+    given = bool(spec.loadBalancerSourceRanges)
+    for family in {family_of(vip) for vip in vips} if given and not deny else ():
+        if not any(family_of(cidr.network) == family for cidr in ranges):
+            report.warn(path, f"no range is IPv{family}", f"nobody reaches the IPv{family} addresses of the balancer")
+    return tuple(ranges), given, deny
+
+
+def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy, int]:
+    algorithm, dsr, nat, l7_port = Algorithm.RANDOM, False, SVCNatPolicy.NONE, 0
+    if found := annotation(meta, "algorithm", "lb-algorithm"):
+        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random")
+    if found := annotation(meta, "forwarding-mode"):
+        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat")
+    if found := annotation(meta, "nat-policy"):
+        nat = report.choice(found[0], found[1].lower(), _NAT, "none")
+    if found := annotation(meta, "l7-proxy-port"):
+        number = int(found[1]) if found[1].isascii() and found[1].isdecimal() and len(found[1]) < 9 else -1
+        l7_port = report.port(found[0], number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
+    if found := annotation(meta, "stale-flows"):
+        word, equals, seconds = found[1].partition("=")
+        if word not in _STALE and not (word == "drain" and equals and seconds.isascii() and seconds.isdecimal()):
+            report.error(found[0], f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible", "the default is used")
+    return algorithm, dsr, nat, l7_port
+
+
+def _no_port(found: tuple[Path, str], report: Report) -> int:
+    report.error(found[0], f"{found[1]!r} is not a port of 1-65535", "no L7 proxy is used")
+    return 0

@@ -1,0 +1,139 @@
+"""Read EndpointSlices and Endpoints: check each part, keep the rest. Source: kube-proxy's endpointslicecache.go (behaviour)."""
+
+from __future__ import annotations
+
+from sys import intern
+
+from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
+from lbagent.sync.read_service import HEADLESS, family_of
+from lbagent.sync.report import Report, label, present
+from lbagent.sync.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
+from lbagent.sync.wire import Endpoint as WireEndpoint
+from lbagent.sync.wire import Endpoints as WireEndpoints
+from lbagent.sync.wire import EndpointSlice as WireSlice
+
+SERVICE_NAME = "kubernetes.io/service-name"
+MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number
+MAX_PORTS = 1000
+MAX_HINTS = 64
+_FAMILIES = {"IPv4": 4, "IPv6": 6}
+
+
+def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
+    """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
+    meta = raw.metadata or Meta()
+    service = label(meta, SERVICE_NAME)
+    if not service or label(meta, HEADLESS) is not None or raw.addressType == "FQDN":
+        return None
+    family = _FAMILIES.get(raw.addressType or "")
+    if family is None:
+        what = f"unknown value {raw.addressType!r}" if raw.addressType else "it is missing"
+        report.error(("addressType",), f"{what}; one of IPv4, IPv6, FQDN is possible", "the slice is left out")
+        return None
+    ports = _slice_ports(raw.ports, ("ports",), report)
+    endpoints = []
+    for index, entry in present(raw.endpoints):
+        if index >= MAX_ENDPOINTS:
+            report.error(("endpoints",), f"more than {MAX_ENDPOINTS} endpoints", "the rest is left out")
+            break
+        if endpoint := _endpoint(entry, namespace, family, ("endpoints", index), report):
+            endpoints.append(endpoint)
+    weight = report.weight(meta)
+    return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
+
+
+def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> tuple[SlicePort, ...]:
+    ports = []
+    for index, entry in present(raw):
+        if index >= MAX_PORTS:
+            report.error(path, f"more than {MAX_PORTS} ports", "the rest is left out")
+            break
+        if not entry.port:  # nil and 0: every port, or none yet; a service proxy takes neither
+            continue
+        port = report.port((*path, index, "port"), entry.port, "the port is left out")
+        protocol = report.protocol((*path, index, "protocol"), entry.protocol, "the port is left out")
+        if port and protocol:
+            ports.append(SlicePort(intern(entry.name or ""), protocol, port))
+    return tuple(ports)
+
+
+def _endpoint(raw: WireEndpoint, namespace: str, family: int, path: Path, report: Report) -> Endpoint | None:
+    """Return an endpoint; only addresses[0] counts (the others are the same pod's, by contract of the API)."""
+    kept = "the endpoint is left out"
+    if not raw.addresses or not raw.addresses[0]:
+        report.error((*path, "addresses"), "there is no address", kept)
+        return None
+    address = report.address((*path, "addresses", 0), raw.addresses[0], kept)
+    if address is None:
+        return None
+    if family_of(address) != family:
+        report.error((*path, "addresses", 0), f"{raw.addresses[0]} is not IPv{family} as addressType says", kept)
+        return None
+    ready, serving, terminating = _conditions(raw.conditions)
+    zones, nodes = _hints(raw.hints)
+    return Endpoint(
+        address,
+        ready,
+        serving,
+        terminating,
+        intern(raw.nodeName or ""),
+        intern(raw.zone or ""),
+        _pod(raw.targetRef, namespace),
+        zones,
+        nodes,
+    )
+
+
+def _conditions(raw: Conditions | None) -> tuple[bool, bool, bool]:
+    """Return (ready, serving, terminating): nil means ready, serving, not terminating, as in kube-proxy."""
+    if raw is None:
+        return True, True, False
+    return raw.ready is not False, raw.serving is not False, raw.terminating is True
+
+
+def _hints(raw: Hints | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if raw is None:
+        return (), ()
+    zones = tuple(intern(entry.name) for _, entry in present((raw.forZones or [])[:MAX_HINTS]) if entry.name)
+    nodes = tuple(intern(entry.name) for _, entry in present((raw.forNodes or [])[:MAX_HINTS]) if entry.name)
+    return zones, nodes
+
+
+def _pod(raw: Reference | None, namespace: str) -> str:
+    if raw is None or raw.kind != "Pod" or not raw.name:
+        return ""
+    return f"{raw.namespace or namespace}/{raw.name}"
+
+
+def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
+    """Return the Endpoints as slices, one for each subset and family; None when it says that it is headless."""
+    if label(raw.metadata or Meta(), HEADLESS) is not None:
+        return None
+    slices: list[EndpointSlice] = []
+    for index, subset in present(raw.subsets):
+        slices += _subset(subset, namespace, name, ("subsets", index), report)
+    return Endpoints(namespace, name, report.origin, tuple(slices))
+
+
+def _subset(raw: Subset, namespace: str, name: str, path: Path, report: Report) -> list[EndpointSlice]:
+    ports = _slice_ports(raw.ports, (*path, "ports"), report)
+    found: dict[int, list[Endpoint]] = {4: [], 6: []}
+    for field, entries, ready in (
+        ("addresses", raw.addresses, True),
+        ("notReadyAddresses", raw.notReadyAddresses, False),
+    ):
+        for index, entry in present((entries or [])[:MAX_ENDPOINTS]):
+            if endpoint := _address(entry, namespace, ready, (*path, field, index), report):
+                found[family_of(endpoint.address)].append(endpoint)
+    return [
+        EndpointSlice(namespace, name, name, family, report.origin, ports, tuple(endpoints), legacy=True)
+        for family, endpoints in found.items()
+        if endpoints
+    ]
+
+
+def _address(raw: Address, namespace: str, ready: bool, path: Path, report: Report) -> Endpoint | None:
+    address = report.address((*path, "ip"), raw.ip, "the endpoint is left out")
+    if address is None:
+        return None
+    return Endpoint(address, ready, ready, node=intern(raw.nodeName or ""), pod=_pod(raw.targetRef, namespace))

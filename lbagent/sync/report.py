@@ -1,0 +1,160 @@
+"""Collect what is wrong with one object while its fields are read, and read the fields every kind has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from lbagent.model.address import L4Type, parse_ip
+from lbagent.sync.objects import Message, Origin
+from lbagent.sync.wire import Meta, Path, path_text
+
+T = TypeVar("T")
+OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
+MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
+
+
+class Report:
+    """The messages of one object. `locate` finds the line of a field; without it the object's own line is named."""
+
+    def __init__(self, origin: Origin, subject: str, locate: Callable[[Path], int] | None = None) -> None:
+        """Name the object that is read."""
+        self.origin = origin
+        self.subject = subject
+        self.messages: list[Message] = []
+        self._locate = locate
+
+    def error(self, path: Path, problem: str, kept: str = "") -> None:
+        """Say that a part was left out."""
+        self._add(path, problem, kept, warning=False)
+
+    def warn(self, path: Path, problem: str, kept: str = "") -> None:
+        """Say that something is understood and does not act."""
+        self._add(path, problem, kept, warning=True)
+
+    def _add(self, path: Path, problem: str, kept: str, *, warning: bool) -> None:
+        line = self._locate(path) if self._locate and self.origin.file else self.origin.line
+        text = path_text(path)
+        self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
+
+    # --- fields that more than one kind has ---
+
+    def address(self, path: Path, text: str | None, kept: str) -> bytes | None:
+        """Return the packed address; None and an error when it is not one that a packet may carry as its destination."""
+        try:
+            packed = parse_ip((text or "").strip())
+        except ValueError as error:
+            self.error(path, str(error), kept)
+            return None
+        if what := special(packed):
+            self.error(path, f"{text} is {what}", kept)
+            return None
+        return packed
+
+    def port(self, path: Path, number: int | None, kept: str) -> int:
+        """Return a port of 1-65535; 0 and an error when it is not one."""
+        if number is None:
+            self.error(path, "the port is missing", kept)
+        elif 1 <= number <= 65535:
+            return number
+        else:
+            self.error(path, f"{number} is not a port of 1-65535", kept)
+        return 0
+
+    def protocol(self, path: Path, text: str | None, kept: str) -> L4Type | None:
+        """Return the protocol, TCP when none is given; None and an error for an unknown one. Case counts, as in Kubernetes."""
+        if not text:
+            return L4Type.TCP
+        known = _PROTOCOLS.get(text)
+        if known is None:
+            self.error(path, f"unknown protocol {text!r}; TCP, UDP or SCTP is possible", kept)
+        return known
+
+    def choice(self, path: Path, text: str | None, words: dict[str, T], default: str) -> T:
+        """Return the value of a word; an error and that of `default` for an unknown one."""
+        if not text:
+            return words[default]
+        if text not in words:
+            self.error(path, f"unknown value {text!r}; one of {', '.join(words)} is possible", f"{default} is used")
+            return words[default]
+        return words[text]
+
+    def timestamp(self, meta: Meta) -> float:
+        """Return creationTimestamp in seconds since 1970, 0 when there is none or it is not a time (RFC 3339)."""
+        text = meta.creationTimestamp
+        if not text:
+            return 0.0
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.error(("metadata", "creationTimestamp"), f"{text!r} is not a time", "the object counts as the youngest")
+            return 0.0
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+    def weight(self, meta: Meta) -> int | None:
+        """Return the weight annotation, 0-65535; None when there is none or it is not one."""
+        found = annotation(meta, "weight")
+        if found is None:
+            return None
+        path, text = found
+        if text.isascii() and text.isdecimal() and int(text) <= MAX_WEIGHT:
+            return int(text)
+        self.error(path, f"{text!r} is not a weight of 0-{MAX_WEIGHT}", "the default weight is used")
+        return None
+
+
+_PROTOCOLS = {"TCP": L4Type.TCP, "UDP": L4Type.UDP, "SCTP": L4Type.SCTP}
+
+
+def special(address: bytes) -> str:
+    """Return why an address can be neither frontend nor backend, '' when it can. Source: ValidateNonSpecialIP of Kubernetes."""
+    first = address[0]
+    if len(address) == 4:
+        if first == 0:
+            return "an unspecified address"
+        if first == 127:
+            return "a loopback address"
+        if first >= 240:
+            return "a reserved address"
+        return "a multicast address" if first >= 224 else ""
+    if address == bytes(16):
+        return "an unspecified address"
+    if address == _LOOPBACK6:
+        return "a loopback address"
+    if first == 0xFE and address[1] & 0xC0 == 0x80:
+        return "a link-local address"
+    return "a multicast address" if first == 0xFF else ""
+
+
+_LOOPBACK6 = bytes(15) + b"\x01"
+
+
+def text_of(value: Any) -> str:
+    """Return an annotation's or label's text; manifests may hold bare numbers and booleans there."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[Path, str] | None:
+    """Return (path, text) of an annotation of ours, else of Cilium's; None when neither is there."""
+    notes = meta.annotations
+    if not notes:
+        return None
+    for key in (OURS + name, *(CILIUM + other for other in (*cilium_names, name))):
+        if key in notes:
+            return ("metadata", "annotations", key), text_of(notes[key])
+    return None
+
+
+def label(meta: Meta, key: str) -> str | None:
+    """Return a label's text, None when it is not there."""
+    return text_of(meta.labels[key]) if meta.labels and key in meta.labels else None
+
+
+def present(items: Iterable[T | None] | None) -> Iterable[tuple[int, T]]:
+    """Iterate over (index, item) of a list that may be null or hold nulls."""
+    return ((index, item) for index, item in enumerate(items or ()) if item is not None)

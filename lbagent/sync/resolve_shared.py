@@ -1,0 +1,100 @@
+"""The state of a backend that several Services share: the most alive of the states it has in each.
+
+Its slot and COUNT in each Service follow that Service's own slice; only the state, which is one row for all, is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.service import SVC
+
+_NONE: dict[L3n4Addr, BackendState] = {}
+
+
+class SharedStates:
+    """Who uses which backend in which state. Nearly every backend has one user, and nearly every state is ACTIVE."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
+        self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
+        self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
+
+    def update(self, owner: str, rows: Iterable[SVC]) -> set[str]:
+        """Take the rows of an owner; return the other owners whose shared backends may have another state now."""
+        states: dict[L3n4Addr, BackendState] = {}
+        seen: set[int] = set()
+        for svc in rows:
+            for group in (svc.selectable, svc.others, svc.resting):
+                if id(group) in seen:  # frontends of one port share their groups
+                    continue
+                seen.add(id(group))
+                for backend in group:
+                    state, known = backend.state, states.get(backend.address)
+                    if known is None or state < known:
+                        states[backend.address] = state
+        return self._replace(owner, states)
+
+    def _replace(self, owner: str, states: dict[L3n4Addr, BackendState]) -> set[str]:
+        old = self._used.get(owner, ())
+        touched: set[str] = set()
+        for address in old:
+            if address not in states:
+                touched |= self._leave(address, owner)
+        users = self._users
+        for address in states:
+            now = users.setdefault(address, owner)
+            if now is owner or now == owner:
+                continue
+            if isinstance(now, str):
+                now = users[address] = tuple(sorted((now, owner)))
+            elif owner not in now:
+                now = users[address] = tuple(sorted((*now, owner)))
+            touched.update(now)
+        if states:
+            self._used[owner] = tuple(states)
+            self._states[owner] = {a: s for a, s in states.items() if s is not BackendState.ACTIVE} or _NONE
+        else:
+            self._used.pop(owner, None)
+            self._states.pop(owner, None)
+        touched.discard(owner)
+        return touched
+
+    def _leave(self, address: L3n4Addr, owner: str) -> set[str]:
+        users = self._users[address]
+        if isinstance(users, str):
+            del self._users[address]
+            return set()
+        rest = tuple(user for user in users if user != owner)
+        self._users[address] = rest[0] if len(rest) == 1 else rest
+        return set(rest)
+
+    def settle(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
+        """Return the rows with the shared states of their backends; the same object when none differs."""
+        changed: dict[L3n4Addr, BackendState] = {}
+        for address in self._used.get(owner, ()):
+            users = self._users[address]
+            if not isinstance(users, str):
+                changed[address] = min(self._states[user].get(address, BackendState.ACTIVE) for user in users)
+            elif (own := self._states[owner].get(address)) is not None:
+                changed[address] = own  # two rows of one owner may differ (filtered here, quarantined there)
+        if not changed:
+            return rows
+        return tuple(_with_states(svc, changed) for svc in rows)
+
+
+def _with_states(svc: SVC, states: dict[L3n4Addr, BackendState]) -> SVC:
+    groups = [
+        tuple(_with_state(backend, states) for backend in group) for group in (svc.selectable, svc.others, svc.resting)
+    ]
+    return replace(svc, selectable=groups[0], others=groups[1], resting=groups[2])
+
+
+def _with_state(backend: Backend, states: dict[L3n4Addr, BackendState]) -> Backend:
+    state = states.get(backend.address, backend.state)
+    return backend if state is backend.state else replace(backend, state=state)
