@@ -9,7 +9,6 @@ import pytest
 
 from lbagent.bpf import artifact as artifacts
 from lbagent.bpf import build
-from lbagent.bpf.artifact import Relocation
 from lbagent.errors import CompileError, LayoutMismatch
 from tests.bpf.support import tiny_units
 

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains connection tracking: find, create and refresh flows. Design: docs/datapath.md, "the flow table". Two
+ * buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
+ *
+ * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
+ * proves that nobody inserted there since, so one flow never gets two entries.
+ */
+#pragma once
+#include "snat.h"
+
+struct spill_value {
+	u64 value, seen;
+};
+
+/* Key of lb{4,6}_spill. IPv4: the flow's two words; IPv6: owner word and both addresses. */
+struct spill_key {
+	struct ct_key key;
+};
+
+_Static_assert(sizeof(struct spill_key) == (LB_FAMILY == 4 ? SPILL4_KEY : SPILL6_KEY), "spill key");
+_Static_assert(sizeof(struct spill_value) == SPILL_VALUE, "spill value");
+
+/* A flow that was found: where its words are (table entry or spill value), and its value as read. */
+struct ct_flow {
+	u64 *value_at, *seen_at;
+	u64 value;
+	u64 *bucket;  /* primary */
+	u64 version;  /* of the primary bucket, before the look-up */
+	bool second;  /* lies in the second bucket */
+	bool spilled; /* lies in the spill map */
+};
+
+AI u64 *ct_bucket(u64 hash)
+{
+	return (u64 *)(FAMILY_VAL(flow) + (hash & CFG_FLOW_MASK & ~(u64)(FLOW_WAYS - 1)) * (ENTRY_WORDS * 8));
+}
+
+#define CT_WAY(b, w) ((b) + (w) * ENTRY_WORDS)
+#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) while somebody inserts */
+#define CT_VERSION_LOCKED (1ULL << 16)
+#define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + 2) /* [0]: entries lie in the second bucket; [1]: in the spill map */
+
+/* Stamps count 256 ticks, 0 = never. They say "until then a look-up must look there too". */
+AI u8 stamp_now(u64 now)
+{
+	u8 n = now >> 8;
+
+	return n ? n : 1;
+}
+
+AI bool stamp_fresh(u8 stamp, u64 now)
+{
+	u64 life = CFG->timeout_tcp > CFG->timeout_udp ? CFG->timeout_tcp : CFG->timeout_udp;
+
+	return stamp && (u8)(stamp_now(now) - stamp) <= (life >> 8) + 1;
+}
+
+AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
+{
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w);
+
+		if (entry_match(e, key, &f->value)) {
+			f->value_at = e + E_VALUE;
+			f->seen_at = e + E_SEEN;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Looks in the table only. The spill map is for the slow path. */
+AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	f->bucket = ct_bucket(hash);
+	f->version = RD64(CT_VERSION(f->bucket));
+	f->second = f->spilled = false;
+	MB();
+	if (ct_find_in(f->bucket, key, f))
+		return true;
+	if (!stamp_fresh(CT_STAMPS(f->bucket)[0], now))
+		return false;
+	f->second = true;
+	return ct_find_in(ct_bucket(hash >> 32), key, f);
+}
+
+AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	struct spill_value *v;
+	struct spill_key k = {*key};
+
+	if (LIKELY(!stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
+		return false;
+	v = map_lookup(FAMILY_FD(spill), &k);
+	if (!v)
+		return false;
+	f->value_at = &v->value;
+	f->seen_at = &v->seen;
+	f->value = v->value;
+	f->second = false;
+	f->spilled = true;
+	return true;
+}
+
+/* Starts the cache misses of a flow's four (IPv6: eight, two here) lines together. */
+AI void ct_touch(u64 hash)
+{
+	u64 *a = ct_bucket(hash), *b = ct_bucket(hash >> 32);
+
+	RD64(a);
+	RD64(a + 8);
+	RD64(b);
+	RD64(b + 8);
+#if LB_FAMILY == 6
+	RD64(b + 16);
+	RD64(b + 24);
+#endif
+}
+
+AI u64 ct_timeout(u64 state, u64 udp)
+{
+	if (state == CT_EST)
+		return udp ? CFG->timeout_udp : CFG->timeout_tcp;
+	return state == CT_CLOSING ? CFG->timeout_closing : CFG->timeout_new;
+}
+
+/* Ticks since the flow was last seen. */
+AI u64 ct_age(const struct ct_flow *f, u64 now)
+{
+	return (now - RD16(f->seen_at)) & 0xffff;
+}
+
+/* Returns the value word after a packet of the flow, from its client or from its backend. */
+AI u64 ct_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
+{
+	u64 flags = pk->tcp_flags, state = V_STATE(v);
+
+	if (pk->proto == PROTO_UDP)
+		return from_backend ? (v & ~V_STATE_MASK) | CT_EST << 16 : v;
+	if (flags & TCP_RST)
+		return (v & ~V_STATE_MASK) | CT_CLOSING << 16;
+	if (flags & TCP_FIN)
+		v |= from_backend ? V_FIN_BACKEND : V_FIN_CLIENT;
+	if ((v & V_FIN_CLIENT) && (v & V_FIN_BACKEND))
+		return (v & ~V_STATE_MASK) | CT_CLOSING << 16;
+	/* not by a SYN-ACK: a flood of SYNs would make every flow an established one */
+	if ((state == CT_NEW || state == CT_MID) && !(flags & TCP_SYN))
+		return (v & ~V_STATE_MASK) | CT_EST << 16;
+	return v;
+}
+
+/* Notes a packet of a known flow: last seen (once a tick), state, lease of the SNAT slot. */
+AI void ct_refresh(struct ct_flow *f, const struct lb_pkt *pk, u64 now, bool from_backend)
+{
+	u64 last = RD16(f->seen_at), next;
+
+	if (UNLIKELY(last != now)) {
+		u64 renew = V_STATE(f->value) == CT_EST ? 8 : 3; /* a first lease is short: renewed every 8 ticks, others every 256 */
+
+		WR16(f->seen_at, now);
+		if (f->second)
+			WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
+		if (f->spilled)
+			WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
+		if (V_SNAT(f->value) && (last ^ now) >> renew)
+			snat_renew(f->value, now);
+	}
+	if (LIKELY(V_STATE(f->value) == CT_EST && !(pk->tcp_flags & (TCP_FIN | TCP_RST))))
+		return;
+	next = ct_advance(f->value, pk, from_backend);
+	if (next == f->value)
+		return;
+	CAS(f->value_at, f->value, next);
+	if (V_SNAT(next) && V_STATE(next) == CT_EST)
+		snat_renew(next, now);
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the rewriting of a packet: addresses, ports, hop count, checksums. One function for both directions.
+ * On tc the checksums go through the kernel's helpers, which know about CHECKSUM_PARTIAL; there pointers into the packet are
+ * stale afterwards.
+ */
+#pragma once
+#include "csum.h"
+#include "parse.h"
+
+/* The tuple a packet shall have. */
+struct lb_tuple {
+	lb_addr saddr, daddr;
+	__be16 sport, dport;
+};
+
+#define L4_CSUM(proto) ((proto) == PROTO_TCP ? 16 : 6) /* bytes into the L4 header */
+
+AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
+{
+	t->saddr = pk->saddr;
+	t->daddr = pk->daddr;
+	t->sport = pk->sport;
+	t->dport = pk->dport;
+}
+
+#ifdef LB_HOOK_XDP
+AI int nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
+{
+#if LB_FAMILY == 4
+	if (hops) {
+		u16 old = *(u16 *)(l3 + 8); /* TTL in the low byte (both architectures are little-endian), protocol */
+
+		diff += word_diff(old, old - 1);
+		l3[8]--;
+	}
+	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), diff);
+	addr_store(l3 + 12, &to->saddr);
+	addr_store(l3 + 16, &to->daddr);
+#else
+	if (hops)
+		l3[7]--;
+	addr_store(l3 + 8, &to->saddr);
+	addr_store(l3 + 24, &to->daddr);
+#endif
+	return 0;
+}
+
+/* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short. */
+AI int nat_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
+{
+	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
+	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
+
+	if (l3 + IP_HLEN > end)
+		return -1;
+	if (!(pk->flags & PKT_LATER)) {
+		u64 ports = diff + word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
+
+		if (pk->proto == PROTO_TCP) {
+			if (l4 + 18 > end)
+				return -1;
+			*(u16 *)(l4 + 16) = csum_apply(*(u16 *)(l4 + 16), ports);
+		} else {
+			if (l4 + UDP_HLEN > end)
+				return -1;
+			if (*(u16 *)(l4 + 6))
+				*(u16 *)(l4 + 6) = csum_apply_udp(*(u16 *)(l4 + 6), ports);
+		}
+		*(u16 *)l4 = to->sport;
+		*(u16 *)(l4 + 2) = to->dport;
+	}
+	return nat_l3(l3, pk, to, diff, hops);
+}
+#else
+#define L4_FLAGS(proto) ((proto) == PROTO_UDP ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a UDP checksum of 0 stays 0 */
+#define PSEUDO_HEADER (1 << 4)                                /* BPF_F_PSEUDO_HDR */
+#define RECOMPUTE 1                                           /* BPF_F_RECOMPUTE_CSUM */
+
+AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff)
+{
+	u64 at = L4_OFF(pk) + L4_CSUM(pk->proto), ports = word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
+	u16 both[2] = {to->sport, to->dport};
+
+	/* addresses are in the pseudo header, which a partial checksum covers; ports are not */
+	if (l4_csum(ctx, at, 0, csum_fold(diff), PSEUDO_HEADER | L4_FLAGS(pk->proto)) ||
+	    l4_csum(ctx, at, 0, csum_fold(ports), L4_FLAGS(pk->proto)))
+		return -1;
+	return skb_store(ctx, L4_OFF(pk), both, sizeof(both), 0) ? -1 : 0;
+}
+
+AI int nat_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
+{
+	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
+	lb_addr both[2] = {to->saddr, to->daddr};
+	u8 ttl = pk->ttl - hops;
+
+	if (!(pk->flags & PKT_LATER) && nat_l4(ctx, pk, to, diff))
+		return -1;
+#if LB_FAMILY == 4
+	diff += word_diff(pk->ttl, ttl); /* the low byte of its word */
+	if (l3_csum(ctx, L3_OFF(pk) + 10, 0, csum_fold(diff), 0) || skb_store(ctx, L3_OFF(pk) + 8, &ttl, 1, 0))
+		return -1;
+	return skb_store(ctx, L3_OFF(pk) + 12, both, sizeof(both), 0) ? -1 : 0;
+#else
+	/* there is no header checksum to balance the addresses: the kernel must see the change in a CHECKSUM_COMPLETE sum */
+	if (skb_store(ctx, L3_OFF(pk) + 7, &ttl, 1, RECOMPUTE))
+		return -1;
+	return skb_store(ctx, L3_OFF(pk) + 8, both, sizeof(both), RECOMPUTE) ? -1 : 0;
+#endif
+}
+#endif

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the SNAT slots: who holds which port towards which backend. Slot = (H(backend, protocol) + port) & mask,
+ * so one slot is one (backend, port) pair and alone translates a reply.
+ *
+ * IPv4, 2 words: client address 32 | client port 16 | generation 16 ; meta. IPv6, 4 words: client port 16 | held 1 << 16 |
+ * generation 16 ; client address ; meta. Meta: backend 20 | service id 16 | next hop to the client 12 | seen 12 | generation 4.
+ * `seen` counts units of 8 ticks. A first packet gets a short lease (its stamp is put back); whoever shows that the flow lives
+ * renews it. A slot outlives its flow's entry, which frees it when it goes.
+ */
+#pragma once
+#include "entry.h"
+#include "path.h"
+
+#define SLOT_PROBES 16
+#define SLOT_GEN 0xffffULL
+#define SLOT_BACKEND(m) ((u64)(m) >> 44)
+#define SLOT_SERVICE(m) ((u16)((m) >> 28))
+#define SLOT_NEXTHOP(m) ((u64)(m) >> 16 & (NEXTHOPS - 1))
+#define SLOT_SEEN(m) ((u64)(m) >> 4 & 0xfff)
+#define SLOT_SEEN_MASK 0xfff0ULL
+#define SLOT_UNITS(ticks) ((u64)(ticks) >> 3 & 0xfff)
+/* Life of a slot without a sign of its flow: the flow's own, and twice the 256 ticks between two renewals. */
+#define SLOT_LIFE ((CFG->timeout_tcp > CFG->timeout_udp ? CFG->timeout_tcp : CFG->timeout_udp) / 8 + 64 + 2)
+
+#if LB_FAMILY == 4
+#define SLOT_META 1
+#define SLOT_BYTES SNAT4_SIZE
+#define SLOT_OWNER(owner, gen) (((owner) & ~SLOT_GEN) | (gen))
+#else
+#define SLOT_META 3
+#define SLOT_BYTES SNAT6_SIZE
+#define SLOT_OWNER(owner, gen) ((owner) >> 48 << 48 | 1 << 16 | (gen))
+#endif
+
+/* Port in network order, as everywhere. */
+AI u64 *slot_of(u64 backend_hash, u16 port)
+{
+	return (u64 *)(FAMILY_VAL(snat) + ((backend_hash + NTOHS(port)) & CFG_SNAT_MASK) * SLOT_BYTES);
+}
+
+AI u64 path_hash(const lb_path *path, u64 meta)
+{
+	lb_addr a;
+
+	path_addr(path, &a);
+	return addr_hash(&a, META_PORT(meta), path_proto(meta));
+}
+
+AI u64 slot_stamp(u64 now, u64 state)
+{
+	u64 back = state == CT_NEW || state == CT_MID ? SLOT_LIFE - CFG->timeout_new / 8 - 2 : 0;
+
+	return ((now >> 3) - back & 0xfff) << 4;
+}
+
+AI bool slot_stale(u64 meta, u64 now)
+{
+	return (SLOT_UNITS(now) - SLOT_SEEN(meta) & 0xfff) > SLOT_LIFE;
+}
+
+/* Does the client of the flow with this owner word (IPv6: and address) hold slot word s0? */
+AI bool slot_client_is(u64 *s, u64 s0, u64 owner, const lb_addr *client)
+{
+#if LB_FAMILY == 4
+	return s0 >> 16 == owner >> 16;
+#else
+	return s0 >> 16 == (owner >> 48 << 32 | 1) && RD64(s + 1) == client->w[0] && RD64(s + 2) == client->w[1];
+#endif
+}
+
+/* Is the slot a flow's value speaks of still that flow's? */
+AI bool slot_is_of(u64 *s, u64 s0, u64 value, u64 owner, const lb_addr *client)
+{
+	return slot_client_is(s, s0, owner, client) && (s0 & 3) == V_SLOT_GEN(value) &&
+	       SLOT_BACKEND(RD64(s + SLOT_META)) == V_BACKEND(value);
+}
+
+AI u64 *slot_of_value(u64 value)
+{
+	lb_path *path = path_of(V_BACKEND(value));
+
+	return slot_of(path_hash(path, PATH_META(path)), V_SNAT(value));
+}
+
+/* Frees the slot of a flow that ends. Its generation stays, so that the next holder gets another one. */
+AI void snat_free(u64 value, u64 owner, const lb_addr *client)
+{
+	u64 *s, s0;
+
+	if (!V_SNAT(value))
+		return;
+	s = slot_of_value(value);
+	s0 = RD64(s);
+	if (slot_is_of(s, s0, value, owner, client))
+		CAS(s, s0, s0 & SLOT_GEN);
+}
+
+AI void snat_renew(u64 value, u64 now)
+{
+	u64 *s = slot_of_value(value), meta = RD64(s + SLOT_META);
+
+	if ((meta & 3) == V_SLOT_GEN(value) && SLOT_BACKEND(meta) == V_BACKEND(value))
+		CAS(s + SLOT_META, meta, (meta & ~SLOT_SEEN_MASK) | slot_stamp(now, V_STATE(value)));
+}
+
+/* Takes a port for a flow of `client` (owner word `owner`, hash `hash`) towards a backend. Two runs of 8 neighbours, so that at
+ * most four cache lines are read. Returns the port and the slot's generation as they stand in a value word; 0: none is free. */
+AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 service, u64 now)
+{
+	u64 first = CFG->snat_port_min, range = CFG->snat_port_max - first + 1;
+	u64 at = ((hash >> 24 & 0xffffffff) * range) >> 32;
+	lb_path *path = path_of(backend);
+	u64 bh = path_hash(path, PATH_META(path)), stamp = slot_stamp(now, CT_NEW);
+
+	NO_UNROLL
+	for (u64 i = 0; i < SLOT_PROBES; i++) {
+		u64 host = at + i + (i >> 3) * (range >> 1), s0, gen, *s;
+		u16 port;
+
+		if (host >= range)
+			host -= range;
+		if (host >= range)
+			continue;
+		port = HTONS(first + host);
+		s = slot_of(bh, port);
+		s0 = RD64(s);
+		if (s0 >> 16) {
+			u64 meta = RD64(s + SLOT_META);
+			bool mine = slot_client_is(s, s0, owner, client) && SLOT_BACKEND(meta) == backend &&
+				    SLOT_SERVICE(meta) == service;
+
+			if (!mine && !slot_stale(meta, now))
+				continue;
+		}
+		gen = (s0 + 1) & SLOT_GEN;
+		if (CAS(s, s0, SLOT_OWNER(owner, gen)) != s0)
+			continue;
+#if LB_FAMILY == 6
+		WR64(s + 1, client->w[0]);
+		WR64(s + 2, client->w[1]);
+		MB();
+#endif
+		WR64(s + SLOT_META, backend << 44 | (u64)service << 28 | stamp | (gen & 15));
+		return (u64)port << 20 | (gen & 3) << 14;
+	}
+	return 0;
+}
+
+/* Who a SNAT port's reply is for. */
+struct slot_view {
+	u64 *slot;
+	u64 meta;
+	lb_addr client;
+	u16 client_port;
+};
+
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if nobody holds it. */
+AI bool snat_find(const struct lb_pkt *pk, struct slot_view *view)
+{
+	u64 *s = slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), s0 = RD64(s), meta, path_meta;
+	lb_path *path;
+	lb_addr from;
+
+	if (!(s0 >> 16))
+		return false;
+	MB();
+	meta = RD64(s + SLOT_META);
+	view->slot = s;
+	view->meta = meta;
+#if LB_FAMILY == 4
+	view->client.w[0] = s0 >> 32;
+	view->client_port = s0 >> 16;
+#else
+	view->client.w[0] = RD64(s + 1);
+	view->client.w[1] = RD64(s + 2);
+	view->client_port = s0 >> 48;
+	MB();
+	if (RD64(s) != s0)
+		return false;
+#endif
+	path = path_of(SLOT_BACKEND(meta));
+	path_meta = PATH_META(path);
+	path_addr(path, &from);
+	return !((s0 ^ meta) & 15) && addr_eq(&from, &pk->saddr) && META_PORT(path_meta) == pk->sport &&
+	       path_proto(path_meta) == pk->proto;
+}

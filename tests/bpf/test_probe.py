@@ -1,0 +1,111 @@
+"""doctor: each finding against a namespace made for it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lbagent.bpf import attach, features, probe
+from lbagent.bpf.attach import Attachment
+from lbagent.bpf.links import Hook
+from lbagent.bpf.loader import load_generation
+from lbagent.bpf.probe import Level, Question, findings
+from tests.bpf.support import config_record
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+
+def texts(question, *levels):
+    return [f"{item.what}; {item.advice}" for item in findings(question) if item.level in levels]
+
+
+def matching(question, word, *levels):
+    return [text for text in texts(question, *(levels or tuple(Level))) if word in text]
+
+
+def test_a_healthy_machine_has_no_error(netns):
+    assert texts(Question(device=["v0"]), Level.ERROR) == []
+
+
+def test_veth_is_tc_by_itself_and_warned_about_with_xdp(netns):
+    assert matching(Question(device=["v0"]), "device v0 (veth, MTU 1500): tc", Level.OK)
+    assert matching(Question(device=["v0"], attach="xdp"), "unfinished checksums", Level.WARNING)
+
+
+def test_veth_driver_offers_native_xdp(netns):
+    found = features.xdp_features(netns.ifindex("v0"))
+    if found is None:
+        pytest.skip("the kernel does not tell (Linux 6.3)")
+    assert found.native
+    assert features.xdp_features(1).native is False  # loopback
+    assert features.xdp_features(9999) is None
+
+
+def test_a_device_that_is_not_there_is_an_error(netns):
+    assert matching(Question(device=["eth9"]), "eth9 does not exist", Level.ERROR)
+
+
+def test_jumbo_frames_are_told(netns):
+    netns.ip("link set v0 mtu 9000")
+    assert matching(Question(device=["v0"], attach="xdp"), "MTU 9000 is more than one page", Level.WARNING)
+
+
+def test_our_own_xdp_is_fine_and_anothers_an_error(netns, root, artifact, fds):
+    made = load_generation(artifact, fds, config_record())
+    attach.attach(root, [Attachment("v0", Hook.XDP)], made.programs, fall_back=False)
+    here, elsewhere = (Question(device=["v0"], attach="xdp", bpffs=str(path)) for path in (root.parent, root / "other"))
+    assert not matching(here, "somebody else")
+    assert matching(elsewhere, "somebody else's XDP", Level.ERROR)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        ((1024, 29999), []),
+        ((20000, 31000), ["NodePort"]),
+        ((33000, 40000), ["ephemeral"]),
+        ((30000, 40000), ["NodePort", "ephemeral"]),
+    ],
+)
+def test_port_ranges_that_overlap(netns, ports, words):
+    netns.sysctl("ipv4/ip_local_port_range", "32768 60999")
+    found = matching(Question(snat_ports=ports), "overlaps", Level.WARNING)
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
+
+
+def test_forwarding_and_reverse_path(netns):
+    netns.sysctl("ipv4/ip_forward", 0)
+    netns.sysctl("ipv4/conf/all/rp_filter", 1)
+    assert matching(Question(), "IPv4 forwarding is off", Level.WARNING)
+    assert matching(Question(), "strict reverse path", Level.NOTE)
+    netns.sysctl("ipv4/ip_forward", 1)
+    assert not matching(Question(), "IPv4 forwarding")
+
+
+def test_bpffs_that_is_not_mounted_is_a_note(netns, root, tmp_path):
+    assert matching(Question(bpffs=str(tmp_path / "none" / "here")), "the agent mounts one", Level.NOTE)
+    assert matching(Question(bpffs=str(root.parent)), "is on a bpf file system", Level.OK)
+
+
+def test_pod_devices_are_listed(netns):
+    assert matching(Question(pod_device=["v*"]), "pod devices: v0, v1", Level.OK)
+
+
+def test_without_programs_and_without_bcc_is_an_error(netns, tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "bcc_version", lambda: "")
+    assert matching(
+        Question(artifact=str(tmp_path / "no.json")), "no BCC to build them; apt install python3-bpfcc", Level.ERROR
+    )
+
+
+def test_without_rights_says_so(monkeypatch, netns):
+    features.can_load.cache_clear()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(65534, 65534, 65534)
+        found = matching(Question(), "no right to load BPF programs", Level.ERROR)
+        os._exit(0 if found and "run as root" in found[0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
