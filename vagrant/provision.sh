@@ -1,0 +1,65 @@
+#!/bin/sh
+# Installs what lbagent needs on Debian 12/13 and Ubuntu 22.04/24.04: some packages by apt, the rest into .venv of this checkout.
+# `make` runs it before everything else, Vagrant once in the box. A second run finds its stamp and ends at once.
+#   usage: vagrant/provision.sh [CHECKOUT]
+set -eu
+
+here=$(cd "${1:-$(dirname "$0")/..}" && pwd)
+stamp=$here/.venv/.provisioned
+# a new dependency or another checkout (a virtual environment holds absolute paths) means doing it again
+want=$({ echo "$here"; cat "$here/pyproject.toml" "$here/vagrant/provision.sh"; } | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x "$here/.venv/bin/python" ]; then
+    exit 0
+fi
+
+fail() {
+    echo "provision.sh: $*" >&2
+    exit 1
+}
+
+say() {
+    echo "== $*" >&2
+}
+
+installed() {
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# python3-bpfcc brings libbpfcc, LLVM and libbpf: to build the programs, never to run them
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certificates"
+python=/usr/bin/python3
+
+command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are installed by themselves; elsewhere install BCC's Python" \
+    "module, python >= 3.11, iproute2 and nftables, then: python3 -m venv --system-site-packages .venv && .venv/bin/pip install -e '.[dev]'"
+
+if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/compile.py)
+    packages="$packages python3.11 python3.11-venv"
+    python=/usr/bin/python3.11
+fi
+
+missing=
+for package in $packages; do
+    installed "$package" || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    [ "$(id -u)" = 0 ] || fail "these packages are missing:$missing. Run it with sudo."
+    say "apt: installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    # a fresh cloud image may still be running its own apt
+    apt-get -o DPkg::Lock::Timeout=300 -qq update || fail "apt-get update failed; is there a network?"
+    # shellcheck disable=SC2086 # a list of words
+    apt-get -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends install $missing >/dev/null || fail "apt-get install failed"
+fi
+
+say "python: $($python --version 2>&1), virtual environment in $here/.venv"
+if [ ! -x "$here/.venv/bin/pip" ] || ! "$here/.venv/bin/python" -c '' 2>/dev/null; then
+    rm -rf "$here/.venv"
+    "$python" -m venv --system-site-packages "$here/.venv"
+fi
+cd "$here"
+.venv/bin/python -m pip --disable-pip-version-check install --quiet --root-user-action=ignore -e '.[dev]' ||
+    fail "pip could not install the Python packages; what pip said is above"
+
+echo "$want" >"$stamp"
+say "installed"
