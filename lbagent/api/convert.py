@@ -1,0 +1,91 @@
+"""Model -> wire: rows of the API, made one service at a time so that 10,000 of them do not stop the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from lbagent.api.types import BackendRow, BackendView, ServiceView
+from lbagent.model.address import L3n4Addr, Scope
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+
+_PIECE_BYTES = 64 * 1024
+
+
+def service_view(svc: SVC) -> ServiceView:
+    """Return one frontend as it is listed. The scope has a field of its own, so the frontend's text goes without `/i`."""
+    selectable = {id(backend) for backend in svc.selectable}
+    return ServiceView(
+        id=svc.id,
+        namespace=svc.name.namespace,
+        name=svc.name.name,
+        port_name=svc.port_name,
+        frontend=svc.frontend.with_scope(Scope.EXTERNAL).with_protocol(),
+        scope=svc.frontend.scope.name.lower(),
+        type=svc.type.value,
+        flags=svc.flags.words(),
+        algorithm=svc.algorithm.value,
+        affinity_timeout_s=svc.affinity_timeout_s,
+        ext_traffic_policy=svc.ext_traffic_policy.value,
+        int_traffic_policy=svc.int_traffic_policy.value,
+        backends=[_backend_view(backend, id(backend) in selectable) for backend in svc.backends],
+    )
+
+
+def _backend_view(backend: Backend, selectable: bool) -> BackendView:
+    return BackendView(
+        id=backend.id,
+        address=backend.address.with_protocol(),
+        state=backend.state.text,
+        weight=backend.weight,
+        node=backend.node_name,
+        zone=backend.zone,
+        local=backend.local,
+        selectable=selectable,
+    )
+
+
+def service_views(state: State, namespace: str = "", name: str = "") -> Iterator[ServiceView]:
+    """Yield the frontends in dump order, wildcard rows left out; '' = any."""
+    for svc in state.services:
+        if svc.wildcard or (namespace and svc.name.namespace != namespace) or (name and svc.name.name != name):
+            continue
+        yield service_view(svc)
+
+
+def backend_rows(state: State, flows: Mapping[int, int] | None) -> Iterator[BackendRow]:
+    """Yield each backend once, by id."""
+    users: dict[L3n4Addr, set[str]] = {}
+    for svc in state.services:
+        for backend in svc.backends:
+            users.setdefault(backend.address, set()).add(str(svc.name))
+    for backend in sorted(state.backends.values(), key=lambda backend: backend.id):
+        yield BackendRow(
+            id=backend.id,
+            address=backend.address.with_protocol(),
+            state=backend.state.text,
+            weight=backend.weight,
+            node=backend.node_name,
+            zone=backend.zone,
+            local=backend.local,
+            flows=-1 if flows is None else flows.get(backend.id, 0),
+            services=sorted(users[backend.address]),
+        )
+
+
+def json_list(rows: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+    """Yield a JSON list in pieces."""
+    encoder = msgspec.json.Encoder()
+    piece = bytearray(b"[")
+    separator = b""
+    for row in rows:
+        piece += separator
+        piece += encoder.encode(row)
+        separator = b","
+        if len(piece) > _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece + b"]\n")

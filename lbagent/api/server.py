@@ -1,0 +1,230 @@
+"""The agent's API: HTTP + JSON on a unix socket only root may open; metrics on a TCP address when asked for.
+
+GET /v1/services[?namespace=&name=]    list of ServiceView
+GET /v1/backends                       list of BackendRow
+PUT /v1/backends/state                 SetState -> list of BackendRow
+GET /v1/status                         Status
+GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
+GET /metrics                           Prometheus text (the only path on the TCP address)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from lbagent.api.convert import backend_rows, json_list, service_views
+from lbagent.api.http import HEAD_LIMIT, HttpServer, Request, Response
+from lbagent.api.types import API_PREFIX, Problem, SetState
+from lbagent.api.view import AgentView
+from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
+from lbagent.model.address import L3n4Addr, L4Type, format_ip
+from lbagent.model.backend import BackendState
+
+log = logging.getLogger(__name__)
+
+SOCKET_MODE = 0o600
+DIRECTORY_MODE = 0o755
+LONGEST_WAIT_S = 60.0
+BACKLOG = 32
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
+
+
+class ApiServer:
+    """Serves an AgentView. `start` binds, `close` takes the socket away again."""
+
+    def __init__(self, view: AgentView, path: str, metrics_address: str = "") -> None:
+        self._view = view
+        self._path = path
+        self._metrics_address = metrics_address
+        self._api = HttpServer(self._answer)
+        self._metrics = HttpServer(self._answer_metrics)
+        self._servers: list[asyncio.Server] = []
+        self._inode: tuple[int, int] | None = None
+        routes = {
+            ("GET", "/services"): self._services,
+            ("GET", "/backends"): self._backends,
+            ("PUT", "/backends/state"): self._set_state,
+            ("GET", "/status"): self._status,
+            ("GET", "/wait"): self._wait,
+        }
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            (method, API_PREFIX + path): handler for (method, path), handler in routes.items()
+        }
+        self._routes["GET", "/metrics"] = self._metrics_text
+
+    async def start(self) -> None:
+        """Listen. Raises Conflict when another agent answers on the path, ConfigError when it cannot be used."""
+        sock = _unix_socket(self._path)
+        found = os.stat(self._path)
+        self._inode = (found.st_dev, found.st_ino)
+        self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=HEAD_LIMIT))
+        if self._metrics_address:
+            sock = _tcp_socket(self._metrics_address)
+            self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=HEAD_LIMIT))
+
+    @property
+    def metrics_port(self) -> int:
+        """The TCP port metrics are served on, 0 when they are not."""
+        return int(self._servers[1].sockets[0].getsockname()[1]) if len(self._servers) > 1 else 0
+
+    async def close(self) -> None:
+        """Stop listening and end open connections; the path goes when it still is ours."""
+        for server in self._servers:
+            server.close()
+        await self._api.close()
+        await self._metrics.close()
+        self._servers.clear()
+        with contextlib.suppress(OSError):
+            found = os.lstat(self._path)
+            if (found.st_dev, found.st_ino) == self._inode:
+                os.unlink(self._path)
+
+    async def _answer(self, request: Request) -> Response:
+        handler = self._routes.get((request.method, request.path))
+        try:
+            if handler is None:
+                raise NotFound(f"the agent has no {request.method} {request.path}")
+            return await handler(request)
+        except LbError as error:
+            status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+            return _json(Problem(str(error), error.exit_code), status)
+        except Exception:
+            log.exception("a request failed", extra={"method": request.method, "path": request.path})
+            return _json(Problem("the agent failed on this request; its log says why; nothing was changed", 1), 500)
+
+    async def _answer_metrics(self, request: Request) -> Response:
+        if (request.method, request.path) != ("GET", "/metrics"):
+            return Response(404, b"only /metrics is here\n", "text/plain; charset=utf-8")
+        return await self._answer(request)
+
+    async def _services(self, request: Request) -> Response:
+        rows = service_views(self._view.state(), request.query.get("namespace", ""), request.query.get("name", ""))
+        return Response(200, json_list(rows))
+
+    async def _backends(self, _: Request) -> Response:
+        return Response(200, json_list(backend_rows(self._view.state(), self._view.live_flows())))
+
+    async def _set_state(self, request: Request) -> Response:
+        try:
+            wanted = msgspec.json.decode(request.body, type=SetState)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"the request's body is not a set-state: {error}; nothing was changed") from None
+        state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
+        if state in (BackendState.TERMINATING, BackendState.INVALID):
+            word = wanted.state or "''"
+            raise Refused(
+                f"state {word} is not the operator's to set; use active, maintenance or quarantined; nothing was changed"
+            )
+        addresses = [self._known(text) for text in dict.fromkeys(wanted.addresses)]
+        if not addresses:
+            raise ConfigError("no backend was named; nothing was changed")
+        await self._view.set_state(addresses, state)
+        changed = set(addresses)
+        rows = backend_rows(self._view.state(), self._view.live_flows())
+        return Response(200, json_list(row for row in rows if L3n4Addr.parse(row.address) in changed))
+
+    def _known(self, text: str) -> L3n4Addr:
+        """Read an address; without a protocol it is the TCP backend, or the only one of that address and port."""
+        try:
+            address = L3n4Addr.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{error}; nothing was changed") from None
+        known = self._view.state().backends
+        if address not in known and "/" not in text:
+            others = [
+                other
+                for kind in (L4Type.UDP, L4Type.SCTP)
+                if (other := msgspec.structs.replace(address, protocol=kind)) in known
+            ]
+            if len(others) == 1:
+                return others[0]
+        return address
+
+    async def _status(self, _: Request) -> Response:
+        return _json(self._view.status())
+
+    async def _wait(self, request: Request) -> Response:
+        try:
+            generation, timeout_s = (
+                int(request.query.get("generation", "0")),
+                float(request.query.get("timeout_s", "30")),
+            )
+        except ValueError:
+            raise ConfigError("generation and timeout_s must be numbers") from None
+        if not math.isfinite(timeout_s):
+            raise ConfigError("timeout_s must be a finite number")
+        now = await self._view.wait_change(generation, max(0.0, min(timeout_s, LONGEST_WAIT_S)))
+        return Response(200, msgspec.json.encode({"generation": now}))
+
+    async def _metrics_text(self, _: Request) -> Response:
+        return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)
+
+
+def _json(value: msgspec.Struct, status: int = 200) -> Response:
+    return Response(status, msgspec.json.encode(value) + b"\n")
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """Return a listening socket at `path`, mode 0600 from its first moment, in place of one nobody listens on."""
+    if not path.startswith("/") or len(path.encode()) > 90:  # 107 bytes are the kernel's limit, less our suffix
+        raise ConfigError(f"--socket {path!r}: give an absolute path of at most 90 bytes")
+    try:
+        os.makedirs(os.path.dirname(path), mode=DIRECTORY_MODE, exist_ok=True)
+        _refuse_used(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        draft = f"{path}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        try:
+            sock.bind(draft)
+            os.chmod(draft, SOCKET_MODE)  # before listen: nobody could connect until now
+            sock.listen(BACKLOG)
+            os.rename(draft, path)  # replaces a stale socket in one step
+        except OSError:
+            sock.close()
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+    except OSError as error:
+        raise ConfigError(f"--socket {path}: {error.strerror}; the agent did not start") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _refuse_used(path: str) -> None:
+    """Raise when something that is not a dead agent's socket is at `path`."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"--socket {path}: a file that is not a socket is there; remove it or give another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise Conflict(f"--socket {path}: another agent answers there; stop it or give another path")
+
+
+def _tcp_socket(text: str) -> socket.socket:
+    """Return a listening TCP socket for ADDRESS:PORT. Raises ConfigError."""
+    try:
+        address = L3n4Addr.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--metrics-address: {error}") from None
+    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
+    try:
+        return socket.create_server((format_ip(address.address), address.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"--metrics-address {text}: {error.strerror}; the agent did not start") from None
