@@ -1,0 +1,134 @@
+"""Fragments: the first one's ports are remembered, later ones follow it."""
+
+from __future__ import annotations
+
+from scapy.layers.inet import UDP as UdpLayer
+from scapy.layers.inet6 import IPv6ExtHdrFragment
+from scapy.packet import Raw
+
+from lbagent.maps.reasons import Reason
+from tests.packet import craft, expect
+from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, POD_MAC, Family
+from tests.packet.world import TC_INGRESS, TCP, UDP, BackendRow, Outcome, World
+
+SIZE = 1200  # bytes of datagram in the first fragment
+
+
+def datagram(fam: Family, src: str, sport: int, dst: str, dport: int, load: bytes) -> bytes:
+    """Return UDP header and payload with the checksum over the whole datagram."""
+    return bytes(craft.udp(fam, src, sport, dst, dport, load))[20 if fam.version == 4 else 40 :]
+
+
+def pieces(fam: Family, src: str, sport: int, dst: str, dport: int, *, ident: int = 77, ttl: int = 64) -> list[bytes]:
+    """Return an UDP datagram in two IP fragments."""
+    whole = datagram(fam, src, sport, dst, dport, bytes(range(256)) * 8)
+    if fam.version == 4:
+        heads = [fam.ip(src, dst, ttl, id=ident, flags="MF", proto=17), fam.ip(src, dst, ttl, id=ident, frag=SIZE // 8, proto=17)]
+    else:
+        heads = [
+            fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=1, offset=0, nh=17),
+            fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=0, offset=SIZE // 8, nh=17),
+        ]
+    return [bytes(heads[0] / Raw(whole[:SIZE])), bytes(heads[1] / Raw(whole[SIZE:]))]
+
+
+def run_all(world: World, hook: str, packets: list[bytes], **macs: str) -> list[Outcome]:
+    """Run fragments in order."""
+    device = {NODE2_MAC: world.net.lb1, POD_MAC: world.net.pod0}.get(macs.get("dst", ""), 0)
+    return [world.run(hook, _frame(packet, **macs), device) for packet in packets]
+
+
+def _frame(packet: bytes, src: str = craft.ROUTER_MAC, dst: str = craft.NODE_MAC) -> bytes:
+    kind = b"\x08\x00" if packet[0] >> 4 == 4 else b"\x86\xdd"
+    return bytes.fromhex((dst + src).replace(":", "")) + kind + packet
+
+
+def service(world: World, fam: Family, *, local: bool) -> BackendRow:
+    """Enter an UDP service with one backend."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 53, UDP, local=local)
+    world.service(fam, fam.vip, 53, UDP, [backend])
+    return backend
+
+
+def test_both_fragments_reach_the_remote_backend(world: World, fam: Family, hook: str) -> None:
+    """What comes out is the datagram from the SNAT address and port, fragmented as before, checksum right."""
+    backend = service(world, fam, local=False)
+    outs = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53))
+    assert [out.forwarded for out in outs] == [True, True]
+    first = craft.decode(outs[0].packet)
+    port = first[UdpLayer].sport
+    wanted = pieces(fam, fam.node2, port, backend.address, 53, ttl=63)
+    assert [out.packet for out in outs] == [_frame(packet, NODE2_MAC, BACKEND_MAC) for packet in wanted]
+    assert outs[1].counted[Reason.FWD_FRAGMENT] == 1
+
+
+def test_both_fragments_reach_the_local_backend(world: World, fam: Family, hook: str) -> None:
+    """The same without SNAT."""
+    backend = service(world, fam, local=True)
+    outs = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53))
+    assert [out.passed for out in outs] == [True, True]
+    assert [out.packet[14:] for out in outs] == pieces(fam, fam.client, 40000, backend.address, 53)
+
+
+def test_fragmented_reply_of_a_remote_backend(world: World, fam: Family, hook: str) -> None:
+    """A big answer comes back in fragments; the client gets all of them from the VIP."""
+    backend = service(world, fam, local=False)
+    out = world.run(hook, craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53)))
+    port = expect.source(out)[1]
+    outs = run_all(world, hook, pieces(fam, backend.address, 53, fam.node2, port), src=BACKEND_MAC, dst=NODE2_MAC)
+    assert [out.forwarded for out in outs] == [True, True]
+    wanted = pieces(fam, fam.vip, 53, fam.client, 40000, ttl=63)
+    assert [out.packet for out in outs] == [_frame(packet, craft.NODE_MAC, craft.ROUTER_MAC) for packet in wanted]
+
+
+def test_fragmented_reply_of_a_local_backend(world: World, fam: Family) -> None:
+    """The same from a pod of this node."""
+    backend = service(world, fam, local=True)
+    world.run(TC_INGRESS, craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53)))
+    packets = pieces(fam, backend.address, 53, fam.client, 40000)
+    outs = run_all(world, TC_INGRESS, packets, src=LOCAL_MAC, dst=POD_MAC)
+    assert [out.passed for out in outs] == [True, True]
+    assert [out.packet[14:] for out in outs] == pieces(fam, fam.vip, 53, fam.client, 40000)
+
+
+def test_later_fragment_of_an_unknown_datagram(world: World, fam: Family, hook: str) -> None:
+    """Without its first fragment nobody can say whose it is: never forwarded."""
+    service(world, fam, local=False)
+    out = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53)[1:])[0]
+    assert not out.forwarded
+    assert out.dropped or out.packet == _frame(pieces(fam, fam.client, 40000, fam.vip, 53)[1])
+
+
+def test_datagrams_are_told_apart(world: World, fam: Family, hook: str) -> None:
+    """Two clients, two identifications, fragments interleaved: each later one follows its own first one."""
+    backends = [world.backend(fam, fam.remote(n), 53, UDP) for n in range(1, 9)]
+    world.service(fam, fam.vip, 53, UDP, backends)
+    flows = [(fam.client, 40000, 1), (fam.client, 40001, 2), (fam.client2, 40000, 1), (fam.client2, 40007, 3)]
+    fragments = [pieces(fam, src, sport, fam.vip, 53, ident=ident) for src, sport, ident in flows]
+    firsts = [run_all(world, hook, [pair[0]])[0] for pair in fragments]
+    laters = [run_all(world, hook, [pair[1]])[0] for pair in fragments]
+    for first, later in zip(firsts, laters, strict=True):
+        assert expect.parsed(first).dst == expect.parsed(later).dst
+        assert expect.parsed(first).src == expect.parsed(later).src
+
+
+def test_ipv6_atomic_fragment(world: World, hook: str) -> None:
+    """A fragment header on a whole packet (offset 0, no more) is just another extension header. Source: RFC 6946."""
+    fam = craft.V6
+    backend = service(world, fam, local=False)
+    packet = fam.ip(fam.client, fam.vip) / IPv6ExtHdrFragment(id=5, m=0, offset=0) / UdpLayer(sport=40000, dport=53) / Raw(b"q")
+    frame = craft.frame(packet)
+    expect.forwarded_to(world.run(hook, frame), frame, backend)
+
+
+def test_tiny_first_fragment(world: World, fam: Family, hook: str) -> None:
+    """A first fragment that does not even hold the ports is not forwarded. Source: RFC 1858, RFC 7112."""
+    service(world, fam, local=False)
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(2), 8080)])
+    if fam.version == 4:
+        packet = bytes(fam.ip(fam.client, fam.vip, id=3, flags="MF", proto=17) / Raw(b"\x9c\x40\x00\x35"))
+    else:
+        packet = bytes(fam.ip(fam.client, fam.vip) / IPv6ExtHdrFragment(id=3, m=1, offset=0, nh=17) / Raw(b"\x9c\x40\x00\x35"))
+    out = run_all(world, hook, [packet])[0]
+    assert not out.forwarded
+    assert out.dropped or out.packet == _frame(packet)
