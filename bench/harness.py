@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lbagent.bpf import bpfsys
@@ -40,20 +41,24 @@ class Spread:
 class Subject:
     """One program to run by BPF_PROG_TEST_RUN, a burst at a time."""
 
-    def __init__(self, name: str, fd: int, frame: bytes, prepare: Callable[[], None] | None = None) -> None:
-        """Take a loaded program and the frame it starts from; `prepare` runs before each burst, untimed."""
-        self.name, self.fd, self.frame, self.prepare = name, fd, frame, prepare
+    def __init__(self, name: str, fd: int, frame: bytes, ifindex: int) -> None:
+        """Take a loaded program, the frame it starts from and the device (of this namespace) it comes in by."""
+        self.name, self.fd, self.frame = name, fd, frame
+        self.ctx = struct.pack("<6I", 0, len(frame), 0, ifindex, 0, 0)
         self.repeat = 2000
         self.limit = 1 << 30  # packets a burst at most
         self.verdict = -1
 
     def run(self, repeat: int) -> float:
         """Run one burst; return ns a packet, of this thread's CPU time (the kernel's own figure is whole ns)."""
-        if self.prepare:
-            self.prepare()
         start = time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID)
-        self.verdict = bpfsys.prog_test_run(self.fd, self.frame, repeat=repeat).retval
+        self.verdict = bpfsys.prog_test_run(self.fd, self.frame, ctx=self.ctx, repeat=repeat).retval
         return (time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID) - start) / repeat
+
+    def once(self) -> tuple[int, bytes]:
+        """Run it on one packet; return the verdict and the packet as it left."""
+        out = bpfsys.prog_test_run(self.fd, self.frame, ctx=self.ctx, room=0)
+        return out.retval, out.data
 
     def burst(self) -> float:
         """Run one burst of about 10 ms; the next one is sized by this one."""

@@ -12,7 +12,6 @@ from lbagent.model.maglev import lookup_table
 
 LOCAL = 1
 BACKEND_COUNTERS = 65536
-LOOPBACK = 1  # the device BPF_PROG_TEST_RUN pretends
 MAX_BACKENDS = 4096
 
 
@@ -21,8 +20,9 @@ class Textbook:
 
     name = "textbook"
 
-    def __init__(self, world: World, flows: int) -> None:
-        """Create the maps, load the program and fill it."""
+    def __init__(self, world: World, flows: int, ifindex: int) -> None:
+        """Create the maps, load the program and fill it; packets leave by the device they come in by."""
+        self.ifindex = ifindex
         self.family = world.family
         a = 4 if world.family == 4 else 16
         wide = world.family == 6
@@ -43,8 +43,8 @@ class Textbook:
         self.fd = load("textbook", world.family, self.maps, (f"-DMAGLEV_SIZE={TABLE}ull",))
 
     def _fill(self, world: World) -> None:
-        self.maps.put("tb_nexthop", struct.pack("<I", 1), CLIENT_MAC + NODE_MAC + struct.pack("<I", LOOPBACK))
-        self.maps.put("tb_nexthop", struct.pack("<I", 0), CLIENT_MAC + NODE_MAC + struct.pack("<I", LOOPBACK))
+        self.maps.put("tb_nexthop", struct.pack("<I", 1), CLIENT_MAC + NODE_MAC + struct.pack("<I", self.ifindex))
+        self.maps.put("tb_nexthop", struct.pack("<I", 0), CLIENT_MAC + NODE_MAC + struct.pack("<I", self.ifindex))
         for table, measured in enumerate((world.remote, world.local)):
             self._backends(world, measured)
             self.maps.put_inner("tb_maglev", table, self._table(measured))

@@ -133,9 +133,9 @@ class Wrapper:
         )  # fmt: skip
         return data, (ether + head + l4).ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")
 
-    def set(self, plan: Plan, *, keep_place: bool = False) -> None:
-        """Switch to other packets. With keep_place the flow and flood counters go on where they were."""
-        data, self.frame = self.encode(plan, *(self.position if keep_place else (0, 0)))
+    def set(self, plan: Plan, *, place: tuple[int, int] = (0, 0)) -> None:
+        """Switch to other packets; `place` is where the flow and flood counters start."""
+        data, self.frame = self.encode(plan, *place)
         self._control[: len(data)] = data
 
     @property
