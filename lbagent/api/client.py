@@ -1,0 +1,149 @@
+"""The command line's side of the socket: standard library only, answers as plain dicts and lists.
+
+Every failure is an LbError with the exit code the command ends with: 5 nobody answers, 6 too late, else what the agent says.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from lbagent.errors import AgentUnreachable, ConfigError, LbError, NotFound, Refused, TimedOut
+
+API_PREFIX = "/v1"
+DEFAULT_SOCKET = "/run/lbagent/agent.sock"
+DEFAULT_TIMEOUT_S = 30.0
+ANSWER_LIMIT = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
+
+
+T = TypeVar("T")
+
+
+class AgentUnsupported(LbError):
+    """The agent says its kernel cannot do it."""
+
+    exit_code = 77
+
+
+_ERRORS: dict[int, type[LbError]] = {
+    2: ConfigError,
+    3: NotFound,
+    4: Refused,
+    5: AgentUnreachable,
+    6: TimedOut,
+    77: AgentUnsupported,
+}
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("agent", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def socket_path(text: str = "") -> str:
+    """Return the path of `PATH` or `unix://PATH`; '' is $LBAGENT_SOCKET, else the default."""
+    return (text or os.environ.get("LBAGENT_SOCKET", "") or DEFAULT_SOCKET).removeprefix("unix://")
+
+
+class AgentClient:
+    """One agent. A connection per request: a command makes one or two."""
+
+    def __init__(self, path: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.path = socket_path(path)
+        self.timeout_s = timeout_s
+
+    def services(self, namespace: str = "", name: str = "") -> list[dict[str, Any]]:
+        """Return the frontends in the agent's order."""
+        return self._list("/services", namespace=namespace, name=name)
+
+    def backends(self) -> list[dict[str, Any]]:
+        """Return the backends by id."""
+        return self._list("/backends")
+
+    def set_state(self, addresses: list[str], state: str) -> list[dict[str, Any]]:
+        """Set the operator's word; return the backends as they are now."""
+        answer = self._request("PUT", "/backends/state", {"addresses": addresses, "state": state})
+        return self._expect(answer, list)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the agent is."""
+        return self._expect(self._request("GET", "/status"), dict)
+
+    def wait_change(self, generation: int, timeout_s: float) -> int:
+        """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
+        query = urlencode({"generation": generation, "timeout_s": timeout_s})
+        answer = self._request("GET", f"/wait?{query}", timeout_s=timeout_s + self.timeout_s)
+        return int(self._expect(answer, dict)["generation"])
+
+    def metrics(self) -> str:
+        """Return the Prometheus text."""
+        return self._exchange("GET", "/metrics", None, self.timeout_s).decode()
+
+    def _list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        given = urlencode({key: value for key, value in query.items() if value})
+        return self._expect(self._request("GET", f"{path}?{given}" if given else path), list)
+
+    def _request(self, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        answer = self._exchange(method, API_PREFIX + path, data, timeout_s or self.timeout_s)
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise self._stranger() from None
+
+    def _expect(self, answer: Any, kind: type[T]) -> T:
+        if not isinstance(answer, kind):
+            raise self._stranger()
+        return answer
+
+    def _exchange(self, method: str, target: str, body: bytes | None, timeout_s: float) -> bytes:
+        """Send one request and return the answer's body. Raises LbError."""
+        connection = _Connection(self.path, timeout_s)
+        try:
+            connection.request(method, target, body, {"Connection": "close"})
+            response = connection.getresponse()
+            data = response.read(ANSWER_LIMIT)
+        except TimeoutError:
+            raise TimedOut(f"the agent on unix://{self.path} did not answer within {timeout_s:g} s") from None
+        except PermissionError:
+            raise LbError(f"no right to open the agent's socket unix://{self.path}; run as root") from None
+        except OSError as error:
+            raise self._unreachable(error) from None
+        except http.client.HTTPException:
+            raise self._stranger() from None
+        finally:
+            connection.close()
+        if response.status >= 300:
+            raise self._problem(data)
+        return data
+
+    def _unreachable(self, error: OSError) -> AgentUnreachable:
+        reason = error.strerror or str(error)
+        return AgentUnreachable(
+            f"no agent answers on unix://{self.path}: {reason}; start one with `lbagent agent`, or name its socket "
+            "with --socket or LBAGENT_SOCKET"
+        )
+
+    def _problem(self, data: bytes) -> LbError:
+        try:
+            problem = json.loads(data)
+            text, code = str(problem["error"]), int(problem["exit_code"])
+        except (ValueError, KeyError, TypeError):
+            return self._stranger()
+        return _ERRORS.get(code, LbError)(text)
+
+    def _stranger(self) -> AgentUnreachable:
+        return AgentUnreachable(f"what answers on unix://{self.path} is no lbagent agent of this version")

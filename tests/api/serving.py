@@ -1,0 +1,136 @@
+"""A real ApiServer on a real socket in a thread of its own, over a small in-memory agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from lbagent.api.server import ApiServer
+from lbagent.api.types import MapUsage, SourceStatus, Status
+from lbagent.errors import NotFound
+from lbagent.model.address import L3n4Addr, Scope
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
+from lbagent.model.state import State
+
+
+def example_state() -> State:
+    """Two services: one with three frontends and backends of every state, one IPv6 without any backend."""
+    one = Backend(L3n4Addr.parse("10.0.0.9:8080"), 1, node_name="n1", zone="a", local=True)
+    two = Backend(L3n4Addr.parse("10.0.0.10:8080"), 2, node_name="n2", zone="b")
+    three = Backend(L3n4Addr.parse("10.0.0.11:8080"), 3, BackendState.TERMINATING, node_name="n2")
+    dns = Backend(L3n4Addr.parse("10.0.0.53:53/UDP"), 4, BackendState.MAINTENANCE, weight=0)
+    web, name = ServiceName("shop", "web"), ServiceName("kube-system", "dns")
+    cluster_ip = L3n4Addr.parse("10.96.0.10:80")
+    return State(
+        3,
+        (
+            SVC(replace(cluster_ip, port=0), name=web, wildcard=True),
+            SVC(cluster_ip, 1, web, "http", selectable=(one, two), others=(three,), flags=ServiceFlags(0)),
+            SVC(
+                L3n4Addr.parse("192.0.2.10:80"),
+                10,
+                web,
+                "http",
+                SVCType.LOAD_BALANCER,
+                SVCTrafficPolicy.LOCAL,
+                selectable=(one,),
+                algorithm=Algorithm.MAGLEV,
+                session_affinity=True,
+                session_affinity_timeout_s=60,
+                flags=ServiceFlags.parse("LoadBalancer, Local, two-scopes, sessionAffinity"),
+            ),
+            SVC(L3n4Addr.parse("192.0.2.10:80").with_scope(Scope.INTERNAL), 11, web, "http", SVCType.LOAD_BALANCER),
+            SVC(L3n4Addr.parse("[fd00::a]:53/UDP"), 2, name, "dns", resting=(dns,)),
+        ),
+    )
+
+
+class Agent:
+    """An AgentView that holds a State and nothing else."""
+
+    def __init__(self) -> None:
+        self.current = example_state()
+        self.ready = True
+        self.flows: Mapping[int, int] | None = {1: 5}
+        self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
+        self.problems: list[str] = []
+        self.changed = asyncio.Event()
+
+    def state(self) -> State:
+        return self.current
+
+    def status(self) -> Status:
+        return Status(
+            ready=self.ready,
+            version="1.2.3",
+            pid=4711,
+            node="n1",
+            started_at=0.0,
+            generation=self.current.generation,
+            services=2,
+            frontends=4,
+            backends=4,
+            sources=[SourceStatus("folder /etc/lb", True, 7, 1, ["a.yaml:3: spec: bad"])],
+            maps=[MapUsage("lb4_service", 3, 100)],
+            problems=self.problems,
+        )
+
+    def live_flows(self) -> Mapping[int, int] | None:
+        return self.flows
+
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
+        known = self.current.backends
+        for address in addresses:
+            if address not in known:
+                raise NotFound(f"no backend {address.with_protocol()}; nothing was changed")
+        new = {address: known[address].with_state(state) for address in addresses}
+        services = tuple(
+            replace(
+                svc,
+                selectable=tuple(new.get(b.address, b) for b in svc.selectable),
+                others=tuple(new.get(b.address, b) for b in svc.others),
+                resting=tuple(new.get(b.address, b) for b in svc.resting),
+            )
+            for svc in self.current.services
+        )
+        self.advance(services)
+
+    def advance(self, services: tuple[SVC, ...]) -> None:
+        """Apply the next generation."""
+        self.current = State(self.current.generation + 1, services)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def wait_change(self, generation: int, timeout_s: float) -> int:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.current.generation == generation:
+                    await self.changed.wait()
+        return self.current.generation
+
+    def metrics(self) -> Iterable[str]:
+        return self.pieces
+
+
+@contextlib.contextmanager
+def served(agent: Agent, path: Path, metrics_address: str = "") -> Iterator[ApiServer]:
+    """Serve until the end of the block; the loop runs in a thread, so that blocking clients can be used."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = ApiServer(agent, str(path), metrics_address)
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
