@@ -37,6 +37,7 @@ class Read(NamedTuple):
 
     obj: KObject | None
     kind: str
+    key: str = ""
     messages: tuple[Message, ...] = ()
 
 
@@ -62,10 +63,10 @@ def read_object(raw: dict[str, Any], origin: Origin, locate: Callable[[Path], in
     if not name or len(name) > MAX_NAME or len(namespace) > MAX_NAME:
         report.subject = kind
         report.error(("metadata", "name"), "too long" if name else "the name is missing", "the object is left out")
-        return Read(None, kind, tuple(report.messages))
+        return Read(None, kind, "", tuple(report.messages))
     converted = wire.convert(raw, known.wire, report.error)
     obj = known.read(converted, namespace, name, report) if converted is not None else None
-    return Read(obj, kind, tuple(report.messages))
+    return Read(obj, kind, f"{namespace}/{name}" if known.namespaced else name, tuple(report.messages))
 
 
 def _names(raw: dict[str, Any], namespaced: bool) -> tuple[str, str]:

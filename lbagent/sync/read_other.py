@@ -113,4 +113,6 @@ def read_backend_state(raw: WireState, _namespace: str, name: str, report: Repor
         words = ", ".join(word.text for word in _STATES)
         report.error(("spec", "state"), f"{what}; one of {words} is possible", kept)
         return None
-    return BackendState(name, L3n4Addr(address.address, address.port, address.protocol), state, report.origin, spec.node or "")
+    return BackendState(
+        name, L3n4Addr(address.address, address.port, address.protocol), state, report.origin, spec.node or ""
+    )

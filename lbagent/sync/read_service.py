@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
 from lbagent.sync.objects import Service, ServicePort
-from lbagent.sync.report import Report, annotation, label, present, special
+from lbagent.sync.report import Report, annotation, label, present
 from lbagent.sync.wire import Ingress, Meta, Path, ServiceSpec
 from lbagent.sync.wire import Service as Wire
 
@@ -43,7 +43,9 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
     algorithm, dsr, nat, l7_port = _annotations(meta, report)
     timeout = _affinity(spec, report)
     if l7_port and timeout:
-        report.error(("metadata", "annotations", "lbagent.io/l7-proxy-port"), "cannot go with sessionAffinity", "it is ignored")
+        report.error(
+            ("metadata", "annotations", "lbagent.io/l7-proxy-port"), "cannot go with sessionAffinity", "it is ignored"
+        )
         l7_port = 0
     ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
     local = report.choice(("spec", "externalTrafficPolicy"), spec.externalTrafficPolicy, _POLICIES, "Cluster")
@@ -127,7 +129,9 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
         if word in _FAMILIES:
             named.append(_FAMILIES[word])
         else:
-            report.error(("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored")
+            report.error(
+                ("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored"
+            )
     found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
     return tuple(sorted(found or {4}))
 
@@ -224,7 +228,9 @@ def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPol
     if found := annotation(meta, "stale-flows"):
         word, equals, seconds = found[1].partition("=")
         if word not in _STALE and not (word == "drain" and equals and seconds.isascii() and seconds.isdecimal()):
-            report.error(found[0], f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible", "the default is used")
+            report.error(
+                found[0], f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible", "the default is used"
+            )
     return algorithm, dsr, nat, l7_port
 
 

@@ -88,7 +88,9 @@ class Report:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            self.error(("metadata", "creationTimestamp"), f"{text!r} is not a time", "the object counts as the youngest")
+            self.error(
+                ("metadata", "creationTimestamp"), f"{text!r} is not a time", "the object counts as the youngest"
+            )
             return 0.0
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

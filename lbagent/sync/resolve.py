@@ -6,9 +6,7 @@ a frontend with it, those that share a backend with it. `resolve` is the same fr
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from msgspec import Struct
@@ -25,13 +23,13 @@ from lbagent.sync.objects import (
     Message,
     Node,
     Objects,
-    Origin,
     Pod,
     Service,
 )
 from lbagent.sync.resolve_claims import Claims
 from lbagent.sync.resolve_frontends import NodeView, Wanted, wanted_frontends
 from lbagent.sync.resolve_hostports import host_port_rows, is_relevant
+from lbagent.sync.resolve_order import OrderedRows
 from lbagent.sync.resolve_rows import Rows, Surroundings
 from lbagent.sync.resolve_shared import SharedStates
 
@@ -54,7 +52,7 @@ class Resolution(Struct, frozen=True):
     messages: tuple[Message, ...] = ()
 
 
-def resolve(objects: Objects, options: Options = Options()) -> Resolution:
+def resolve(objects: Objects, options: Options) -> Resolution:
     """Return the State of all objects, from nothing."""
     resolver = Resolver(options)
     resolver.replace(objects)
@@ -64,7 +62,7 @@ def resolve(objects: Objects, options: Options = Options()) -> Resolution:
 class Resolver:
     """Objects in, State out; remembers what it need not build again."""
 
-    def __init__(self, options: Options = Options()) -> None:
+    def __init__(self, options: Options) -> None:
         """Know nothing yet."""
         self._options = options
         self._services: dict[str, Service] = {}
@@ -78,10 +76,10 @@ class Resolver:
         self._claims = Claims()
         self._shared = SharedStates()
         self._wanted: dict[str, list[Wanted]] = {}  # of this run
-        self._order: list[tuple[Origin, str]] = []  # owners in the order of their rows
-        self._rows: dict[str, tuple[SVC, ...]] = {}  # by owner: a service key, or 'pod:' and a pod key
+        self._rows = OrderedRows()  # by owner: a service key, or 'pod:' and a pod key
         self._messages: dict[str, tuple[Message, ...]] = {}
-        self._pod_origins: dict[str, Origin] = {}  # by owner
+        self._pod_owners: set[str] = set()
+        self._with_node_ports: set[str] = set()
         self._dirty: set[str] = set()
         self._all_dirty = False
         self._pods_dirty = False
@@ -122,15 +120,14 @@ class Resolver:
                     self._state(change.key, change.new)
 
     def _service(self, key: str, new: object) -> None:
-        old = self._services.get(key)
-        if old is not None:
-            self._forget_order(old.origin, key)
-        if isinstance(new, Service):
-            self._services[key] = new
-            insort(self._order, (new.origin, key))
-        else:
-            self._services.pop(key, None)
+        service = new if isinstance(new, Service) else None
+        self._set(self._services, key, service)
+        self._rows.place(key, service.origin if service else None)
         self._dirty.add(key)
+        if service and not service.ignored and any(port.node_port for port in service.ports):
+            self._with_node_ports.add(key)
+        else:
+            self._with_node_ports.discard(key)
 
     def _slice(self, key: str, old: object, new: object) -> None:
         for piece in (old, new):
@@ -186,11 +183,6 @@ class Resolver:
         else:
             where[key] = value
 
-    def _forget_order(self, origin: Origin, owner: str) -> None:
-        at = bisect_left(self._order, (origin, owner))
-        if at < len(self._order) and self._order[at] == (origin, owner):
-            del self._order[at]
-
     # --- from what is known to a State ---
 
     def resolve(self) -> Resolution:
@@ -202,20 +194,14 @@ class Resolver:
         built = self._build_services(self._contest(dirty))
         self._build_pods(built, dirty)
         again = set().union(*(self._shared.update(owner, rows) for owner, rows in built.items())) - built.keys()
-        built |= self._build_services({owner for owner in again if owner not in self._pod_origins})
-        if not again.isdisjoint(self._pod_origins):
+        built |= self._build_services({owner for owner in again if owner not in self._pod_owners})
+        if not again.isdisjoint(self._pod_owners):
             self._build_pods(built, again)
         for owner, rows in built.items():
-            self._keep(owner, self._shared.settle(owner, rows))
+            self._rows.keep(owner, self._shared.settle(owner, rows))
         self._dirty, self._all_dirty, self._pods_dirty = set(), False, False
-        self._last = Resolution(
-            State(self._last.state.generation + 1, tuple(chain.from_iterable(map(self._rows_of, self._order)))),
-            self._all_messages(),
-        )
+        self._last = Resolution(State(self._last.state.generation + 1, self._rows.all()), self._all_messages())
         return self._last
-
-    def _rows_of(self, place: tuple[Origin, str]) -> tuple[SVC, ...]:
-        return self._rows.get(place[1], ())
 
     def _look_around(self) -> None:
         """Bring the surroundings up to date, and find the Services that a stale address or Pod concerns."""
@@ -288,31 +274,21 @@ class Resolver:
 
     def _build_pods(self, built: dict[str, tuple[SVC, ...]], dirty: set[str]) -> None:
         """Build all HostPort rows again: there are few, and each may depend on each."""
-        if not (self._pods_dirty or self._all_dirty or (dirty and self._pod_origins)):
+        if not (self._pods_dirty or self._all_dirty or (dirty and self._pod_owners)):
             return
         here = self._options.node_name
         pods = [pod for pod in self._pods.values() if is_relevant(pod, here)]
         result = host_port_rows(pods, self._around, self._claims.owner)
-        for owner, origin in self._pod_origins.items():
-            self._forget_order(origin, owner)
+        origins = {f"pod:{pod.key}": pod.origin for pod in pods}
+        for owner in self._pod_owners - origins.keys():
+            self._rows.place(owner, None)
             self._messages.pop(owner, None)
             built[owner] = ()
-        self._pod_origins = {f"pod:{pod.key}": pod.origin for pod in pods}
-        for owner, origin in self._pod_origins.items():
-            insort(self._order, (origin, owner))
+        self._pod_owners = set(origins)
+        for owner, origin in origins.items():
+            self._rows.place(owner, origin)
             built[owner] = result.rows.get(owner[4:], ())
             self._say(owner, [message for key, message in result.messages if key == owner[4:]])
-
-    def _keep(self, owner: str, rows: tuple[SVC, ...]) -> None:
-        """Keep the rows of an owner; a row that is equal stays the same object, by which others see that nothing changed."""
-        old = self._rows.get(owner, ())
-        if rows == old:
-            return
-        if not rows:
-            del self._rows[owner]
-            return
-        known = {svc.frontend: svc for svc in old}
-        self._rows[owner] = tuple([same if (same := known.get(svc.frontend)) == svc and same else svc for svc in rows])
 
     def _say(self, owner: str, messages: list[Message]) -> None:
         if messages:
@@ -321,13 +297,14 @@ class Resolver:
             self._messages.pop(owner, None)
 
     def _all_messages(self) -> tuple[Message, ...]:
-        if not self._messages and self._around.node.addresses:
+        lonely = bool(self._with_node_ports) and not self._around.node.addresses
+        if not self._messages and not lonely:
             return ()
-        found = [message for _, owner in self._order for message in self._messages.get(owner, ())]
-        if not self._around.node.addresses and any(
-            port.node_port for service in self._services.values() if not service.ignored for port in service.ports
-        ):
+        found = [message for owner in self._rows.owners() for message in self._messages.get(owner, ())]
+        if lonely:
             problem = "no address of this node is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"
-            found.append(Message(problem, "NodePort frontends have no row for a node address", "", subject, warning=True))
+            found.append(
+                Message(problem, "NodePort frontends have no row for a node address", "", subject, warning=True)
+            )
         return tuple(found)

@@ -39,9 +39,7 @@ def is_relevant(pod: Pod, node_name: str) -> bool:
     return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
 
 
-def host_port_rows(
-    pods: Iterable[Pod], around: Surroundings, owner: Callable[[L3n4Addr], str | None]
-) -> HostPortRows:
+def host_port_rows(pods: Iterable[Pod], around: Surroundings, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
     """Return the rows of the relevant Pods. `owner` names the Service that has a frontend, if one has."""
     result = HostPortRows({}, [])
     claims: dict[L3n4Addr, list[_Claim]] = {}
@@ -120,7 +118,9 @@ def _info(claim: _Claim, around: Surroundings) -> EndpointInfo:
     pod, ready = claim.pod, not claim.pod.terminating
     weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
     override = around.overrides.get(claim.backend)
-    return EndpointInfo(claim.backend, ready, True, not ready, True, pod.node, around.node.zone, (), (), weight, override)
+    return EndpointInfo(
+        claim.backend, ready, True, not ready, True, pod.node, around.node.zone, (), (), weight, override
+    )
 
 
 def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:

@@ -237,7 +237,9 @@ class Rows:
                 self._warn("lbagent.io/algorithm", problem, "every backend has the same share")
         for port in service.ports:
             if port.protocol is L4Type.SCTP:
-                self._warn(path_text(("spec", "ports", port.index, "protocol")), "SCTP packets are not balanced yet", "")
+                self._warn(
+                    path_text(("spec", "ports", port.index, "protocol")), "SCTP packets are not balanced yet", ""
+                )
 
     def _warn(self, field: str, problem: str, kept: str) -> None:
         subject, origin = f"Service {self._service.key}", self._service.origin

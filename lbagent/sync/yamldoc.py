@@ -93,7 +93,9 @@ class _Reader:
             plain = event.implicit[0] and event.tag is None
             return self._keep(event, _scalar(event.value) if plain else self._tagged(event))
         if depth >= MAX_DEPTH or self._left < 0:
-            raise YamlError(event.start_mark.line + 1, f"more than {MAX_DEPTH} levels" if self._left >= 0 else "too many values")
+            raise YamlError(
+                event.start_mark.line + 1, f"more than {MAX_DEPTH} levels" if self._left >= 0 else "too many values"
+            )
         if kind is yaml.MappingStartEvent:
             return self._keep(event, self._mapping(event, depth + 1))
         if kind is yaml.SequenceStartEvent:
@@ -106,7 +108,11 @@ class _Reader:
         return value
 
     def _tagged(self, event: Any) -> Any:
-        return _scalar(event.value) if event.tag and event.tag != _STR and event.tag.startswith("tag:yaml.org") else event.value
+        return (
+            _scalar(event.value)
+            if event.tag and event.tag != _STR and event.tag.startswith("tag:yaml.org")
+            else event.value
+        )
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self._anchors:

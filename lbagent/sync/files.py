@@ -1,0 +1,165 @@
+"""The objects of a set of manifest files: last good objects a file, the first of duplicates, what is wrong. No waiting here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lbagent.sync import manifests
+from lbagent.sync.manifests import Parsed, Unparsable
+from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Message, Objects
+
+Key = tuple[str, str]  # kind, key
+
+
+class _File(Struct, gc=False):
+    """A file as it was read last. `failure` is why it does not count now; `objects` are then the last good ones."""
+
+    parsed: Parsed
+    generation: int
+    failure: Message | None = None
+
+
+class Files:
+    """Objects of files by name. Every change gives the changes of objects that follow from it."""
+
+    def __init__(self, *, say_generation: bool = True) -> None:
+        """Start empty; `plan` does not say generations."""
+        self.generation = 0  # counts good reads of any file
+        self._say_generation = say_generation
+        self._files: dict[str, _File] = {}
+        self._holders: dict[Key, list[KObject]] = {}  # all objects of a kind and key, the one that holds first
+        self._duplicates: set[Key] = set()
+
+    def __len__(self) -> int:
+        """Return the number of files known."""
+        return len(self._files)
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The files known."""
+        return self._files.keys()
+
+    def read(self, path: str, *, any_file: bool = False) -> list[Change]:
+        """Read a file again; one that does not parse keeps its last good objects."""
+        try:
+            return self.take(path, manifests.read_text(path, any_file=any_file))
+        except Unparsable as error:
+            return self.fail(path, error.message)
+
+    def take(self, path: str, text: str) -> list[Change]:
+        """Take the text of a file."""
+        old = self._files.get(path)
+        if old is not None and old.parsed.objects and not text.strip():
+            # a file is truncated before it is written; deleting it is the way to take its objects away
+            return self.fail(path, Message("the file is empty", file=path))
+        try:
+            parsed = manifests.parse(text, path)
+        except Unparsable as error:
+            return self.fail(path, error.message)
+        if old is not None and parsed.refused:
+            parsed = _keep_refused(old.parsed, parsed)
+        self.generation += 1
+        self._files[path] = _File(parsed, self.generation)
+        return self._exchange(old.parsed if old else Parsed(), parsed)
+
+    def fail(self, path: str, message: Message) -> list[Change]:
+        """Keep what a file held when it was good, and say so."""
+        known = self._files.setdefault(path, _File(Parsed(), self.generation))
+        kept = f"kept {len(known.parsed.objects)} objects"
+        if self._say_generation:
+            kept += f" of generation {known.generation}"
+        known.failure = replace(message, kept=kept)
+        return []
+
+    def remove(self, path: str) -> list[Change]:
+        """Take a file and its objects away."""
+        old = self._files.pop(path, None)
+        return self._exchange(old.parsed, Parsed()) if old else []
+
+    def _exchange(self, old: Parsed, new: Parsed) -> list[Change]:
+        """Replace the objects of a file. An object that is equal stays the same object and is no change."""
+        before = {(kind, obj.key): self._first((kind, obj.key)) for kind, obj in (*old.objects, *new.objects)}
+        for kind, obj in old.objects:
+            holders = self._holders[kind, obj.key]
+            holders[:] = [each for each in holders if each is not obj]
+        for kind, obj in new.objects:
+            holders = self._holders.setdefault((kind, obj.key), [])
+            holders.append(obj)
+            if len(holders) > 1:
+                holders.sort(key=lambda each: each.origin)
+        return [change for key, first in before.items() if (change := self._settle(key, first))]
+
+    def _first(self, key: Key) -> KObject | None:
+        holders = self._holders.get(key)
+        return holders[0] if holders else None
+
+    def _settle(self, key: Key, old: KObject | None) -> Change | None:
+        holders = self._holders[key]
+        if len(holders) > 1:
+            self._duplicates.add(key)
+        else:
+            self._duplicates.discard(key)
+        if not holders:
+            del self._holders[key]
+            return Change(*key, old, None) if old is not None else None
+        return Change(*key, old, holders[0]) if old != holders[0] else None
+
+    def snapshot(self) -> Objects:
+        """Return every object that holds."""
+        kinds: dict[str, dict[str, KObject]] = {field: {} for field in FIELD_OF_KIND.values()}
+        for (kind, key), holders in self._holders.items():
+            kinds[FIELD_OF_KIND[kind]][key] = holders[0]
+        return Objects(**kinds)  # type: ignore[arg-type]
+
+    def problems(self) -> list[Message]:
+        """Return what is wrong, by file and line."""
+        found = [message for file in self._files.values() for message in file.parsed.messages]
+        found += [file.failure for file in self._files.values() if file.failure]
+        for kind, key in self._duplicates:
+            first, *others = self._holders[kind, key]
+            where = f"{os.path.basename(first.origin.file)}:{first.origin.line}"
+            for other in others:
+                found.append(
+                    Message(
+                        f"is there twice, first in {where}",
+                        "the first holds",
+                        "",
+                        f"{kind} {key}",
+                        other.origin.file,
+                        other.origin.line,
+                    )
+                )
+        return sorted(found, key=lambda message: (message.file, message.line))
+
+
+def _keep_refused(old: Parsed, new: Parsed) -> Parsed:
+    """Add the last good objects of those of which nothing could be read now."""
+    refused = set(new.refused)
+    kept = tuple((kind, obj) for kind, obj in old.objects if (kind, obj.key) in refused)
+    return Parsed(new.objects + kept, new.messages, new.refused)
+
+
+def manifest_names(folder: str) -> list[str]:
+    """Return the names of the manifests directly in a folder, sorted. Raises OSError."""
+    return sorted(name for name in os.listdir(folder) if is_manifest(name))
+
+
+def is_manifest(name: str) -> bool:
+    """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, not starting with a dot."""
+    return name.endswith(manifests.SUFFIXES) and not name.startswith(".")
+
+
+def load(path: str) -> Files:
+    """Read a folder or a file once, as `plan` does. Raises OSError when it is not there or cannot be listed."""
+    files = Files(say_generation=False)
+    if os.path.isdir(path):
+        for name in manifest_names(path):
+            files.read(os.path.join(path, name))
+        return files
+    os.stat(path)
+    files.read(path, any_file=True)
+    return files

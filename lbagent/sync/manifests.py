@@ -1,0 +1,161 @@
+"""Manifest texts to objects: YAML or JSON, several documents, List objects. Says FILE:LINE and field of what is wrong."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.sync import yamldoc
+from lbagent.sync.objects import KObject, Message, Origin
+from lbagent.sync.read import is_used, read_object
+from lbagent.sync.wire import Path
+from lbagent.sync.yamldoc import Lines, YamlError
+
+SUFFIXES = (".yaml", ".yml", ".json")
+MAX_BYTES = 256 << 20  # of one file
+MAX_OBJECTS = 1_000_000  # of one file
+
+
+class Parsed(Struct, frozen=True, gc=False):
+    """What one text holds. `refused` names (kind, key) of objects of which nothing could be kept."""
+
+    objects: tuple[tuple[str, KObject], ...] = ()  # (kind, object) in order
+    messages: tuple[Message, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+class Unparsable(Exception):
+    """The text as a whole is no manifest; `message` says where and why, without what was kept."""
+
+    def __init__(self, message: Message) -> None:
+        """Keep the message."""
+        super().__init__(str(message))
+        self.message = message
+
+
+def read_text(path: str, *, any_file: bool = False) -> str:
+    """Return the text of a file. Raises Unparsable when it cannot be read, is too large or is not UTF-8.
+
+    Only regular files are read, unless `any_file`: a pipe in a watched folder would stop the agent.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if any_file else os.O_NONBLOCK))
+        with open(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not (any_file or stat.S_ISREG(status.st_mode)):
+                raise Unparsable(Message("not a regular file", file=path))
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise Unparsable(Message(f"cannot be read: {error.strerror}", file=path)) from None
+    return decode(data, path)
+
+
+def decode(data: bytes, path: str) -> str:
+    """Return the text of UTF-8 bytes. Raises Unparsable."""
+    if len(data) > MAX_BYTES:
+        raise Unparsable(Message(f"larger than {MAX_BYTES >> 20} MiB", file=path))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Unparsable(Message(f"not UTF-8: {error.reason}", file=path, line=line)) from None
+
+
+def parse(text: str, path: str) -> Parsed:
+    """Read every object we use of a text. Raises Unparsable when it is not YAML or JSON, or holds something else than objects."""
+    objects: list[tuple[str, KObject]] = []
+    messages: list[Message] = []
+    refused: list[tuple[str, str]] = []
+    finder = _LineFinder(text)
+    order = 0
+    try:
+        for number, (line, document) in enumerate(_documents(text)):
+            for at, raw in _flatten(document, (), path, line):
+                order += 1
+                if order > MAX_OBJECTS:
+                    raise Unparsable(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
+                if not _has_kind(raw, path, line, messages):
+                    continue
+                if is_used(raw["apiVersion"], raw["kind"]):
+                    origin = Origin(path, order, line)
+                    read = read_object(raw, origin, finder.bound(number, at, line))
+                    messages += read.messages
+                    if read.obj is not None:
+                        objects.append((read.kind, read.obj))
+                    elif read.messages and read.key:
+                        refused.append((read.kind, read.key))
+    except YamlError as error:
+        raise Unparsable(Message(error.problem, file=path, line=error.line)) from None
+    return Parsed(tuple(objects), tuple(messages), tuple(refused))
+
+
+def _documents(text: str) -> Iterator[tuple[int, Any]]:
+    start = text.lstrip()[:1]
+    if start == "{":  # JSON is ten times as fast to read, and is what large folders hold
+        try:
+            yield 1, msgspec.json.decode(text)
+            return
+        except (msgspec.DecodeError, RecursionError):
+            pass
+    yield from yamldoc.load(text)
+
+
+def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Iterate over (place in the document, object); a List gives its items."""
+    if document is None:
+        return
+    if not isinstance(document, dict):
+        raise Unparsable(Message("the document is not an object", file=path, line=line))
+    kind = document.get("kind")
+    items = document.get("items")
+    if not (isinstance(kind, str) and kind.endswith("List") and isinstance(items, list)):
+        yield at, document
+        return
+    inner = {} if kind == "List" else {"kind": kind[:-4], "apiVersion": document.get("apiVersion")}
+    for index, item in enumerate(items):
+        if isinstance(item, dict):
+            for key, value in inner.items():
+                item.setdefault(key, value)
+        if len(at) < 2 * _MAX_LISTS:
+            yield from _flatten(item, (*at, "items", index), path, line)
+
+
+_MAX_LISTS = 3  # a List in a List in a List
+
+
+def _has_kind(raw: dict[str, Any], path: str, line: int, messages: list[Message]) -> bool:
+    for field in ("apiVersion", "kind"):
+        value = raw.get(field)
+        if not isinstance(value, str) or not value:
+            problem = "it is missing" if value is None else "expected a text"
+            messages.append(Message(problem, "the document is left out", field, "", path, line))
+            return False
+    return True
+
+
+class _LineFinder:
+    """Finds lines of fields by reading the text a second time, and only when something is wrong."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lines: list[Lines] | None = None
+
+    def bound(self, document: int, at: Path, first: int) -> Callable[[Path], int]:
+        """Return the finder of one object's fields."""
+
+        def find(path: Path) -> int:
+            if self._lines is None:
+                try:
+                    self._lines = yamldoc.load_lines(self._text)
+                except YamlError:  # JSON that is not YAML: tabs
+                    self._lines = []
+            if document >= len(self._lines):
+                return first
+            return yamldoc.find_line(self._lines[document], (*at, *path))
+
+        return find
