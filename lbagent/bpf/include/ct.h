@@ -151,8 +151,13 @@ AI u64 ct_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
 	return v;
 }
 
+AI void ct_renew_slot(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
+{
+	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
+}
+
 /* Notes a packet of a known flow: last seen (once a tick), state, lease of the SNAT slot. */
-AI void ct_refresh(struct ct_flow *f, const struct lb_pkt *pk, u64 now, bool from_backend)
+AI void ct_refresh(struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
 {
 	u64 last = RD16(f->seen_at), next;
 
@@ -165,7 +170,7 @@ AI void ct_refresh(struct ct_flow *f, const struct lb_pkt *pk, u64 now, bool fro
 		if (f->spilled)
 			WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
 		if (V_SNAT(f->value) && (last ^ now) >> renew)
-			snat_renew(f->value, now);
+			ct_renew_slot(f, f->value, key, now);
 	}
 	if (LIKELY(V_STATE(f->value) == CT_EST && !(pk->tcp_flags & (TCP_FIN | TCP_RST))))
 		return;
@@ -174,5 +179,49 @@ AI void ct_refresh(struct ct_flow *f, const struct lb_pkt *pk, u64 now, bool fro
 		return;
 	CAS(f->value_at, f->value, next);
 	if (V_SNAT(next) && V_STATE(next) == CT_EST)
-		snat_renew(next, now);
+		ct_renew_slot(f, next, key, now);
+}
+
+/* Finds the flow of a local backend's reply: its client is the packet's destination, its backend the source. */
+AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	NO_UNROLL
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w), meta;
+		lb_path *path;
+		lb_addr from;
+
+		if (!entry_match_client(e, key, &f->value, vip, vip_port) || V_SNAT(f->value))
+			continue;
+		path = path_of(V_BACKEND(f->value));
+		meta = PATH_META(path);
+		path_addr(path, &from);
+		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && META_GEN(meta) == V_BACKEND_GEN(f->value)) {
+			f->value_at = e + E_VALUE;
+			f->seen_at = e + E_SEEN;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Has this client already a flow without SNAT to this backend? Its replies could not be told apart. No branches, as in score(). */
+AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
+{
+	u64 clash = 0;
+
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w), v = RD64(e + E_VALUE);
+#if LB_FAMILY == 4
+		u64 differ = (RD64(e) ^ key->k0) >> 14;
+#else
+		u64 differ = ((RD64(e) ^ key->owner) & OWNER_CLIENT) | (RD64(e + 1) ^ key->client.w[0]) | (RD64(e + 2) ^ key->client.w[1]);
+#endif
+		differ |= (V_BACKEND(v) ^ backend) | V_SNAT(v);
+		differ = (differ >> 1 | (differ & 1)) - 1; /* bit 63 only if nothing differed */
+		OPAQUE(differ);
+		clash |= differ >> 63;
+	}
+	return clash;
 }

@@ -95,6 +95,7 @@ AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 }
 
 #define KEY_OWNER(k) ((k)->k0)
+#define KEY_CLIENT(k) ((lb_addr *)0) /* the owner word holds it */
 #else
 #define ENTRY_WORDS 8
 #define E_VALUE 5
@@ -168,6 +169,7 @@ AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 }
 
 #define KEY_OWNER(k) ((k)->owner)
+#define KEY_CLIENT(k) (&(k)->client)
 #endif
 
 _Static_assert(ENTRY_WORDS * 8 == (LB_FAMILY == 4 ? FLOW4_SIZE : FLOW6_SIZE), "entry size");

@@ -96,11 +96,18 @@ AI void snat_free(u64 value, u64 owner, const lb_addr *client)
 		CAS(s, s0, s0 & SLOT_GEN);
 }
 
-AI void snat_renew(u64 value, u64 now)
+/* Does the flow (owner word, client, service) still hold the slot its value speaks of? */
+AI bool snat_held(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *client, u64 service)
+{
+	return slot_client_is(s, RD64(s), owner, client) && SLOT_BACKEND(meta) == V_BACKEND(value) && SLOT_SERVICE(meta) == service;
+}
+
+/* Prolongs the lease. */
+AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64 now)
 {
 	u64 *s = slot_of_value(value), meta = RD64(s + SLOT_META);
 
-	if ((meta & 3) == V_SLOT_GEN(value) && SLOT_BACKEND(meta) == V_BACKEND(value))
+	if (snat_held(s, meta, value, owner, client, service))
 		CAS(s + SLOT_META, meta, (meta & ~SLOT_SEEN_MASK) | slot_stamp(now, V_STATE(value)));
 }
 

@@ -52,8 +52,9 @@
 #define UDP_HLEN 8
 
 #if LB_FAMILY == 4
+typedef u32 lb_word;
 typedef struct {
-	u32 w[1];
+	lb_word w[1];
 } lb_addr;
 #define ADDR_WORDS 1
 #define ADDR_HALVES 1 /* u32 words an address */
@@ -63,8 +64,9 @@ typedef struct {
 #define FAMILY_MAP(name) MAP_lb4_##name
 #define FAMILY_SLOT(n) (n)
 #else
+typedef u64 lb_word;
 typedef struct {
-	u64 w[2];
+	lb_word w[2];
 } lb_addr;
 #define ADDR_WORDS 2
 #define ADDR_HALVES 4
@@ -96,7 +98,7 @@ AI bool addr_is_zero(const lb_addr *a)
 /* Loads and stores in packets and records; any alignment of 2 (x86 and arm64 do not mind). */
 AI void addr_load(lb_addr *a, const void *from)
 {
-	a->w[0] = *(typeof(a->w[0]) *)from;
+	a->w[0] = *(lb_word *)from;
 #if LB_FAMILY == 6
 	a->w[1] = *(u64 *)(from + 8);
 #endif
@@ -104,7 +106,7 @@ AI void addr_load(lb_addr *a, const void *from)
 
 AI void addr_store(void *to, const lb_addr *a)
 {
-	*(typeof(a->w[0]) *)to = a->w[0];
+	*(lb_word *)to = a->w[0];
 #if LB_FAMILY == 6
 	*(u64 *)(to + 8) = a->w[1];
 #endif

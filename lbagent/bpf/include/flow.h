@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program at SLOT_FLOW: a packet towards a frontend that the entry could not settle. Known flows with
+ * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
+ */
+#pragma once
+#include "filter.h"
+#include "known.h"
+#include "select.h"
+
+/* What forbids forwarding before anything was translated or stored. Returns GO_ON or a verdict. */
+#define GO_ON (-1)
+
+AI int flow_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta)))) {
+		if (s->pk.flags & PKT_DF)
+			return answer(ctx, s, REASON_ANSWER_TOO_BIG, META_MTU(meta));
+		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
+	}
+	if (!here && UNLIKELY(s->pk.ttl <= 1))
+		return answer(ctx, s, REASON_ANSWER_TTL, 0);
+	return GO_ON;
+}
+
+/* A local backend's request on tc_egress was about to leave the node: back up through the same device, to our own address. */
+AI int send_here(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+#ifdef LB_HOOK_TC
+	u8 *data = CTX_DATA(ctx), mac[6];
+
+	if (pk->flags & PKT_EGRESS) {
+		if (data + ETH_HLEN > CTX_END(ctx))
+			return LB_DROP;
+		__builtin_memcpy(mac, data + 6, 6);
+		if (skb_store(ctx, 0, mac, 6, 0))
+			return LB_DROP;
+		return redirect_to(CTX_IFINDEX(ctx), 1 /* BPF_F_INGRESS */);
+	}
+#endif
+	return LB_PASS;
+}
+
+/* Translates and sends a packet of a flow with this value. Limits were checked. */
+AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
+{
+	lb_path *path = path_of(V_BACKEND(value));
+	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
+	bool here = stays_here(meta, value);
+	struct nexthop nh = {};
+	struct lb_tuple to;
+	int out = OUT_STACK;
+
+	flow_tuple(pk, path, meta, value, &to);
+	if (!here) {
+		out = out_find(ctx, META_NEXTHOP(meta), &to.saddr, &to.daddr, &nh);
+		if (UNLIKELY(out == OUT_NONE || out == OUT_STACK))
+			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
+	}
+	count(here && reason == REASON_FWD_ESTABLISHED ? REASON_FWD_LOCAL : reason, len);
+	count_flow(service, V_BACKEND(value), len);
+	if (nat_write(ctx, pk, &to, !here))
+		return LB_DROP;
+	return here ? send_here(ctx, pk) : out_go(ctx, pk, out, &nh);
+}
+
+/* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
+AI int flow_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
+{
+	CAS(f->value_at, f->value, (f->value & ~V_STATE_MASK) | CT_CLOSING << 16);
+	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
+}
+
+AI bool flow_lost_slot(const struct ct_flow *f, const struct ct_key *key)
+{
+	u64 *slot;
+
+	if (!V_SNAT(f->value))
+		return false;
+	slot = slot_of_value(f->value);
+	return !snat_held(slot, RD64(slot + SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
+}
+
+/* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; UDP moves only when its backend is gone.
+ * An expired flow may have lost its SNAT port to somebody else. */
+AI bool flow_again(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
+{
+	bool syn = is_syn(pk);
+
+	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
+		return true;
+	if (LIKELY(ct_age(f, now) <= ct_timeout(V_STATE(f->value), pk->proto == PROTO_UDP)))
+		return false;
+	return syn || flow_lost_slot(f, key);
+}
+
+/* Returns GO_ON if the flow needs a backend (choice is set), else the verdict. */
+AI int flow_known(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
+{
+	struct lb_pkt *pk = &s->pk;
+	u64 v = f->value, meta = PATH_META(path_of(V_BACKEND(v)));
+	bool gone = META_GEN(meta) != V_BACKEND_GEN(v) || !META_IS(meta, PATH_LIVE);
+	int rc;
+
+	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
+		return flow_reset(ctx, s, f);
+	if (flow_again(f, key, pk, meta, gone, now)) {
+		s->choice = CHOICE_AGAIN;
+		s->old_value = v;
+		return GO_ON;
+	}
+	rc = flow_limits(ctx, s, meta, stays_here(meta, v));
+	if (rc != GO_ON)
+		return rc;
+	if (is_syn(pk) && V_STATE(v) == CT_CLOSING) /* the client uses its port again */
+		CAS(f->value_at, v, v & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND));
+	ct_refresh(f, key, pk, now, false);
+	return flow_send(ctx, pk, v, SEEN_SERVICE(f->seen_at), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+}
+
+/* No frontend has this address and port. */
+AI int flow_no_service(lb_ctx *ctx, struct lb_scratch *s)
+{
+	struct lb_service *wild = service_wildcard(&s->pk);
+	u32 reason;
+
+	if (wild) {
+		reason = service_routable(&s->pk, wild);
+		if (reason)
+			return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
+		return answer(ctx, s, REASON_REJECT_UNDEFINED_PORT, 0);
+	}
+	if (filter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
+		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
+	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+}
+
+AI int flow_new(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow)
+{
+	struct selected chosen = {};
+	struct lb_service *svc;
+	lb_key key;
+	u32 reason;
+
+	svc = service_find(&s->pk, &key);
+	if (!svc)
+		return flow_no_service(ctx, s);
+	reason = service_routable(&s->pk, svc);
+	if (!reason)
+		reason = service_source(&s->pk, svc);
+	if (reason)
+		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
+	if (UNLIKELY(svc->flags2 & SVC2_L7))
+		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
+	if (UNLIKELY(!svc->count)) {
+		reason = service_empty(svc);
+		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+	}
+	reason = select_backend(&s->pk, s, svc, &key, flow, &chosen);
+	if (reason)
+		return verdict(ctx, reason, LB_DROP);
+	affinity_note(&s->pk, svc, chosen.backend);
+	s->backend = chosen.backend;
+	s->backend_gen = META_GEN(chosen.meta);
+	s->service = NTOHS(svc->rev_nat_index);
+	s->snat = chosen.snat;
+	lb_call(ctx, FAMILY_SLOT(SLOT_INSERT));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}
+
+AI int flow_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	struct slot_view view;
+	struct ct_key key;
+	struct ct_flow f = {};
+	u64 now = now_ticks();
+
+	if (!s)
+		return LB_DROP;
+	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find(&s->pk, &view))
+		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
+	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
+	s->choice = CHOICE_NEW;
+	if (ct_find(s->hash, &key, now, &f) || ct_find_spilled(&key, now, &f)) {
+		int rc = flow_known(ctx, s, &key, &f, now);
+
+		if (rc != GO_ON)
+			return rc;
+	}
+	s->version = f.version;
+	return flow_new(ctx, s, &key);
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains how a translated packet leaves: by a next-hop record, or by one look-up in the kernel's FIB when there is
+ * none. The way out is found before the packet is touched.
+ */
+#pragma once
+#include "nat.h"
+#include "path.h"
+#include "scratch.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define FIB_NOT_FORWARDED 4 /* BPF_FIB_LKUP_RET_NOT_FWDED: the address is this node's own */
+#define FIB_NO_NEIGHBOR 7
+
+/* Ways out. */
+#define OUT_NEXTHOP 0  /* MACs and device known */
+#define OUT_STACK 1    /* to this node itself */
+#define OUT_NEIGHBOR 2 /* tc only: device known, the kernel finds the MAC */
+#define OUT_NONE 3
+
+AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
+{
+	struct bpf_fib_lookup p = {};
+	u16 *mac;
+	long rc;
+
+	p.family = LB_FAMILY == 4 ? AF_INET : AF_INET6;
+	p.ifindex = CTX_IFINDEX(ctx);
+#if LB_FAMILY == 4
+	p.ipv4_src = from->w[0];
+	p.ipv4_dst = to->w[0];
+#else
+	p.ipv6_src[0] = from->w[0];
+	p.ipv6_src[1] = from->w[0] >> 32;
+	p.ipv6_src[2] = from->w[1];
+	p.ipv6_src[3] = from->w[1] >> 32;
+	p.ipv6_dst[0] = to->w[0];
+	p.ipv6_dst[1] = to->w[0] >> 32;
+	p.ipv6_dst[2] = to->w[1];
+	p.ipv6_dst[3] = to->w[1] >> 32;
+#endif
+	rc = fib_lookup(ctx, &p, sizeof(p), 0);
+	if (rc == FIB_NOT_FORWARDED)
+		return OUT_STACK;
+	nh->rest = (u64)p.ifindex << 32;
+#ifdef LB_HOOK_TC
+	if (rc == FIB_NO_NEIGHBOR)
+		return OUT_NEIGHBOR;
+#endif
+	if (rc)
+		return OUT_NONE;
+	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
+	nh->macs = mac[3] | (u64)mac[4] << 16 | (u64)mac[5] << 32 | (u64)mac[0] << 48;
+	nh->rest |= mac[1] | (u64)mac[2] << 16;
+	return OUT_NEXTHOP;
+}
+
+/* Finds the way to `to`: next-hop record `index`, else the FIB. */
+AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
+{
+	if (nexthop_load(index, nh))
+		return OUT_NEXTHOP;
+	return out_fib(ctx, from, to, nh);
+}
+
+/* Returns the index of a next hop the agent knows, 0 if it does not. */
+AI u64 nexthop_index(const struct nexthop *nh)
+{
+	struct lb_nexthop_key key = {};
+	u32 *index;
+
+	key.ifindex = NEXTHOP_IFINDEX(nh);
+	*(u16 *)key.dmac = nh->macs;
+	*(u16 *)(key.dmac + 2) = nh->macs >> 16;
+	*(u16 *)(key.dmac + 4) = nh->macs >> 32;
+	index = map_lookup(MAPFD(lb_nexthop_id), &key);
+	return index ? *index & (NEXTHOPS - 1) : 0;
+}
+
+#ifdef LB_HOOK_XDP
+/* Takes the VLAN tags off: the frame leaves by a device that is not the one they belong to. */
+AI int untag(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	u64 tags = L3_OFF(pk) - ETH_HLEN;
+	u8 *data;
+
+	if (tags != 4 && tags != 8)
+		return -1;
+	if (adjust_head(ctx, tags))
+		return -1;
+	data = CTX_DATA(ctx);
+	if (data + ETH_HLEN > CTX_END(ctx))
+		return -1;
+	*(u16 *)(data + 12) = ETH_FAMILY;
+	return 0;
+}
+
+/* Sends the frame by a next hop. */
+AI int out_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct nexthop *nh)
+{
+	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
+	u8 *data;
+
+	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back && untag(ctx, pk))
+		return LB_DROP;
+	data = CTX_DATA(ctx);
+	if (data + ETH_HLEN > CTX_END(ctx))
+		return LB_DROP;
+	*(u64 *)data = nh->macs;
+	*(u32 *)(data + 8) = nh->rest;
+	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
+}
+#else
+AI int out_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct nexthop *nh)
+{
+	u64 macs[2] = {nh->macs, nh->rest};
+
+	if (skb_store(ctx, 0, macs, 12, 0))
+		return LB_DROP;
+	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
+		return LB_PASS; /* it is leaving by that device already */
+	return redirect_to(NEXTHOP_IFINDEX(nh), 0);
+}
+#endif
+
+/* Sends the translated frame the way out_find() found. */
+AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nexthop *nh)
+{
+	if (out == OUT_STACK)
+		return LB_PASS;
+#ifdef LB_HOOK_TC
+	if (out == OUT_NEIGHBOR)
+		return redirect_neigh(NEXTHOP_IFINDEX(nh), 0, 0, 0);
+#endif
+	return out_send(ctx, pk, nh);
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the insertion into the flow table. A victim is chosen by class, then age, then round robin by the bucket's
+ * version: free > expired > NEW > MID of 2 ticks. An established flow that lives is never one. The scoring has no branches:
+ * with them the verifier's states multiply beyond its limit.
+ */
+#pragma once
+#include "ct.h"
+
+#define CT_OK 0
+#define CT_RETRY 1    /* another CPU was faster */
+#define CT_SPILLED 2
+#define CT_NO_STATE 3 /* a SYN found no room: its SNAT slot alone must do */
+#define CT_FULL 4     /* no room anywhere */
+
+/* Score of a way as a victim: class bits, age, tie break, way. 0 = not to be taken. */
+#define SCORE_FREE (1ULL << 40)
+#define SCORE_EXPIRED (1ULL << 39)
+#define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
+#define TIMEOUTS(est) (CFG->timeout_new | (est) << 16 | CFG->timeout_closing << 32 | CFG->timeout_new << 48)
+
+AI u64 ct_score(u64 *e, u64 w, u64 now, u64 turn)
+{
+	u64 owner = RD64(e), v = RD64(e + E_VALUE), age = (now - RD16(e + E_SEEN)) & 0xffff, state = V_STATE(v);
+	u64 none, over, young, mid, used, free, class, any, mask, udp = 0 - OWNER_IS_UDP(owner), limits;
+
+	OPAQUE(state);
+	OPAQUE(age);
+	OPAQUE(udp);
+	limits = TIMEOUTS(CFG->timeout_tcp);
+	limits ^= (limits ^ TIMEOUTS(CFG->timeout_udp)) & udp;
+	none = (owner >> 16) - 1;
+	OPAQUE(none);
+	none >>= 63;
+	free = none & ~(owner >> 15) & 1;
+	used = none ^ 1;
+	over = (limits >> (state << 4) & 0xffff) - age;
+	OPAQUE(over);
+	over >>= 63;
+	young = state - 1;
+	OPAQUE(young);
+	young >>= 63;
+	mid = 1 - age;
+	OPAQUE(mid);
+	mid = mid >> 63 & state >> 1 & state & 1;
+	class = free << 40 | (over & used) << 39 | (young & used) << 38 | (mid & used) << 37;
+	any = 0 - class;
+	OPAQUE(any);
+	any = (u64)((s64)any >> 63);
+	mask = 0 - used;
+	OPAQUE(mask);
+	return (class | (age << 8 & mask) | ((7 - w & ~mask) | (w + turn & 3 & mask)) << 4 | w) & any;
+}
+
+AI u64 max64(u64 a, u64 b) /* both below 2^63 */
+{
+	u64 less = a - b;
+
+	OPAQUE(less);
+	less = (u64)((s64)less >> 63);
+	return a ^ ((a ^ b) & less);
+}
+
+struct ct_best {
+	u64 score, room;
+};
+
+AI void ct_best_of(u64 *bucket, u64 now, u64 turn, struct ct_best *best)
+{
+	best->score = best->room = 0;
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 s = ct_score(CT_WAY(bucket, w), w, now, turn);
+
+		best->room += SCORE_ROOM(s);
+		best->score = max64(best->score, s);
+		FENCE(best->score); /* keeps the ways apart: the stack has 512 bytes */
+	}
+}
+
+/* Frees the SNAT slot of the flow that is thrown out. Its key is still there, its owner word was `owner`. */
+AI void ct_evict(u64 *e, u64 owner)
+{
+	lb_addr client;
+
+#if LB_FAMILY == 6
+	client.w[0] = RD64(e + 1);
+	client.w[1] = RD64(e + 2);
+#else
+	client.w[0] = 0;
+#endif
+	if (owner >> 16)
+		snat_free(RD64(e + E_VALUE), owner, &client);
+}
+
+/* Takes way `e` over for the flow. Returns false if another CPU took it first. */
+AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, u64 now, u64 turn, struct ct_flow *f)
+{
+	u64 owner = RD64(e), gen = (owner + 1) & GEN_MASK;
+
+	if (!ct_score(e, way, now, turn) || CAS(e, owner, OWNER_BUSY | gen) != owner)
+		return false;
+	ct_evict(e, owner);
+	f->value = value | gen;
+	f->value_at = e + E_VALUE;
+	f->seen_at = e + E_SEEN;
+	WR16(f->seen_at, now);
+	WR16(&SEEN_SERVICE(f->seen_at), service);
+	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
+	entry_write_key(e, key, gen);
+	WR64(e + E_VALUE, f->value);
+	MB();
+	WR64(e, KEY_OWNER(key) | gen);
+	return true;
+}
+
+/* The overflow table: what finds no way and is no SYN. A flow without SNAT gets a second row by which its replies find it. */
+AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
+{
+	struct spill_key k = {*key};
+	struct spill_value v = {value, now | service << 32};
+
+	if (map_update(FAMILY_FD(spill), &k, &v, 0))
+		return CT_FULL;
+	if (!V_SNAT(value)) {
+		k.key = *reply;
+		if (map_update(FAMILY_FD(spill), &k, &v, 0))
+			return CT_FULL;
+	}
+	WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
+	return CT_SPILLED;
+}
+
+/* Makes the flow. f->bucket and f->version are from the look-up that missed. `reply` is the key of its spilled reply row. */
+AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
+		 struct ct_flow *f)
+{
+	u64 turn = f->version >> 17, rc = CT_RETRY, *bucket = f->bucket;
+	struct ct_best best, other;
+
+	if (f->version & CT_VERSION_LOCKED)
+		return CT_RETRY;
+	if (CAS(CT_VERSION(f->bucket), f->version, f->version + CT_VERSION_LOCKED) != f->version)
+		return CT_RETRY;
+	ct_best_of(f->bucket, now, turn, &best);
+	f->second = false;
+	if (best.room < 2) { /* nearly full: the emptier of the two */
+		ct_best_of(ct_bucket(hash >> 32), now, turn, &other);
+		if (best.room ? other.room > best.room : other.score > best.score) {
+			best.score = other.score;
+			bucket = ct_bucket(hash >> 32);
+			f->second = true;
+		}
+	}
+	if (best.score) {
+		u64 way = best.score & (FLOW_WAYS - 1);
+
+		if (ct_claim(CT_WAY(bucket, way), way, key, value, service, now, turn, f)) {
+			if (f->second)
+				WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
+			rc = CT_OK;
+		}
+	} else {
+		f->value = value;
+		rc = syn && V_SNAT(value) ? CT_NO_STATE : ct_spill(key, reply, value, service, now, f);
+	}
+#ifdef LB_ARM64
+	__sync_fetch_and_add(CT_VERSION(f->bucket), CT_VERSION_LOCKED);
+#else
+	MB();
+	WR16((u16 *)CT_VERSION(f->bucket) + 1, (u16)((f->version >> 16) + 2));
+#endif
+	return rc;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program at SLOT_REPLY: replies of backends in every case the entry did not settle. A SNAT port's
+ * slot tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop
+ * towards the client is learned here.
+ */
+#pragma once
+#include "create.h"
+#include "filter.h"
+
+/* Sends a translated reply. On tc_egress the kernel has routed it already. */
+AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, u64 index, u64 *learned, u64 service, u64 backend)
+{
+	struct lb_pkt *pk = &s->pk;
+	bool leaving = pk->flags & PKT_EGRESS;
+	u64 len = CTX_LEN(ctx);
+	struct nexthop nh = {};
+	int out = OUT_STACK;
+
+	if (!leaving) {
+		out = out_find(ctx, index, &to->saddr, &to->daddr, &nh);
+		if (UNLIKELY(out == OUT_NONE))
+			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
+		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1))
+			return verdict(ctx, REASON_PASS_TTL, LB_PASS);
+		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
+	}
+	count(REASON_FWD_REPLY, len);
+	count_flow(service, backend, len);
+	if (nat_write(ctx, pk, to, out != OUT_STACK))
+		return LB_DROP;
+	return out_go(ctx, pk, out, &nh);
+}
+
+/* The flow's entry learns that its backend answers. */
+AI void reply_note(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+{
+	struct ct_key key;
+	struct ct_flow f;
+	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
+
+	if (ct_find(hash, &key, now, &f) || ct_find_spilled(&key, now, &f))
+		ct_refresh(&f, &key, pk, now, true);
+}
+
+AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct slot_view *view, u64 now)
+{
+	u64 meta = view->meta, learned = 0, next;
+	struct lb_tuple to;
+	int rc;
+
+	if (!frontend_of(SLOT_SERVICE(meta), &to.saddr, &to.sport))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	to.daddr = view->client;
+	to.dport = view->client_port;
+	reply_note(&s->pk, &to, now);
+	rc = reply_send(ctx, s, &to, SLOT_NEXTHOP(meta), &learned, SLOT_SERVICE(meta), SLOT_BACKEND(meta));
+	meta = RD64(view->slot + SLOT_META); /* reply_note may have renewed it */
+	if ((meta ^ view->meta) & ~(SLOT_SEEN_MASK | (u64)(NEXTHOPS - 1) << 16))
+		return rc;
+	next = (meta & ~SLOT_SEEN_MASK) | SLOT_UNITS(now) << 4;
+	if (learned)
+		next = (next & ~((u64)(NEXTHOPS - 1) << 16)) | learned << 16;
+	CAS(view->slot + SLOT_META, meta, next);
+	return rc;
+}
+
+AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
+{
+	struct lb_pkt *pk = &s->pk;
+	struct lb_tuple to;
+	struct ct_key key;
+	struct ct_flow f = {};
+	u64 hash = ct_key_make(&key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto), learned = 0, index;
+	int rc;
+
+	tuple_of(pk, &to);
+	f.bucket = ct_bucket(hash);
+	if (!ct_find_reply(f.bucket, &key, pk, &f, &to.saddr, &to.sport)) {
+		f.second = stamp_fresh(CT_STAMPS(f.bucket)[0], now);
+		if (!f.second || !ct_find_reply(ct_bucket(hash >> 32), &key, pk, &f, &to.saddr, &to.sport)) {
+			reply_key(&key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+			if (!ct_find_spilled(&key, now, &f) || !frontend_of(SEEN_SERVICE(f.seen_at), &to.saddr, &to.sport))
+				return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+		}
+	}
+	ct_refresh(&f, &key, pk, now, true);
+	index = SEEN_NEXTHOP(f.seen_at);
+	rc = reply_send(ctx, s, &to, index, &learned, SEEN_SERVICE(f.seen_at), V_BACKEND(f.value));
+	if (learned && learned != index)
+		WR16(&SEEN_NEXTHOP(f.seen_at), learned); /* the flow just became established: nobody takes its entry now */
+	return rc;
+}
+
+AI int reply_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	u64 now = now_ticks();
+	struct slot_view view;
+
+	if (!s)
+		return LB_DROP;
+	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find(&s->pk, &view))
+		return reply_snat(ctx, s, &view, now);
+	return reply_local(ctx, s, now);
+}

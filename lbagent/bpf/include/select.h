@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the choice of a backend for a new flow: the client's affinity, else Maglev or a seeded hash of the flow
+ * ("random": every client port draws anew, and a flow without state draws the same again). A backend id of 0 is none.
+ */
+#pragma once
+#include "ct.h"
+#include "service.h"
+
+#define SELECT_TRIES 4
+#define GOLDEN 0x9E3779B97F4A7C15ULL
+
+AI u64 now_seconds(void)
+{
+	return coarse_ns() / 1000000000;
+}
+
+AI u64 slot_backend(lb_key *key, u64 slot)
+{
+	struct lb_service *row;
+
+	key->backend_slot = slot;
+	row = map_lookup(FAMILY_FD(service), key);
+	return row ? row->target : 0;
+}
+
+AI void affinity_key(const struct lb_pkt *pk, const struct lb_service *svc, struct FAMILY(affinity_key) *key)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	addr_store(&key->client, &pk->saddr);
+	key->rev_nat_index = svc->rev_nat_index;
+}
+
+/* Returns the backend this client had, if its time is not over and the service still has it. */
+AI u64 affinity_find(const struct lb_pkt *pk, const struct lb_service *svc)
+{
+	struct FAMILY(affinity_key) key;
+	struct lb_affinity_value *v;
+	struct lb_affinity_match match = {};
+
+	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
+		return 0;
+	affinity_key(pk, svc, &key);
+	v = map_lookup(FAMILY_FD(affinity), &key);
+	if (!v || now_seconds() - v->last_used >= SVC_AFFINITY_S(svc))
+		return 0;
+	match.backend_id = v->backend_id;
+	match.rev_nat_index = svc->rev_nat_index;
+	return map_lookup(MAPFD(lb_affinity_match), &match) ? match.backend_id : 0;
+}
+
+AI void affinity_note(const struct lb_pkt *pk, const struct lb_service *svc, u64 backend)
+{
+	struct FAMILY(affinity_key) key;
+	struct lb_affinity_value v = {};
+
+	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
+		return;
+	affinity_key(pk, svc, &key);
+	v.last_used = now_seconds();
+	v.backend_id = backend;
+	map_update(FAMILY_FD(affinity), &key, &v, 0);
+}
+
+/* Entry of the service's Maglev table. The hash has no seed: every node must choose alike. With affinity only the client's address
+ * counts. Returns 0 without a table. */
+AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
+{
+	u32 id = NTOHS(svc->rev_nat_index), zero = 0;
+	u64 sum = addr_sum(&pk->saddr) * GOLDEN, ports = pk->proto | (u64)pk->dport << 16, size = CFG->maglev_size, at;
+	void *inner = map_lookup(FAMILY_FD(maglev), &id);
+	u32 *table;
+
+	if (!inner)
+		return 0;
+	table = map_lookup(inner, &zero);
+	if (!table)
+		return 0;
+	if (!(svc->flags & SVC_AFFINITY))
+		ports |= (u64)pk->sport << 32;
+	sum = (sum ^ sum >> 32 ^ ports) * GOLDEN;
+	sum = (sum ^ sum >> 29) * 0x9FB21C651E98DF25ULL;
+	at = ((sum >> 32) * size) >> 32;
+	if (at >= size)
+		return 0;
+	return table[at];
+}
+
+/* Uniform over 0..count-1, the same for the same flow. */
+AI u64 flow_draw(const struct lb_pkt *pk, u64 hash, u64 count)
+{
+	u64 x = (hash ^ (u64)pk->dport << 48 ^ addr_sum(&pk->daddr)) * GOLDEN;
+
+	x ^= x >> 32;
+	x *= CFG->seed1 | 1;
+	return ((x >> 32) * count) >> 32;
+}
+
+/* The n-th proposal. */
+AI u64 propose(const struct lb_pkt *pk, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
+{
+	u64 count = svc->count, at, id;
+
+	if (!n) {
+		id = affinity_find(pk, svc);
+		if (id)
+			return id;
+		if (SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV) {
+			id = maglev_backend(pk, svc);
+			if (id)
+				return id;
+		}
+	}
+	at = flow_draw(pk, hash, count) + n;
+	if (at >= count)
+		at -= count;
+	if (at >= count)
+		at = 0;
+	return slot_backend(key, at + 1);
+}
+
+struct selected {
+	u64 backend, meta;
+	bool snat;
+};
+
+/* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
+ * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
+AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const struct lb_service *svc, lb_key *key,
+		      const struct ct_key *flow, struct selected *out)
+{
+	u64 clashing = 0;
+
+	NO_UNROLL
+	for (u64 n = 0; n < SELECT_TRIES; n++) {
+		u64 id = propose(pk, svc, key, s->hash, n), meta, clash;
+		lb_path *path = path_of(id);
+		lb_addr own;
+
+		meta = PATH_META(path);
+		if (!id || !META_IS(meta, PATH_LIVE))
+			continue;
+		out->backend = id;
+		out->meta = meta;
+		out->snat = true;
+		if (!META_IS(meta, PATH_LOCAL))
+			return 0;
+		path_addr(path, &own);
+		clash = ct_clash_in(ct_bucket(s->hash), flow, id) | ct_clash_in(ct_bucket(s->hash >> 32), flow, id);
+		if (s->choice == CHOICE_AGAIN && V_BACKEND(s->old_value) == id)
+			clash = 0; /* its own entry */
+		if (!clash && !addr_eq(&own, &pk->saddr)) {
+			out->snat = false;
+			return 0;
+		}
+		clashing = id;
+	}
+	if (!clashing)
+		return REASON_DROP_MISSING_BACKEND;
+	out->backend = clashing;
+	out->meta = PATH_META(path_of(clashing));
+	out->snat = true;
+	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, who may come in. All
+ * answers are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
+ */
+#pragma once
+#include "maps.h"
+#include "parse.h"
+#include "scratch.h"
+
+typedef struct FAMILY(key) lb_key;
+
+/* lb_service.flags and flags2: the service's 16 bits. Source: cilium bpf/lib/lb.h (behaviour). */
+#define SVC_EXT_LOCAL 0x04
+#define SVC_AFFINITY 0x10
+#define SVC_ROUTABLE 0x40
+#define SVC_SOURCE_RANGE 0x80
+#define SVC2_L7 0x04
+#define SVC2_LOOPBACK 0x08
+#define SVC2_TWO_SCOPES 0x20
+#define SVC2_RANGE_DENY 0x40
+#define SCOPE_EXTERNAL 0
+#define SCOPE_INTERNAL 1
+
+#define ALGORITHM_MAGLEV 2
+#define SVC_ALGORITHM(svc) ((svc)->target >> 24)
+#define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
+
+AI void service_key(const struct lb_pkt *pk, lb_key *key)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	addr_store(&key->address, &pk->daddr);
+	key->dport = pk->dport;
+	key->proto = pk->proto;
+}
+
+/* Finds the master row; leaves `key` with its scope, ready for slots. */
+AI struct lb_service *service_find(const struct lb_pkt *pk, lb_key *key)
+{
+	struct lb_service *svc, *inner;
+
+	service_key(pk, key);
+	svc = map_lookup(FAMILY_FD(service), key);
+	if (!svc || !(svc->flags2 & SVC2_TWO_SCOPES) || !(pk->flags & PKT_INTERNAL))
+		return svc;
+	key->scope = SCOPE_INTERNAL;
+	inner = map_lookup(FAMILY_FD(service), key);
+	if (inner)
+		return inner;
+	key->scope = SCOPE_EXTERNAL;
+	return svc;
+}
+
+/* Is the address a ClusterIP, so that this port is known to have no service? */
+AI struct lb_service *service_wildcard(const struct lb_pkt *pk)
+{
+	lb_key key;
+
+	service_key(pk, &key);
+	key.dport = 0;
+	key.proto = 0;
+	return map_lookup(FAMILY_FD(service), &key);
+}
+
+/* May a packet from its side of the node reach this frontend at all? */
+AI u32 service_routable(const struct lb_pkt *pk, const struct lb_service *svc)
+{
+	if (LIKELY(svc->flags & SVC_ROUTABLE))
+		return 0;
+	if (svc->flags2 & SVC2_LOOPBACK)
+		return REASON_PASS_NOT_SERVICE; /* 127.0.0.1 and its like: not for the wire */
+	if (!(pk->flags & PKT_INTERNAL) && !(CFG->flags & CONFIG_EXTERNAL_CLUSTERIP))
+		return REASON_DROP_NOT_ROUTABLE;
+	return 0;
+}
+
+/* loadBalancerSourceRanges: in the list, or (deny) not in it. */
+AI u32 service_source(const struct lb_pkt *pk, const struct lb_service *svc)
+{
+	struct FAMILY(source_range_key) key = {};
+	bool listed;
+
+	if (LIKELY(!(svc->flags & SVC_SOURCE_RANGE)))
+		return 0;
+	key.prefixlen = SOURCE_RANGE_STATIC_BITS + ADDR_HALVES * 32;
+	key.rev_nat_index = svc->rev_nat_index;
+	addr_store(&key.address, &pk->saddr);
+	listed = map_lookup(FAMILY_FD(source_range), &key) != 0;
+	return listed == !(svc->flags2 & SVC2_RANGE_DENY) ? 0 : REASON_DROP_SOURCE_RANGE;
+}
+
+/* A frontend without a backend for new flows: rejected, or dropped where a Local policy leaves it to other nodes. */
+AI u32 service_empty(const struct lb_service *svc)
+{
+	u32 id = NTOHS(svc->rev_nat_index);
+	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
+
+	return r && r->scope & REVNAT_ELSEWHERE ? REASON_DROP_NO_LOCAL_BACKEND : REASON_REJECT_NO_BACKEND;
+}
