@@ -1,8 +1,8 @@
 """A SYN flood beside 65,536 established flows: what it costs, and which established packets it harms.
 
-The flood's flows are never seen again but each SYN comes twice, which is enough for an LRU list to take a flood entry for one
-in use. Tables hold twice the established flows. Every checked established packet is run by itself and compared, byte by
-byte of its addresses and ports, with how the flow was translated before the flood.
+The flood's flows are never seen again, but each SYN comes twice, which is enough for an LRU list to take a flood entry for
+one in use. Tables hold twice the established flows. Established packets go in both directions. After each spell of the mix
+an eighth of them is run one by one and compared, addresses and ports, with how it was translated before the flood.
 """
 
 from __future__ import annotations
@@ -16,18 +16,38 @@ from bench.harness import QUICK_ROUNDS, ROUNDS, pinned
 from bench.wrapper import Plan, Tuple, tuple_of
 
 ESTABLISHED = 65536
-CHUNKS = 8  # flood and checks take turns
+BOTH = 2 * ESTABLISHED  # requests and replies
+CHUNKS = 8  # spells of the mix and checks take turns
+RATIOS = (1, 15)  # flood SYNs to one established packet
 TX = 3
 
 
-def flood_plan(made: Bench, *, keep: Plan | None = None) -> Plan:
-    """Return established packets and flood SYNs, one to one."""
-    return replace(keep or made.request_plan(ESTABLISHED), flood_from=made.shape.flooder, flood_copies=2)
+def open_flows(made: Bench, name: str) -> list[Tuple]:
+    """Establish the flows in one program and give its wrapper both directions of each as a list."""
+    wrapper, subject = made.wrappers[name], None
+    wrapper.set(replace(made.request_plan(ESTABLISHED), in_order=True))
+    subject = made.subject(name)
+    packets: list[Tuple] = []
+    for _ in range(ESTABLISHED):
+        before = wrapper.position[0]
+        sent = tuple_of(subject.once()[1])
+        packets += [wrapper.client_tuple(made.request_plan(ESTABLISHED), before), Tuple(sent.dst, sent.src, sent.dport, sent.sport)]
+    wrapper.fill_list(packets)
+    wrapper.set(listed(made))
+    subject.run(BOTH)  # the replies, too, have been seen once
+    return packets
 
 
-def _translations(made: Bench, name: str, first: int, count: int) -> list[Tuple | None]:
-    """Run one packet of each of these flows; None where it was not forwarded."""
-    made.wrappers[name].set(replace(made.request_plan(1 << 16), base=first, in_order=True))
+def listed(made: Bench, ratio: int = 0, base: int = 0) -> Plan:
+    """Return both directions of the established flows, with a flood beside them or without."""
+    flood = made.shape.flooder if ratio else b""
+    plan = replace(made.request_plan(BOTH), listed=True, flood_from=flood, flood_copies=2, flood_ratio=ratio or 1)
+    return plan if ratio else replace(plan, base=base, in_order=True)
+
+
+def translations(made: Bench, name: str, first: int, count: int) -> list[Tuple | None]:
+    """Run one packet after the other of the list; None where it was not forwarded."""
+    made.wrappers[name].set(listed(made), place=(first, 0))
     subject = made.subject(name)
     out: list[Tuple | None] = []
     for _ in range(count):
@@ -36,35 +56,36 @@ def _translations(made: Bench, name: str, first: int, count: int) -> list[Tuple 
     return out
 
 
-def harm(made: Bench, *, floods: int) -> dict[str, Any]:
-    """Flood both programs (that many SYNs for each chunk of checks); count the established packets that went wrong."""
-    made.establish(ESTABLISHED)
-    result: dict[str, Any] = {}
-    for name in ("ours", "textbook"):
-        before = _translations(made, name, 0, ESTABLISHED)
-        wrong = dropped = 0
-        flood_at = 0
-        for chunk in range(CHUNKS):
-            wrapper = made.wrappers[name]
-            wrapper.set(replace(flood_plan(made), base=0), place=(0, flood_at))
-            made.subject(name).run(2 * floods)
-            flood_at = wrapper.position[1]
-            size = ESTABLISHED // CHUNKS
-            now = _translations(made, name, chunk * size, size)
-            pairs = list(zip(before[chunk * size :], now, strict=False))
-            dropped += sum(1 for _, b in pairs if b is None)
-            wrong += sum(1 for a, b in pairs if b is not None and a != b)
-        result[name] = {"checked": ESTABLISHED, "misrouted": wrong, "dropped": dropped, "flood_syns": flood_at}
-    return result
+def harm(made: Bench, name: str, ratio: int, packets: int) -> dict[str, int]:
+    """Send spells of `packets` flood SYNs with established packets between them; count the established ones gone wrong."""
+    before = translations(made, name, 0, BOTH)
+    wrapper, flood_at, seq, size = made.wrappers[name], 0, 0, BOTH // CHUNKS
+    lost = {"checked": 0, "misrouted": 0, "dropped": 0, "flood_syns": 0}
+    for chunk in range(CHUNKS):
+        wrapper.set(listed(made, ratio), place=(seq, flood_at))
+        made.subject(name).run(packets + packets // ratio)
+        seq, flood_at = wrapper.position
+        now = translations(made, name, chunk * size, size)
+        for old, new in zip(before[chunk * size : (chunk + 1) * size], now, strict=True):
+            lost["checked"] += 1
+            lost["dropped"] += new is None
+            lost["misrouted"] += new is not None and new != old
+    lost["flood_syns"] = flood_at
+    return lost
 
 
 def measure(family: int, *, quick: bool) -> Iterator[Row]:
     """Yield the flood's row: cost of a packet of the mix, and the harm done in `extra`."""
+    damage: dict[str, Any] = {}
     with pinned():
-        with bench(family, 3, flows=2 * ESTABLISHED) as made:
-            damage = harm(made, floods=131072 if quick else 524288)
+        for ratio in RATIOS:
+            with bench(family, 3, flows=2 * ESTABLISHED) as made:
+                for name in ("ours", "textbook"):
+                    made.establish(ESTABLISHED)
+                    open_flows(made, name)
+                    damage[f"{name}, {ratio} SYNs to one"] = harm(made, name, ratio, 131072 if quick else 524288)
         with bench(family, QUICK_ROUNDS if quick else ROUNDS, flows=2 * ESTABLISHED) as made:
             made.establish(ESTABLISHED)
-            made.set(flood_plan(made))
-            row = made.row("SYN flood 1:1 beside established", ESTABLISHED, TX, 0.60, harm=damage)
-    yield row
+            plan = replace(made.request_plan(ESTABLISHED), flood_from=made.shape.flooder, flood_copies=2)
+            made.set(plan)
+            yield made.row("SYN flood 1:1 beside established", ESTABLISHED, TX, 0.60, harm=damage)

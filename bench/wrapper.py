@@ -17,6 +17,7 @@ TCP, UDP = 6, 17
 NODE_MAC, CLIENT_MAC = bytes.fromhex("020000000001"), bytes.fromhex("0200000000c1")
 ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order no prefetcher follows
 TTL = 64
+PORT_BITS = 14  # PORTS in packet.h
 FRAME4, FRAME6 = 64, 84  # bytes of a frame: headers and 10 bytes of payload
 
 
@@ -76,6 +77,7 @@ class Plan:
     listed: bool = False
     flood_from: bytes = b""  # address of the first flood client; '' = no flood
     flood_copies: int = 1  # 1 or 2 SYNs of each flood flow
+    flood_ratio: int = 1  # flood packets to one of the others: 1, 3, 7, 15
     dmac: bytes = NODE_MAC
     smac: bytes = CLIENT_MAC
 
@@ -127,7 +129,7 @@ class Wrapper:
         head, l4 = ip_header(plan.family, plan.proto), l4_header(plan.family, plan.proto)
         data = struct.pack(
             cls.control_format(plan.family),
-            seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, bool(plan.flood_from), flood_seq,
+            seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, plan.flood_ratio if plan.flood_from else 0, flood_seq,
             plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
             bytes((0x50, plan.flags)), bytes((0x50, SYN)), plan.proto, ether, head, l4,
         )  # fmt: skip
@@ -142,6 +144,13 @@ class Wrapper:
     def position(self) -> tuple[int, int]:
         """Packets written so far: of the plan's flows, of the flood."""
         return struct.unpack_from("<Q", self._control, 0)[0], struct.unpack_from("<Q", self._control, 48)[0]
+
+    @staticmethod
+    def client_tuple(plan: Plan, flow: int) -> Tuple:
+        """Return the tuple packet.h computes for a flow number."""
+        first = plan.first
+        host = int.from_bytes(first.src[-4:], "big") + (flow >> PORT_BITS)
+        return Tuple(first.src[:-4] + host.to_bytes(4, "big"), first.dst, 1024 + flow % (1 << PORT_BITS), first.dport)
 
     def fill_list(self, tuples: Sequence[Tuple]) -> None:
         """Write the tuples the list mode reads."""

@@ -13,7 +13,7 @@ struct control {
 	u64 mul, mask;  /* flow = (seq * mul) & mask, an odd multiplier visits every flow once */
 	u64 base;       /* first flow number */
 	u64 list;       /* 1: tuples come from the list, index = flow */
-	u64 flood;      /* 1: every other packet is a flood packet of a flow never seen before */
+	u64 flood;      /* 0, or 2^n - 1: so many flood packets, of flows never seen before, to one of the others */
 	u64 flood_seq;
 	u64 flood_shift; /* each flood flow sends 1 << shift packets in a row */
 	struct addr src, dst; /* of flow 0 */
@@ -43,7 +43,7 @@ inline_fn void number(struct ends *t, const struct addr *first, u64 flow)
 inline_fn u16 choose(struct control *c, struct ends *t)
 {
 	u64 n = c->seq;
-	if (c->flood && (n + c->flood_seq) & 1) {
+	if ((n + c->flood_seq) & c->flood) {
 		number(t, &c->flood_src, c->flood_seq++ >> c->flood_shift);
 		t->dst = c->dst;
 		t->dport = c->dport;
