@@ -47,7 +47,7 @@ class _Frontend(Struct):
     def master(self) -> tuple[int, int, int, int, int]:
         """Return (target, count, id, flags, qcount)."""
         target, count, rev, low, high, qcount = LB_SERVICE.unpack(self.slots[0])
-        return int(target), int(count), int.from_bytes(bytes(rev), "big"), int(low) | int(high) << 8, int(qcount)  # type: ignore[arg-type]
+        return int(target), int(count), int.from_bytes(bytes(rev), "big"), int(low) | int(high) << 8, int(qcount)
 
     def backend(self, slot: int) -> int:
         """Return the backend id of a slot."""
@@ -157,7 +157,6 @@ def _bit(view: _View, number: int) -> int:
 
 
 def _leftovers(view: _View) -> Iterator[str]:
-    used: set[int] = set()
     known = set()
     for group in view.frontends:
         if 0 not in group.slots:
@@ -165,7 +164,6 @@ def _leftovers(view: _View) -> Iterator[str]:
             continue
         _, count, ident, _, qcount = group.master
         known.add(ident)
-        used |= {group.backend(slot) for slot in group.slots if slot}
         if extra := [slot for slot in group.slots if slot > count + qcount]:
             yield f"{group}: {len(extra)} slots beyond {count + qcount}"
     for ident in view.paths.keys() - view.backends.keys():
@@ -182,12 +180,14 @@ def _leftovers(view: _View) -> Iterator[str]:
 
 
 def _affinity(view: _View) -> Iterator[str]:
+    matches: dict[int, set[int]] = {}
+    for service, backend in view.affinity:
+        matches.setdefault(service, set()).add(backend)
     for group in view.frontends:
         if 0 not in group.slots:
             continue
         _, count, ident, flags, _ = group.master
         sticky = flags & ServiceFlags.SESSION_AFFINITY
-        wanted = {(ident, group.backend(slot)) for slot in range(1, count + 1) if slot in group.slots} if sticky else set()
-        found = {pair for pair in view.affinity if pair[0] == ident}
-        if ident and wanted != found:
+        wanted = {group.backend(slot) for slot in range(1, count + 1) if slot in group.slots} if sticky else set()
+        if ident and wanted != matches.get(ident, set()):
             yield f"{group}: affinity matches of service {ident} are not its backends"

@@ -7,7 +7,9 @@ shared by services and encoded one by one.
 from __future__ import annotations
 
 import struct
+import sys
 from functools import lru_cache
+from typing import Final
 
 from msgspec import Struct
 
@@ -36,9 +38,10 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.maglev import Member, lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm
 
+ORDER: Final = sys.byteorder
 PRESENT = b"\1"  # value of maps that are sets
 _SERVICE = LB_SERVICE.codec
-_SLOT = struct.Struct("=H")
+SLOT = struct.Struct("=H")
 U32 = struct.Struct("=I")
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _UDP = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
 MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
@@ -117,13 +120,13 @@ def service_key_parts(frontend: L3n4Addr) -> tuple[bytes, bytes]:
 def service_key(frontend: L3n4Addr, slot: int) -> bytes:
     """Return the key of one slot."""
     head, tail = service_key_parts(frontend)
-    return head + _SLOT.pack(slot) + tail
+    return head + SLOT.pack(slot) + tail
 
 
 def split_service_key(key: bytes) -> tuple[bytes, int]:
     """Return (what names the frontend, slot) of a key; cheap, for grouping."""
     at = len(key) - 6
-    return key[:at] + key[at + 2 :], _SLOT.unpack_from(key, at)[0]
+    return key[:at] + key[at + 2 :], SLOT.unpack_from(key, at)[0]
 
 
 def frontend_of(name: bytes) -> L3n4Addr:

@@ -44,8 +44,8 @@ def _service_address(frontend: L3n4Addr) -> str:
 def _service_value(slot: int, value: bytes) -> str:
     target, count, _, low, high, qcount = LB_SERVICE.unpack(value)
     flags = ServiceFlags(int(low) | int(high) << 8)
-    tail = f"COUNT={count} QCOUNT={qcount} FLAGS={flags.dump_text}"
-    return f"BEID={target} {tail}" if slot else f"{_master_target(int(target), flags)} {tail}"
+    tail = f"COUNT={int(count)} QCOUNT={int(qcount)} FLAGS={flags.dump_text}"
+    return f"BEID={int(target)} {tail}" if slot else f"{_master_target(int(target), flags)} {tail}"
 
 
 def _master_target(target: int, flags: ServiceFlags) -> str:

@@ -1,0 +1,362 @@
+"""Plan -> maps. Idempotent; what fails stops one service and nothing else; the Shadow follows what was really written.
+
+Source of the order: steps.Phase. A failed frontend keeps serving what it served, is remembered with the entries it has,
+and is part of the next plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from lbagent.errors import KernelError, LbError
+from lbagent.maps import codec
+from lbagent.maps.base import LBMaps
+from lbagent.maps.codec import Rows
+from lbagent.model.address import L3n4Addr
+from lbagent.model.service import SVC, Algorithm
+from lbagent.sync.backends import tokens
+from lbagent.sync.plan import rows_of
+from lbagent.sync.shadow import PIN, Entry, Partial, Shadow
+from lbagent.sync.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
+
+TABLES_AT_ONCE = 64  # Maglev tables in memory at a time, 64 KiB each
+_Found = TypeVar("_Found")
+
+
+class Applied(Struct):
+    """What came of a plan. `failed` frontends must be planned again (with back-off); `errors` belong to no frontend."""
+
+    written: Counter[str] = field(default_factory=Counter)  # entries written or deleted, by map
+    failed: dict[L3n4Addr, LbError] = field(default_factory=dict)
+    errors: list[LbError] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries were written or deleted."""
+        return sum(self.written.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the maps now are what the plan wanted; else plan and apply again."""
+        return not self.failed and not self.errors
+
+
+def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
+    """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result."""
+    run = _Run(plan, maps, shadow)
+    for index, step in enumerate(plan.steps):
+        run.step(index, step)
+    run.commit()
+    run.clear_stale_bits()
+    for owner, error in run.failed.items():
+        run.result.failed[plan.changes[owner].frontend] = error
+    return run.result
+
+
+class _Run:
+    """One application of one plan."""
+
+    def __init__(self, plan: Plan, maps: LBMaps, shadow: Shadow) -> None:
+        self.plan, self.maps, self.shadow = plan, maps, shadow
+        self.result = Applied()
+        self.failed: dict[int, LbError] = dict(plan.refused)
+        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(plan.refused, (-1, 0))  # (step, entry) of the failure
+        self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
+        self._do: dict[Kind, Callable[[Step, int, int], None]] = {
+            Kind.PUT: self._put,
+            Kind.DELETE: self._delete,
+            Kind.TABLE: self._table,
+            Kind.TABLE_OUT: self._table_out,
+            Kind.PATH_BODY: self._path_body,
+            Kind.PATH_META: self._path_meta,
+            Kind.FILTER: self._filter,
+        }
+
+    # --- steps ---
+
+    def step(self, index: int, step: Step) -> None:
+        """Do every entry whose owners still stand."""
+        position, end = 0, len(step.owners)
+        while position < end:
+            start, stop = self._next_run(step, position, end)
+            if start == stop:
+                return
+            done = stop - start
+            try:
+                self._do[step.kind](step, start, stop)
+            except LbError as error:
+                done = min(done, error.done // _words_each(step)) if isinstance(error, KernelError) else 0
+                self._fail(step, index, start + done, error)
+                stop = start + done + 1
+            self._note(step, start, start + done)
+            position = stop
+
+    def _next_run(self, step: Step, position: int, end: int) -> tuple[int, int]:
+        if not self.failed:
+            return position, min(end, position + TABLES_AT_ONCE) if step.kind is Kind.TABLE else end
+        owners, guarded = step.owners, step.phase in GUARDED
+        while position < end and self._out(owners[position], guarded):
+            position += 1
+        stop = position
+        while stop < end and not self._out(owners[stop], guarded):
+            stop += 1
+        return position, min(stop, position + TABLES_AT_ONCE) if step.kind is Kind.TABLE else stop
+
+    def _out(self, owner: Owner, guarded: bool) -> bool:
+        """Say whether an entry must not be done any more: every owner failed, or one whose slots may still need it."""
+        if isinstance(owner, int):
+            return owner in self.failed
+        if guarded:
+            return any(one in self.failed for one in owner)
+        return bool(owner) and all(one in self.failed for one in owner)
+
+    def _fail(self, step: Step, index: int, entry: int, error: LbError) -> None:
+        owner = step.owners[entry]
+        owners: Iterable[int] = (owner,) if isinstance(owner, int) else owner
+        if not isinstance(owner, int) and not owner:
+            if step.phase is Phase.FILTER_IN:  # without its bit no packet of a service would be seen
+                owners = [number for number, change in enumerate(self.plan.changes) if change.svc is not None]
+            self.result.errors.append(error)
+        for one in owners:
+            if one not in self.failed:
+                self.failed[one] = error
+                self.stopped_at[one] = (index, entry)
+
+    def _put(self, step: Step, start: int, stop: int) -> None:
+        if self._packed[0] is not step:  # once a step, however many runs it falls into
+            self._packed = (step, bytes(step.keys), bytes(step.values))
+        self.maps.put_packed(step.map, *self._packed[1:], start, stop)
+
+    def _delete(self, step: Step, start: int, stop: int) -> None:
+        self.maps.delete_many(step.map, [step.key(i) for i in range(start, stop)])
+
+    def _table(self, step: Step, start: int, stop: int) -> None:
+        size = self.maps.sizes.maglev_size
+        tables = {step.number(i): codec.table_bytes(step.members[i], size) for i in range(start, stop)}
+        self.maps.set_maglev(step.map, tables)
+
+    def _table_out(self, step: Step, start: int, stop: int) -> None:
+        self.maps.delete_maglev(step.map, [step.number(i) for i in range(start, stop)])
+
+    def _path_body(self, step: Step, start: int, stop: int) -> None:
+        self.maps.store(step.map, _body_words(step, start, stop))
+
+    def _path_meta(self, step: Step, start: int, stop: int) -> None:
+        self.maps.store(step.map, _meta_words(step, start, stop))
+
+    def _filter(self, step: Step, start: int, stop: int) -> None:
+        self._store_bits([step.number(i) for i in range(start, stop)], on=True)
+
+    def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
+        """Store the words with these bits changed; the Shadow follows at once, for each word is absolute."""
+        for bit in bits:
+            self.shadow.set_bit(bit, on)
+        try:
+            words = sorted({bit >> 6 for bit in bits})
+            self.maps.store("lb_filter", [(at * 8, self.shadow.filter[at * 8 : at * 8 + 8]) for at in words])
+        except LbError as error:
+            for bit in bits:
+                self.shadow.set_bit(bit, not on)
+            if isinstance(error, KernelError):
+                error.done = 0
+            raise
+
+    # --- the Shadow follows ---
+
+    def _note(self, step: Step, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        self.result.written[step.map] += stop - start
+        family = step.map[2]
+        if step.kind is Kind.PATH_META:
+            for i in range(start, stop):
+                self.shadow.set_path(family, step.number(i), step.value(i))
+        elif step.kind is Kind.PATH_BODY:
+            self._note_bodies(step, start, stop)
+        elif step.map.endswith("_backend"):
+            for i in range(start, stop):
+                value = step.value(i) if step.kind is Kind.PUT else None
+                self.shadow.set_row(family, step.number(i), value)
+
+    def _note_bodies(self, step: Step, start: int, stop: int) -> None:
+        image = self.shadow.paths[step.map[2]]
+        at = codec.META_AT[image.record]
+        for i in range(start, stop):
+            ident, value = step.number(i), step.value(i)
+            image.set(ident, value[:at] + image.get(ident)[at:])
+
+    def commit(self) -> None:
+        """Take over what each change has become."""
+        plan, shadow = self.plan, self.shadow
+        shadow.refs.update((ident, refs) for ident, refs in plan.refs.items() if refs)
+        for ident, refs in plan.refs.items():
+            if not refs:
+                shadow.refs.pop(ident, None)
+        broken = _entries_by_owner(plan, self.stopped_at)
+        for owner, change in enumerate(plan.changes):
+            if owner in self.failed:
+                self._keep_partial(owner, change, broken.get(owner, []))
+            else:
+                self._replace(change, change.svc)
+        if plan.services is not None:
+            shadow.services = plan.services
+            shadow.dirty = {plan.changes[owner].frontend for owner in self.failed}
+            shadow.full = bool(self.result.errors)  # what belongs to nobody is found again by comparing everything
+            if not shadow.full:
+                shadow.orphans.clear()
+        self._commit_filter()
+
+    def _commit_filter(self) -> None:
+        plan, shadow = self.plan, self.shadow
+        candidates = {step.number(i) for step in plan.steps if step.kind is Kind.FILTER for i in range(len(step.owners))}
+        if plan.snat_bits is not None:
+            candidates |= shadow.snat_bits - plan.snat_bits
+            shadow.snat_bits = plan.snat_bits
+        if plan.full:
+            candidates |= set(shadow.set_bits())
+        shadow.stale_bits |= {bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits}
+
+    def _replace(self, change: Change, new: Entry | None) -> None:
+        shadow, old = self.shadow, change.old
+        bit = codec.vip_bit(change.frontend.address)
+        digit = codec.family(change.frontend.address)
+        for name, by in _sizes(digit, new).items():
+            shadow.count(name, by)
+        for name, by in _sizes(digit, old).items():
+            shadow.count(name, -by)
+        if old is None and new is not None:
+            shadow.count_filter(bit, 1)
+        if new is not None:
+            shadow.frontends[change.frontend] = new
+        elif old is not None:
+            shadow.count_filter(bit, -1)
+            del shadow.frontends[change.frontend]
+
+    def _keep_partial(self, owner: int, change: Change, done: list[tuple[Step, int]]) -> None:
+        """Remember the entries a failed change has really got, and pin every backend they may name."""
+        shadow = self.shadow
+        before, after = tokens(change.old), tokens(change.svc)
+        rows = _replay(change, done)
+        if owner in self.plan.refused:  # its backends were never counted, nor written
+            counted, after = before, {}
+        else:
+            counted = after
+        pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
+        for ident in pins:
+            shadow.refs[ident] = shadow.refs.get(ident, 0) - counted.get(ident, _NOTHING)[0] + PIN
+        if change.old is not None or pins or rows != Rows(rows.id, {}):
+            self._replace(change, Partial(rows, pins))
+
+    def clear_stale_bits(self) -> None:
+        """Clear the filter bits nobody needs any more: the last write of all."""
+        shadow = self.shadow
+        bits = [bit for bit in shadow.stale_bits if shadow.bit(bit) and bit not in shadow.snat_bits]
+        if bits:
+            try:
+                self._store_bits(sorted(bits), on=False)
+            except LbError as error:
+                self.result.errors.append(error)
+                return
+            self.result.written["lb_filter"] += len(bits)
+        shadow.stale_bits.clear()
+
+
+_NOTHING = (0, None)
+
+
+def _words_each(step: Step) -> int:
+    """Return how many words of a store are one entry."""
+    return codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
+
+
+def _sizes(digit: str, entry: Entry | None) -> Counter[str]:
+    """Return how many entries of which map an entry takes."""
+    if isinstance(entry, SVC) and not (entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV):
+        return Counter({f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))})
+    rows = rows_of(entry)
+    if rows is None:
+        return Counter()
+    return Counter(
+        {
+            f"lb{digit}_service": len(rows.slots),
+            f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
+            "lb_affinity_match": len(rows.affinity),
+            f"lb{digit}_source_range": len(rows.ranges),
+            f"lb{digit}_maglev": int(rows.has_table),
+        }
+    )
+
+
+# --- words ---
+
+
+def _body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield every word of the records but the meta word."""
+    values, size = step.values, len(step.values) // len(step.owners)
+    meta = codec.META_AT[size]
+    parts = [at for at in range(0, size, 8) if at < meta]
+    for i in range(start, stop):
+        base, record = step.number(i) * size, i * size
+        for at in parts:
+            yield base + at, bytes(values[record + at : record + at + 8])
+
+
+def _meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    values, size = step.values, len(step.values) // len(step.owners)
+    meta = codec.META_AT[size]
+    for i in range(start, stop):
+        at = i * size + meta
+        yield step.number(i) * size + meta, bytes(values[at : at + 8])
+
+
+# --- what a failed change has got ---
+
+
+def _entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict[int, list[tuple[Step, int]]]:
+    """Return for each failed change the entries of its own that were done, in order."""
+    out: dict[int, list[tuple[Step, int]]] = {}
+    if not stopped_at:
+        return out
+    for index, step in enumerate(plan.steps):
+        for entry, owner in enumerate(step.owners):
+            if isinstance(owner, int) and (where := stopped_at.get(owner)) and (index, entry) < where:
+                out.setdefault(owner, []).append((step, entry))
+    return out
+
+
+def _replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
+    """Return the rows of a change after the entries that were done."""
+    old = rows_of(change.old)
+    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+    rows = Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table) if old else Rows(new.id, {})
+    for step, entry in done:
+        _replay_one(rows, new, step, entry)
+    return rows
+
+
+def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
+    key = step.key(entry)
+    if step.map.endswith("_service"):
+        slot = codec.split_service_key(key)[1]
+        if step.kind is Kind.PUT:
+            rows.slots[slot] = step.value(entry)
+        else:
+            rows.slots.pop(slot, None)
+    elif step.map.endswith("_source_range"):
+        rows.ranges = rows.ranges | {key} if step.kind is Kind.PUT else rows.ranges - {key}
+    elif step.map == "lb_affinity_match":
+        ident = codec.affinity_ids(key)[1]
+        rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
+    elif step.map.endswith("_reverse_nat"):
+        rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
+    elif step.kind is Kind.TABLE:
+        rows.members, rows.table = new.members, None
+    elif step.kind is Kind.TABLE_OUT:
+        rows.members, rows.table = (), None
+
+
+__all__ = ["Applied", "apply"]

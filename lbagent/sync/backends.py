@@ -1,0 +1,185 @@
+"""The part of a plan that services share: backend rows, path records, and the filter bits of local backends. Pure.
+
+A backend exists while any service names it; its state is the most alive one any of them gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lbagent.maps import codec
+from lbagent.maps.base import PathInfo
+from lbagent.maps.layout import PathFlag
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC
+from lbagent.sync.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
+from lbagent.sync.steps import NOBODY, Change, Owner, Phase, Steps
+
+_LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
+
+
+def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
+    """Return what an entry adds to the refs of each backend id, and the backend as it sees it."""
+    if entry is None:
+        return {}
+    if isinstance(entry, Partial):
+        return dict.fromkeys(entry.pins, (PIN, None))
+    out: dict[int, tuple[int, Backend | None]] = {}
+    for group, chosen in ((entry.selectable, True), (entry.others, False), (entry.resting, False)):
+        for backend in group:
+            out[backend.id] = (token(backend.state, chosen), backend)
+    return out
+
+
+class BackendPlanner:
+    """Takes the changes one by one (`count`), then plans every backend they touch (`plan`)."""
+
+    def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
+        """Plan into `steps`; `bits` are the filter bits needed in the end."""
+        self._shadow, self._paths, self._steps = shadow, paths, steps
+        self._refs: dict[int, int] = {}
+        self._seen: dict[int, Backend] = {}  # as the new services see it
+        self._users: dict[int, Owner] = {}  # changes that need it
+        self._leavers: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
+        self.bits: dict[int, None] = {}
+
+    def count(self, owner: int, change: Change) -> None:
+        """Add a change to the refs of the backends it touches."""
+        before = tokens(change.old)
+        if isinstance(change.old, Partial):
+            for ident in change.old.rows.backend_ids() - before.keys():
+                before[ident] = (0, None)  # just read: it holds on to them without counting
+        if change.svc is not None:
+            self._add(owner, change.svc, before)
+        for ident, (weight, _) in before.items():
+            self._refs[ident] = self._now(ident) - weight
+            self._leavers[ident] = _also(self._leavers.get(ident), owner)
+
+    def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
+        refs, users = self._refs, self._users
+        for group, chosen in ((svc.selectable, True), (svc.others, False), (svc.resting, False)):
+            for backend in group:
+                ident, weight = backend.id, token(backend.state, chosen)
+                found = before.pop(ident, None) if before else None
+                old_weight = 0
+                if found is not None:
+                    old_weight = found[0]
+                    if old_weight == weight and found[1] == backend:
+                        continue
+                    self._leavers[ident] = _also(self._leavers.get(ident), owner)
+                now = self._now(ident)
+                refs[ident] = weight if now == old_weight else now - old_weight + weight  # one object for equal refs
+                self._seen[ident] = backend
+                users[ident] = _also(users[ident], owner) if ident in users else owner
+
+    def _now(self, ident: int) -> int:
+        found = self._refs.get(ident)
+        return self._shadow.refs.get(ident, 0) if found is None else found
+
+    def plan(self) -> dict[int, int]:
+        """Add the steps of every backend touched; return the new refs."""
+        for ident, refs in self._refs.items():
+            if not refs:
+                for family in FAMILIES:
+                    self._remove(family, ident)
+            else:
+                self._keep(ident, refs)
+        if self._shadow.full:
+            for family, ident in self._strays():
+                self._remove(family, ident)
+        return self._refs
+
+    def _keep(self, ident: int, refs: int) -> None:
+        backend = self._seen.get(ident)
+        state, selectable = state_of(refs), is_selectable(refs)
+        if state is None:
+            return  # only pinned: as it is until the service that pins it gets through
+        family = codec.family(backend.address.address) if backend else self._family(ident)
+        old = self._shadow.rows[family].get(ident)
+        if backend is None and not any(old):
+            return  # its row never got written: the service that wants it is planned again
+        address = backend.address if backend else codec.backend_of(old)[0]
+        value = codec.backend_value(address, state)
+        if value != old:
+            down = not selectable and any(old)
+            owner = self._owner(ident, down)
+            phase = Phase.BACKEND_DOWN if down else Phase.BACKEND_IN
+            self._steps.at(phase, f"lb{family}_backend").add(owner, codec.U32.pack(ident), value)
+        self._path(family, ident, backend, self._paths(backend) if backend else None, selectable)
+
+    def _family(self, ident: int) -> str:
+        return "4" if any(self._shadow.rows["4"].get(ident)) else "6"
+
+    def _owner(self, ident: int, down: bool) -> Owner:
+        """Return who is to blame; for what is taken away those who may still need it."""
+        first, second = (self._leavers, self._users) if down else (self._users, self._leavers)
+        found = first.get(ident)
+        return second.get(ident, NOBODY) if found is None else found
+
+    def _path(self, family: str, ident: int, backend: Backend | None, info: PathInfo | None, selectable: bool) -> None:
+        old = self._shadow.paths[family].get(ident)
+        flags_at, gen_at, meta_at = codec.FLAGS_AT[len(old)], codec.GEN_AT[len(old)], codec.META_AT[len(old)]
+        if backend is None or info is None:
+            if not old[flags_at] & _LIVE:
+                return
+            flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
+            new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
+        else:
+            new = codec.path_value(backend, info, old[gen_at], selectable=selectable)
+        if new[flags_at] & _LOCAL:
+            self.bits[codec.source_bit(new[: 4 if family == "4" else 16])] = None
+        if new == old:
+            return
+        name, key, owner = f"lb{family}_path", codec.U32.pack(ident), self._owner(ident, False)
+        if old[flags_at] & _LIVE and _endpoint(old) != _endpoint(new):
+            new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
+            self._steps.at(Phase.PATH_RESET, name).add(owner, key, codec.gone_path(old))
+        if new[:meta_at] != old[:meta_at]:
+            self._steps.at(Phase.PATH_BODY, name).add(owner, key, new)
+        if new[meta_at:] != old[meta_at:]:
+            down = bool(old[flags_at] & _SELECTABLE and not new[flags_at] & _SELECTABLE)
+            phase = Phase.PATH_OUT if down else Phase.PATH_IN
+            self._steps.at(phase, name).add(self._owner(ident, down), key, new)
+
+    def path_only(self, backend: Backend) -> None:
+        """Plan the path record of a live backend again, everything but the way staying as it is."""
+        family = codec.family(backend.address.address)
+        old = self._shadow.paths[family].get(backend.id)
+        flags = old[codec.FLAGS_AT[len(old)]]
+        if flags & _LIVE and codec.path_of(old).address == backend.address.address:
+            self._path(family, backend.id, backend, self._paths(backend), bool(flags & _SELECTABLE))
+
+    def _remove(self, family: str, ident: int) -> None:
+        row, record = self._shadow.rows[family].get(ident), self._shadow.paths[family].get(ident)
+        key, owner = codec.U32.pack(ident), self._owner(ident, True)
+        if record[codec.FLAGS_AT[len(record)]] & _LIVE:
+            self._steps.at(Phase.PATH_OUT, f"lb{family}_path").add(owner, key, codec.gone_path(record))
+        if any(row):
+            self._steps.at(Phase.BACKEND_OUT, f"lb{family}_backend").add(owner, key)
+
+    def _strays(self) -> Iterator[tuple[str, int]]:
+        """Yield what restore found in the maps and no service names in that family."""
+        for family in FAMILIES:
+            rows, paths = self._shadow.rows[family], self._shadow.paths[family]
+            protocols, flags = rows.column(4 + 2 if family == "4" else 16 + 2), paths.column(codec.FLAGS_AT[paths.record])
+            for ident, pair in enumerate(zip(protocols, flags, strict=True)):
+                if pair != (0, 0) and (pair[0] or pair[1] & _LIVE) and not self._named(ident, family):
+                    yield family, ident
+
+    def _named(self, ident: int, family: str) -> bool:
+        if not self._now(ident):
+            return ident in self._refs  # then it has been removed from both
+        backend = self._seen.get(ident)
+        return backend is None or codec.family(backend.address.address) == family
+
+
+def _also(owner: Owner | None, another: int) -> Owner:
+    if owner is None:
+        return another
+    known = owner if isinstance(owner, tuple) else (owner,)
+    return owner if another in known else (*known, another)
+
+
+def _endpoint(record: bytes) -> tuple[bytes, int, int]:
+    path = codec.path_of(record)
+    return path.address, path.port, path.flags & _UDP

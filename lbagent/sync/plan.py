@@ -1,0 +1,231 @@
+"""Desired State x Shadow -> Plan: the least writes, in an order that never shows half a service. Pure.
+
+Incremental: what is the same SVC object as in the State planned before costs one comparison of references. A Shadow just
+read from the maps (restart, resync) is compared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from lbagent.errors import LbError
+from lbagent.maps import codec
+from lbagent.maps.base import PathInfo
+from lbagent.maps.codec import Rows
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+from lbagent.sync.backends import BackendPlanner
+from lbagent.sync.shadow import Entry, Partial, Shadow
+from lbagent.sync.steps import NOBODY, Change, Phase, Plan, Steps
+
+Paths = Callable[[Backend], PathInfo]
+
+
+def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Plan:
+    """Return how to get from what the maps hold to `desired`, whose ids are assigned.
+
+    `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
+    leave them. A service that cannot be written at all (too many slots, backend id beyond the maps) is in `refused`.
+    """
+    steps = Steps()
+    changes = _changes(desired, shadow)
+    out = Plan(changes, [], {}, desired.services, full=shadow.full)
+    _refuse(out, shadow)
+    backends = BackendPlanner(shadow, paths, steps)
+    bits: dict[int, None] = {}
+    for owner, change in enumerate(changes):
+        if owner in out.refused:
+            continue
+        backends.count(owner, change)
+        _service_steps(steps, owner, change, shadow.sizes.maglev_size)
+        if change.svc is not None:
+            bits[codec.vip_bit(change.frontend.address)] = None
+    out.refs = backends.plan()
+    if snat is not None:
+        out.snat_bits = frozenset(bit for address in snat for bit in (codec.snat_bit(address),))
+    _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
+    if shadow.full:
+        _orphan_steps(steps, shadow)
+    out.steps = steps.ordered()
+    return out
+
+
+def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: Paths) -> Plan:
+    """Return the path writes alone, for backends (with ids) whose way may have changed; others stay as they are."""
+    steps = Steps()
+    planner = BackendPlanner(shadow, paths, steps)
+    for backend in backends:
+        planner.path_only(backend)
+    _filter_steps(steps, shadow, [*planner.bits])
+    return Plan([], steps.ordered(), {})
+
+
+# --- what changed ---
+
+
+def _changes(desired: State, shadow: Shadow) -> list[Change]:
+    wanted: dict[L3n4Addr, SVC] = {}
+    if shadow.full:
+        wanted.update(desired.by_frontend)
+        gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
+    else:
+        wanted, gone = differences(shadow.services, desired.services)
+        if shadow.dirty:
+            _add_dirty(desired, shadow, wanted, gone)
+    known = shadow.frontends
+    changes = [Change(frontend, known.get(frontend), svc) for frontend, svc in wanted.items()]
+    return changes + [Change(frontend, known[frontend], None) for frontend in gone if frontend in known]
+
+
+def differences(old: Sequence[SVC], new: Sequence[SVC]) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
+    """Return (frontends that are new or not the same object, frontends that are gone)."""
+    start, ends = 0, (len(old), len(new))
+    for before, after in zip(old, new, strict=False):
+        if before is not after:
+            break
+        start += 1
+    end_old, end_new = ends
+    while end_old > start and end_new > start and old[end_old - 1] is new[end_new - 1]:
+        end_old, end_new = end_old - 1, end_new - 1
+    before_by = {svc.frontend: svc for svc in old[start:end_old]}
+    wanted = {}
+    for svc in new[start:end_new]:
+        if before_by.pop(svc.frontend, None) is not svc:
+            wanted[svc.frontend] = svc
+    return wanted, list(before_by)
+
+
+def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone: list[L3n4Addr]) -> None:
+    already = set(gone)
+    for frontend in shadow.dirty:
+        svc = desired.by_frontend.get(frontend)
+        if svc is not None:
+            wanted[frontend] = svc
+        elif frontend not in already:
+            gone.append(frontend)
+
+
+def _refuse(out: Plan, shadow: Shadow) -> None:
+    for owner, change in enumerate(out.changes):
+        if change.svc is not None and (error := _cannot(change.svc, shadow)):
+            out.refused[owner] = error
+
+
+def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
+    slots = codec.entry_count(svc) - 1
+    if slots > codec.MAX_SLOTS:
+        return LbError(f"{svc.frontend.with_protocol()} has {slots} backends, at most {codec.MAX_SLOTS} fit; it stays as it was")
+    if not svc.id and not svc.wildcard:
+        raise ValueError(f"{svc.frontend.with_protocol()} has no id")
+    limit = shadow.sizes.backends
+    for group in (svc.selectable, svc.others, svc.resting):
+        for backend in group:
+            if not 0 < backend.id < limit:
+                if not backend.id:
+                    raise ValueError(f"backend {backend.address.with_protocol()} has no id")
+                return LbError(
+                    f"backend {backend.address.with_protocol()} got id {backend.id} of {limit}: raise --max-backends;"
+                    f" {svc.frontend.with_protocol()} stays as it was"
+                )
+    return None
+
+
+# --- one frontend ---
+
+
+def rows_of(entry: Entry | None) -> Rows | None:
+    """Return what the maps hold for an entry."""
+    if entry is None:
+        return None
+    return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
+
+
+def _service_steps(steps: Steps, owner: int, change: Change, table_size: int) -> None:
+    old = rows_of(change.old) or Rows(0, {})
+    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+    digit = codec.family(change.frontend.address)
+    _slot_steps(steps, owner, change.frontend, old, new)
+    _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
+    _set_steps(steps, owner, digit, old, new)
+    name, ident = f"lb{digit}_reverse_nat", codec.U32.pack
+    if new.reverse and (new.id != old.id or new.reverse != old.reverse):
+        steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
+    if old.reverse and new.id != old.id:
+        steps.at(Phase.REVERSE_OUT, name).add(owner, ident(old.id), bytes(len(old.reverse)))
+
+
+def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows) -> None:
+    name = f"lb{codec.family(frontend.address)}_service"
+    head, tail = codec.service_key_parts(frontend)
+    before, after = _selectable(old), _selectable(new)
+    have, number = old.slots, codec.SLOT.pack
+    for slot, value in new.slots.items():
+        if have.get(slot) == value:
+            continue
+        phase = Phase.SLOT_IN
+        if not slot:
+            phase = Phase.MASTER_IN
+        elif after < slot <= before:
+            phase = Phase.SLOT_TAIL
+        steps.at(phase, name).add(owner, head + number(slot) + tail, value)
+    for slot in have:
+        if slot not in new.slots:
+            steps.at(Phase.SLOT_OUT if slot else Phase.MASTER_OUT, name).add(owner, head + number(slot) + tail)
+
+
+def _selectable(rows: Rows) -> int:
+    """Return the COUNT of a master, 0 without one."""
+    master = rows.slots.get(0)
+    return int.from_bytes(master[4:6], codec.ORDER) if master else 0
+
+
+def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size: int) -> None:
+    if new.members:
+        same = new.id == old.id and (
+            old.members == new.members if old.table is None else old.table == codec.table_bytes(new.members, size)
+        )
+        if not same:
+            step = steps.at(Phase.TABLE_IN, name)
+            step.add(owner, codec.U32.pack(new.id))
+            step.members.append(new.members)
+    if old.has_table and (not new.members or new.id != old.id):
+        steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
+
+
+def _set_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> None:
+    if old.affinity or new.affinity:
+        had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)
+        wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
+        for phase, keys in ((Phase.AFFINITY_IN, wanted - had), (Phase.AFFINITY_OUT, had - wanted)):
+            for key in sorted(keys):
+                steps.at(phase, "lb_affinity_match").add(owner, key, codec.PRESENT if phase is Phase.AFFINITY_IN else b"")
+    for phase, keys in ((Phase.RANGE_IN, new.ranges - old.ranges), (Phase.RANGE_OUT, old.ranges - new.ranges)):
+        for key in sorted(keys):
+            steps.at(phase, f"lb{digit}_source_range").add(owner, key, codec.PRESENT if phase is Phase.RANGE_IN else b"")
+
+
+# --- what belongs to no frontend ---
+
+
+def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
+    missing = sorted({bit for bit in bits if not shadow.bit(bit)})
+    for bit in missing:
+        steps.at(Phase.FILTER_IN, "lb_filter").add(NOBODY, codec.U32.pack(bit))
+
+
+def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
+    phases = {
+        "lb_affinity_match": Phase.AFFINITY_OUT,
+        "lb4_source_range": Phase.RANGE_OUT,
+        "lb6_source_range": Phase.RANGE_OUT,
+        "lb4_maglev": Phase.TABLE_OUT,
+        "lb6_maglev": Phase.TABLE_OUT,
+        "lb4_reverse_nat": Phase.REVERSE_OUT,
+        "lb6_reverse_nat": Phase.REVERSE_OUT,
+    }
+    for name, key in shadow.orphans:
+        phase = phases[name]
+        empty = bytes(shadow.specs[name].value_size) if phase is Phase.REVERSE_OUT else b""
+        steps.at(phase, name).add(NOBODY, key, empty)

@@ -1,0 +1,161 @@
+"""Pinned maps -> Shadow, ids and states: what a start knows before it has seen a single manifest.
+
+Everything is read once, in batches. Nothing is written; the first plan compares all of it with the desired State.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from lbagent.maps import codec
+from lbagent.maps.base import LBMaps
+from lbagent.maps.codec import Rows
+from lbagent.maps.layout import PathFlag
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.sync.shadow import FAMILIES, Partial, Shadow
+
+
+class Restored(Struct):
+    """What was found. The pairs are for IdAllocator.restore; a pair that comes twice names the same frontend or backend."""
+
+    shadow: Shadow
+    service_ids: list[tuple[L3n4Addr, int]]
+    backend_ids: list[tuple[L3n4Addr, int]]
+    states: dict[L3n4Addr, BackendState]
+
+
+def restore(maps: LBMaps) -> Restored:
+    """Read the maps. Raises KernelError."""
+    shadow = Shadow(maps.sizes)
+    shadow.full = True
+    found = Restored(shadow, [], [], {})
+    for family in FAMILIES:
+        _read_backends(maps, family, found)
+        _read_paths(maps, family, shadow)
+    with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
+        shadow.filter[:] = bytes(window)
+    _read_frontends(maps, found)
+    return found
+
+
+def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
+    name = f"lb{family}_backend"
+    for key, value in maps.items(name):
+        ident = codec.U32.unpack(key)[0]
+        if ident >= maps.sizes.backends:
+            continue
+        address, state = codec.backend_of(value)
+        found.shadow.rows[family].set(ident, value)
+        found.shadow.count(name, 1)
+        found.backend_ids.append((address, ident))
+        found.states[address] = state
+
+
+def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
+    name, image = f"lb{family}_path", shadow.paths[family]
+    size = 4 if family == "4" else 16
+    local = PathFlag.LIVE | PathFlag.LOCAL
+    for start, piece in _pieces(maps, name, image.record):
+        for at in range(0, len(piece), image.record):
+            record = piece[at : at + image.record]
+            ident = start + at // image.record
+            image.set(ident, record)
+            if record[codec.FLAGS_AT[image.record]] & local == local:
+                shadow.count_filter(codec.source_bit(record[:size]), 1)
+
+
+def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (first id, records) of the parts of a path map that are not all zero: windows, so that few pages are mapped."""
+    size, step = maps.specs[name].value_size, record << 12
+    for start in range(0, size, step):
+        with maps.window(name, start, min(step, size - start)) as window:
+            piece = bytes(window)
+        if piece.strip(b"\0"):
+            used = (len(piece.rstrip(b"\0")) + record - 1) // record * record
+            yield start // record, piece[:used]
+
+
+def _read_frontends(maps: LBMaps, found: Restored) -> None:
+    groups: dict[L3n4Addr, Rows] = {}
+    for family in FAMILIES:
+        by_name: dict[bytes, Rows] = {}
+        for key, value in maps.items(f"lb{family}_service"):
+            name, slot = codec.split_service_key(key)
+            rows = by_name.get(name)
+            if rows is None:
+                rows = by_name[name] = Rows(codec.service_id_of(value), {})
+            rows.slots[slot] = value
+            if not slot:
+                rows.id = codec.service_id_of(value)
+        groups.update((codec.frontend_of(name), rows) for name, rows in by_name.items())
+        _read_reverse(maps, family, groups, found.shadow)
+    found.service_ids += [(frontend, rows.id) for frontend, rows in groups.items() if rows.id]
+    _attach(maps, groups, found.shadow)
+    for frontend, rows in groups.items():
+        found.shadow.frontends[frontend] = Partial(rows)
+        found.shadow.count_filter(codec.vip_bit(frontend.address), 1)
+        _count(found.shadow, codec.family(frontend.address), rows)
+
+
+def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+    """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
+    name = f"lb{family}_reverse_nat"
+    for key, value in maps.items(name):
+        ident, frontend = codec.U32.unpack(key)[0], codec.reverse_frontend(value)
+        rows = groups.setdefault(frontend, Rows(ident, {}))
+        if rows.id == ident and not rows.reverse:
+            rows.reverse = value
+        else:
+            shadow.orphans.append((name, key))
+
+
+def _attach(maps: LBMaps, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+    """Give affinity matches, source ranges and tables to the service of their id; what has none is an orphan."""
+    owners: dict[tuple[int, str], Rows] = {}
+    for frontend, rows in groups.items():
+        if rows.id:
+            owners.setdefault((rows.id, codec.family(frontend.address)), rows)
+    affinity: dict[int, set[int]] = {}
+    for key, _ in maps.items("lb_affinity_match"):
+        service, backend = codec.affinity_ids(key)
+        owner = owners.get((service, "4")) or owners.get((service, "6"))
+        if owner is None:
+            shadow.orphans.append(("lb_affinity_match", key))
+        else:
+            affinity.setdefault(id(owner), set()).add(backend)
+    for rows in owners.values():
+        rows.affinity = frozenset(affinity.get(id(rows), ()))
+    for family in FAMILIES:
+        _attach_ranges(maps, family, owners, shadow)
+        for service, table in maps.maglev(f"lb{family}_maglev").items():
+            if owner := owners.get((service, family)):
+                owner.table = table
+            else:
+                shadow.orphans.append((f"lb{family}_maglev", codec.U32.pack(service)))
+
+
+def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows], shadow: Shadow) -> None:
+    name = f"lb{family}_source_range"
+    ranges: dict[int, set[bytes]] = {}
+    for key, _ in maps.items(name):
+        service = codec.range_of(key)[0]
+        if (service, family) in owners:
+            ranges.setdefault(service, set()).add(key)
+        else:
+            shadow.orphans.append((name, key))
+    for service, keys in ranges.items():
+        owners[service, family].ranges = frozenset(keys)
+
+
+def _count(shadow: Shadow, digit: str, rows: Rows) -> None:
+    for name, number in (
+        (f"lb{digit}_service", len(rows.slots)),
+        (f"lb{digit}_reverse_nat", int(bool(rows.reverse))),
+        ("lb_affinity_match", len(rows.affinity)),
+        (f"lb{digit}_source_range", len(rows.ranges)),
+        (f"lb{digit}_maglev", int(rows.has_table)),
+    ):
+        shadow.count(name, number)

@@ -1,0 +1,174 @@
+"""Shadow: what the maps hold now, kept in memory after they were read once, so that a plan needs no read.
+
+A frontend that is exactly as planned costs one reference to its SVC; backend rows and path records are images indexed by
+id. Only `apply` and `restore` change a Shadow.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.maps.layout import (
+    LB4_BACKEND,
+    LB4_PATH,
+    LB6_BACKEND,
+    LB6_PATH,
+    PathFlag,
+    Sizes,
+    map_specs,
+)
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.service import SVC
+
+FAMILIES = ("4", "6")
+_FIELD = 24  # bits of one counter in a backend's refs
+_MASK = (1 << _FIELD) - 1
+_STATES = 4
+SELECTED = 1 << _FIELD * _STATES
+PIN = 1 << _FIELD * (_STATES + 1)
+_LIVE = PathFlag.LIVE | PathFlag.LOCAL
+
+
+class Partial(Struct):
+    """A frontend whose entries are not those of one SVC: just read from the maps, or a plan that broke off.
+
+    `pins` are backends that must not be deleted, because its slots may name them.
+    """
+
+    rows: Rows
+    pins: frozenset[int] = frozenset()
+
+
+Entry = SVC | Partial
+
+
+class Image:
+    """Fixed-size records by index. Anonymous memory: pages of ids nobody has cost nothing."""
+
+    def __init__(self, record: int, count: int) -> None:
+        """Start with zeros."""
+        self.record, self.count = record, count
+        self._zero = bytes(record)
+        self.memory = mmap.mmap(-1, max(1, record * count))
+
+    def get(self, index: int) -> bytes:
+        """Return a record."""
+        return self.memory[index * self.record : (index + 1) * self.record]
+
+    def set(self, index: int, value: bytes) -> None:
+        """Replace a record."""
+        self.memory[index * self.record : (index + 1) * self.record] = value
+
+    def clear(self, index: int) -> None:
+        """Zero a record."""
+        self.set(index, self._zero)
+
+    def column(self, offset: int) -> bytes:
+        """Return one byte of every record."""
+        return self.memory[offset : self.record * self.count : self.record]
+
+
+class Shadow:
+    """The maps' contents. `refs` says who uses a backend id: counters by state, SELECTED and PIN in one int."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        """Start with empty maps of these sizes."""
+        self.sizes = sizes
+        self.specs = map_specs(sizes)
+        self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
+        self.frontends: dict[L3n4Addr, Entry] = {}
+        self.dirty: set[L3n4Addr] = set()  # Partial ones that must be planned again
+        self.refs: dict[int, int] = {}
+        self.rows = {"4": Image(LB4_BACKEND.size, sizes.backends), "6": Image(LB6_BACKEND.size, sizes.backends)}
+        self.paths = {"4": Image(LB4_PATH.size, sizes.backends), "6": Image(LB6_PATH.size, sizes.backends)}
+        self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size)
+        self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
+        self.snat_bits: frozenset[int] = frozenset()
+        self.stale_bits: set[int] = set()  # nobody needs them any more
+        self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
+        self.full = False  # read from the maps and not compared yet
+        self.used: dict[str, int] = {}
+
+    def bit(self, number: int) -> int:
+        """Return a bit of the prefilter."""
+        return self.filter[number >> 3] >> (number & 7) & 1
+
+    def set_bit(self, number: int, on: bool) -> None:
+        """Change a bit of the prefilter."""
+        mask = 1 << (number & 7)
+        self.filter[number >> 3] = self.filter[number >> 3] | mask if on else self.filter[number >> 3] & ~mask
+
+    def set_bits(self) -> Iterator[int]:
+        """Yield every bit of the prefilter that is set."""
+        with memoryview(self.filter) as view, view.cast("Q") as words:
+            for at, word in enumerate(words):
+                while word:
+                    low = word & -word
+                    yield at * 64 + low.bit_length() - 1
+                    word ^= low
+
+    def count_filter(self, number: int, by: int) -> None:
+        """Add to the users of a filter bit; at none it becomes stale."""
+        users = self.filter_refs.get(number, 0) + by
+        if users > 0:
+            self.filter_refs[number] = users
+            self.stale_bits.discard(number)
+        else:
+            self.filter_refs.pop(number, None)
+            self.stale_bits.add(number)
+
+    def set_row(self, family: str, ident: int, value: bytes | None) -> None:
+        """Note a backend row; None is its deletion."""
+        image = self.rows[family]
+        had = any(image.get(ident))
+        image.set(ident, value) if value else image.clear(ident)
+        self.count(f"lb{family}_backend", bool(value) - had)
+
+    def set_path(self, family: str, ident: int, record: bytes) -> None:
+        """Note a path record, and the filter bit of a local backend."""
+        image, at = self.paths[family], codec.FLAGS_AT[len(record)]
+        size = 4 if family == "4" else 16
+        old = image.get(ident)
+        image.set(ident, record)
+        if old[at] & _LIVE == _LIVE:
+            self.count_filter(codec.source_bit(old[:size]), -1)
+        if record[at] & _LIVE == _LIVE:
+            self.count_filter(codec.source_bit(record[:size]), 1)
+
+    def count(self, map_name: str, by: int) -> None:
+        """Add to the entries of a map."""
+        if by:
+            self.used[map_name] = self.used.get(map_name, 0) + by
+
+    def pressure(self) -> dict[str, tuple[int, int]]:
+        """Return (used, max) of every map the plan fills, without walking one."""
+        names = ("lb4_service", "lb6_service", "lb4_backend", "lb6_backend", "lb_affinity_match", "lb4_source_range",
+                 "lb6_source_range", "lb4_maglev", "lb6_maglev", "lb4_reverse_nat", "lb6_reverse_nat")  # fmt: skip
+        return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
+
+
+_TOKENS = [[(1 << _FIELD * state) + (SELECTED if chosen else 0) for chosen in (False, True)] for state in range(_STATES)]
+
+
+def token(state: BackendState, chosen: bool) -> int:
+    """Return what one service adds to the refs of a backend. One object a kind: 100,000 refs are mostly equal."""
+    return _TOKENS[state][chosen]
+
+
+def state_of(refs: int) -> BackendState | None:
+    """Return the most alive state that any service gives a backend, None when only pins are left."""
+    for state in range(_STATES):
+        if refs >> _FIELD * state & _MASK:
+            return BackendState(state)
+    return None
+
+
+def is_selectable(refs: int) -> bool:
+    """Return whether a new flow may take the backend: active, or in the COUNT group of a service."""
+    return bool(refs & _MASK or refs >> _FIELD * _STATES & _MASK)
