@@ -114,9 +114,13 @@ class Bench:
         return Plan(Tuple(self.shape.client, self.shape.remote.vip, 0, self.shape.remote.port), flows, flags)
 
     def establish(self, flows: int) -> None:
-        """Open flows in both programs: a SYN and an ACK each."""
-        self.send(self.request_plan(flows, SYN), flows)
-        self.send(self.request_plan(flows, ACK), flows)
+        """Open flows in both programs: a SYN and an ACK each.
+
+        In another order than they are measured in: an LRU hands its elements out one after the other, and visiting them in
+        that order would flatter it by up to 40 %.
+        """
+        self.send(replace(self.request_plan(flows, SYN), in_order=True), flows)
+        self.send(replace(self.request_plan(flows, ACK), in_order=True), flows)
 
     def established(self, flows: int) -> Row:
         """Measure packets of flows that are open."""
@@ -127,15 +131,16 @@ class Bench:
 
     def replies(self, flows: int) -> Row:
         """Measure the backends' answers on the flows that `established` left open."""
+        listed = replace(self.request_plan(flows), listed=True, in_order=True)
         for name in ("ours", "textbook"):
             wrapper = self.wrappers[name]
-            wrapper.set(replace(self.request_plan(flows), in_order=True))
+            wrapper.set(self.request_plan(flows))  # the list is read in order (prefetched), the flows in it are not
             subject = self.subject(name)
             sent = [tuple_of(subject.once()[1]) for _ in range(flows)]
             wrapper.fill_list([Tuple(t.dst, t.src, t.dport, t.sport) for t in sent])
-            wrapper.set(replace(self.request_plan(flows), listed=True))
+            wrapper.set(listed)
         self.wrappers["wrapper"].fill_list([Tuple(t.dst, t.src, t.dport, t.sport) for t in sent])
-        self.wrappers["wrapper"].set(replace(self.request_plan(flows), listed=True))
+        self.wrappers["wrapper"].set(listed)
         targets = {1: (0.75, 0.0), 65536: (0.70, 0.0)}.get(flows, (0.0, 0.0))
         return self.row("reply, SNAT", flows, TX, *targets)
 

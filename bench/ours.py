@@ -11,7 +11,7 @@ from lbagent.maps.layout import Sizes
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
-from tests.packet.craft import FAMILIES
+from tests.packet.craft import FAMILIES, ROUTER_MAC
 from tests.packet.harness import open_world
 from tests.packet.world import MAGLEV, BackendRow, World
 
@@ -36,6 +36,7 @@ class Ours:
         self.family = FAMILIES[world.family]
         kernel.device(self.ifindex, 0, NODE_MAC.hex(":"))
         self.hop = kernel.nexthop(self.ifindex, CLIENT_MAC.hex(":"), NODE_MAC.hex(":"))
+        kernel.nexthop(self.ifindex, ROUTER_MAC, NODE_MAC.hex(":"))  # what the FIB says of clients, learned by first replies
         kernel.filter("snat", world.node)
         kernel.filter("vip", world.node)
         self._rows: dict[tuple[bytes, int], BackendRow] = {}

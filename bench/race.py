@@ -1,0 +1,281 @@
+"""Two CPUs on one small table: requests, replies and evictions at once, on real veth devices with two queues.
+
+Each CPU injects frames of two kinds: ACKs of kept flows, which were opened before and must never move, and SYNs of a range far
+larger than the table, which push each other out. The backend's end compares each frame with what its flow got the first
+time and answers; the client's end checks that the answer comes from the VIP, to the client that asked, with a good
+checksum. Afterwards the tables are read: no flow twice, no SNAT port held by two flows, no lock left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.harness import pinned
+from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
+from bench.world import TABLE
+from bench.wire import BATCH, LIVE_FRAMES
+from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
+from lbagent.bpf import bpfsys
+from lbagent.maps.layout import Sizes
+from lbagent.model.address import format_ip
+from lbagent.model.maglev import lookup_table
+from tests.lab import xdp
+from tests.lab.topology import Lab
+from tests.packet.craft import FAMILIES
+from tests.packet.harness import open_world
+from tests.packet.world import MAGLEV, World
+
+KEPT, CHURN = 512, 1 << 16  # flows; the table has 4,096 entries
+ENTRIES, SLOTS = 4096, 8192
+BACKENDS = 16
+FIELDS = (
+    "sent_kept", "sent_churn", "seen_kept", "seen_churn", "wrong_backend", "moved", "renewed", "reply_kept", "reply_churn",
+    "wrong_reply", "late_reply", "bad_source", "bad_checksum", "foreign", "kept", "churn_mask",
+)  # fmt: skip
+MUST_BE_ZERO = ("wrong_backend", "moved", "wrong_reply", "bad_source", "bad_checksum")
+SMALL = Sizes(
+    flow4=ENTRIES, flow6=ENTRIES, snat4=SLOTS, snat6=SLOTS, services=1 << 8, backends=1 << 8, source_ranges=1 << 6,
+    affinity=1 << 6, spill=1 << 12, fragments=1 << 6, maglev_size=TABLE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Who talks in a family."""
+
+    client: bytes
+    vip: bytes
+    node: bytes
+    backend_net: str
+    route: str
+    gateway: str
+
+
+ADDRESSES = {
+    4: Addresses(ip("172.16.0.0"), ip("10.96.0.10"), ip("10.77.1.1"), "10.77.1.{}", "172.16.0.0/12", "10.77.0.2"),
+    6: Addresses(ip("fd00:172::"), ip("fd00:96::10"), ip("fd77:1::1"), "fd77:1::{:x}", "fd00:172::/64", "fd77::2"),
+}
+
+
+@dataclass(frozen=True)
+class LabNet:
+    """A laboratory's node as tests.packet.world wants it: device indexes and a way in."""
+
+    lab: Lab
+    lb0: int
+    lb1: int
+    pod0: int = 999
+
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        """Enter the node's namespace."""
+        return self.lab.node.entered()
+
+
+@dataclass
+class Result:
+    """What the run counted, and what is wrong with the tables afterwards."""
+
+    family: int
+    seconds: float
+    counts: dict[str, int]
+    structure: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def packets(self) -> int:
+        """Frames that passed our programs, requests and replies."""
+        names = ("seen_kept", "seen_churn", "reply_kept", "reply_churn", "late_reply")
+        return sum(self.counts[name] for name in names)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Everything that must be zero and is not."""
+        wrong = {name: self.counts[name] for name in MUST_BE_ZERO} | self.structure
+        wrong["kept_lost"] = self.counts["sent_kept"] - self.counts["seen_kept"]
+        wrong["kept_reply_lost"] = self.counts["seen_kept"] - self.counts["reply_kept"] - self.counts["wrong_reply"]
+        return {name: value for name, value in wrong.items() if value}
+
+    def record(self) -> dict[str, Any]:
+        """Return it for results.json."""
+        return {"family": self.family, "seconds": self.seconds, "packets": self.packets, "faults": self.faults, **self.counts}
+
+
+class Race:
+    """The laboratory, the programs of both ends and one generator for each CPU."""
+
+    def __init__(self, lab: Lab, kernel: World, family: int) -> None:
+        """Fill the maps, attach everything."""
+        self.lab, self.kernel, self.family = lab, kernel, family
+        self.at = ADDRESSES[family]
+        self.cpus = sorted(os.sched_getaffinity(0))[:2]
+        self.shared = {
+            "race_tally": Map(ARRAY, 4, 8 * len(FIELDS), 1, MMAPABLE),
+            "race_record": Map(ARRAY, 4, 8 * 2 * CHURN, 1, MMAPABLE),
+            "frame_hop": Map(ARRAY, 4, 16, 1),
+            "frame_count": Map(PERCPU_ARRAY, 4, 8, 1),
+            "undo_list": Map(ARRAY, 4, 4096, 1, MMAPABLE),
+        }
+        self.flags = ("-DLIST_MASK=0ull", f"-DRECORD_MASK={2 * CHURN - 1}ull")
+        control = Map(ARRAY, 4, Wrapper.control_size(family), 1, MMAPABLE)
+        self.maps = Maps({"undo_control": control, **self.shared})
+        self.generators = [self._generator(control) for _ in self.cpus]
+        self._fill()
+        self._attach()
+
+    def _generator(self, control: Map) -> Maps:
+        """Give each CPU a control record of its own beside the shared tallies."""
+        own = Maps({"undo_control": control})
+        for name in self.shared:
+            own.fds[name] = os.dup(self.maps.fds[name])
+        return own
+
+    def _fill(self) -> None:
+        """Write one service with 16 backends, all behind lan1."""
+        lab, kernel, family = self.lab, self.kernel, FAMILIES[self.family]
+        wan, lan = kernel.net.lb0, kernel.net.lb1
+        far, near = lab.namespaces["b1"].mac("e0"), lab.client.mac("c0")
+        lab.freeze_neighbours()
+        lab.node.ip(f"route add {self.at.route} via {self.at.gateway} dev wan")
+        for index, device in ((wan, "wan"), (lan, "lan1")):
+            kernel.device(index, 0, lab.node.mac(device).hex(":"))
+        to_backends = kernel.nexthop(lan, far.hex(":"), lab.node.mac("lan1").hex(":"))
+        kernel.nexthop(wan, near.hex(":"), lab.node.mac("wan").hex(":"))
+        kernel.filter("snat", self.at.node)
+        rows = []
+        for n in range(BACKENDS):
+            row = kernel.backend(family, self.at.backend_net.format(16 + n), 8080, nexthop=to_backends)
+            kernel.path(row, flags=3, nexthop=to_backends, snat=format_ip(self.at.node))
+            rows.append(row)
+        service = kernel.service(family, format_ip(self.at.vip), 80, 6, rows, algorithm=MAGLEV)
+        kernel.maglev(service, lookup_table([(row.id, 100, row.address.encode()) for row in rows], TABLE))
+
+    def _attach(self) -> None:
+        lab = self.lab
+        self.client_fd, self.backend_fd, *self.generate = (
+            load("frames", self.family, maps, self.flags, name)
+            for maps, name in ((self.maps, "client_end"), (self.maps, "backend_end"), *((g, "churn") for g in self.generators))
+        )
+        self.open_fds = [load("frames", self.family, maps, self.flags, "generate") for maps in self.generators]
+        xdp.attach(lab.client, "c0", self.client_fd)
+        xdp.attach(lab.namespaces["b1"], "e0", self.backend_fd)
+        for device in ("wan", "lan1"):
+            xdp.attach(lab.node, device, self.kernel.programs["xdp"])
+
+    def _plan(self, flags: int, flows: int) -> Plan:
+        return Plan(
+            Tuple(self.at.client, self.at.vip, 0, 80), flows, flags, in_order=True,
+            dmac=self.lab.node.mac("wan"), smac=self.lab.client.mac("c0"),
+        )  # fmt: skip
+
+    def _inject(self, number: int, fd: int, plan: Plan, frames: int, start: int) -> None:
+        """Run one generator on its CPU (a thread)."""
+        data, frame = Wrapper.encode(plan, start, 0)
+        with Wrapper.view(self.generators[number].fds["undo_control"]) as control:
+            control[: len(data)] = data
+        with self.lab.client.entered(), pinned(self.cpus[number]):
+            ctx = struct.pack("<6I", 0, len(frame), 0, self.lab.client.ifindex("c0"), 0, 0)
+            bpfsys.prog_test_run(fd, frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
+
+    def tally(self) -> dict[str, int]:
+        """Read the counters."""
+        with Wrapper.view(self.maps.fds["race_tally"]) as view:
+            return dict(zip(FIELDS, struct.unpack_from(f"<{len(FIELDS)}Q", view), strict=True))
+
+    def _reset(self) -> None:
+        values = [0] * (len(FIELDS) - 2) + [KEPT, CHURN - 1]
+        with Wrapper.view(self.maps.fds["race_tally"]) as view:
+            view[: 8 * len(FIELDS)] = struct.pack(f"<{len(FIELDS)}Q", *values)
+
+    def run(self, seconds: float, chunk: int = 200_000) -> Result:
+        """Open the kept flows, then let both CPUs go on for a while."""
+        import time
+
+        self._reset()
+        with Wrapper.view(self.generators[0].fds["undo_control"]) as control, Wrapper.view(self.maps.fds["undo_control"]) as ends:
+            data, _ = Wrapper.encode(self._plan(ACK, KEPT), 0, 0)
+            control[: len(data)] = data
+            ends[: len(data)] = data
+        for flags in (SYN, ACK):
+            self._inject(0, self.open_fds[0], self._plan(flags, KEPT), KEPT, 0)
+        self._reset()
+        end = time.monotonic() + seconds
+
+        def work(number: int) -> None:
+            position = number << 40
+            while time.monotonic() < end:
+                self._inject(number, self.generate[number], self._plan(ACK, KEPT), chunk, position)
+                position += chunk
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(self.cpus))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return Result(self.family, seconds, self.tally(), structure(self.kernel, self.family))
+
+    def close(self) -> None:
+        """Unload."""
+        for fd in (self.client_fd, self.backend_fd, *self.generate, *self.open_fds):
+            os.close(fd)
+        for maps in (self.maps, *self.generators):
+            maps.close()
+
+
+def structure(kernel: World, family: int) -> dict[str, int]:
+    """Read the flow table as docs/datapath.md describes it; count what must not be there."""
+    size, flows, held = (32, Counter(), Counter()) if family == 4 else (64, Counter(), Counter())
+    name = f"lb{family}_flow"
+    length = kernel.maps.specs[name].value_size
+    with kernel.maps.window(name, 0, length) as view:
+        table = bytes(view)
+    locked = 0
+    for at in range(0, length, size):
+        words = struct.unpack_from(f"<{size // 8}Q", table, at)
+        if at // size % 4 == 0 and words[-1] >> 16 & 1:
+            locked += 1
+        key, w2 = flow_key(words, family)
+        if key is None:
+            continue
+        flows[key] += 1
+        port = w2 >> 20 & 0xFFFF
+        if port:
+            held[w2 >> 44, port, key[-1]] += 1
+    return {
+        "duplicate_entries": sum(1 for n in flows.values() if n > 1),
+        "ports_held_twice": sum(1 for n in held.values() if n > 1),
+        "locks_left": locked,
+    }
+
+
+def flow_key(words: tuple[int, ...], family: int) -> tuple[tuple[int, ...] | None, int]:
+    """Return what tells a flow from others and the state word; None for a free way."""
+    generation = 0x3FFF
+    if family == 4:
+        if not words[0] >> 16:
+            return None, 0
+        return (words[0] & ~generation, words[1] & ~generation, words[0] >> 14 & 3), words[2]
+    if not words[0] & ~0xFFFF:
+        return None, 0
+    return (words[0] & ~generation, *words[1:5], words[0] >> 14 & 3), words[5]
+
+
+@contextlib.contextmanager
+def race(family: int) -> Iterator[Race]:
+    """Build the laboratory of one family, with small tables."""
+    with Lab(pod=False, queues=2, tag=f"r{family}") as lab:
+        net = LabNet(lab, lab.node.ifindex("wan"), lab.node.ifindex("lan1"))
+        with open_world(sizes=SMALL, net=net) as kernel:  # type: ignore[arg-type]
+            made = Race(lab, kernel, family)
+            try:
+                yield made
+            finally:
+                made.close()
+
+
+__all__ = ["BATCH", "Race", "Result", "race", "replace"]
