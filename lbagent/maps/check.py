@@ -12,7 +12,6 @@ from lbagent.maps.layout import (
     LB4_PATH,
     LB6_PATH,
     LB_SERVICE,
-    TARGET_ALGORITHM_MASK,
     TARGET_ALGORITHM_SHIFT,
     PathFlag,
 )
@@ -79,7 +78,9 @@ def _read(maps: LBMaps) -> _View:
             paths[ident] = codec.path_of(raw)
         for key, value in maps.items(f"lb{digit}_reverse_nat"):
             reverse[size, codec.U32.unpack(key)[0]] = value
-    ranges = {codec.range_of(key)[0] for name in ("lb4_source_range", "lb6_source_range") for key, _ in maps.items(name)}
+    ranges = {
+        codec.range_of(key)[0] for name in ("lb4_source_range", "lb6_source_range") for key, _ in maps.items(name)
+    }
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
         bits = memoryview(bytes(window))
     tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
@@ -105,10 +106,10 @@ def _frontends(view: _View) -> Iterator[str]:
             yield from _slot(view, group, slot, count)
         if not ident:
             continue
-        expected = codec.reverse_value(group.frontend)
-        if view.reverse.get((len(group.frontend.address), ident)) != expected:
+        reverse = view.reverse.get((len(group.frontend.address), ident))
+        if reverse is None or codec.reverse_frontend(reverse) != group.frontend:
             yield f"{group}: service {ident} has no reverse NAT row of its own"
-        maglev = target >> TARGET_ALGORITHM_SHIFT & TARGET_ALGORITHM_MASK == Algorithm.MAGLEV.number
+        maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number
         if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:
             yield f"{group}: service {ident} selects by maglev and has no table"
 

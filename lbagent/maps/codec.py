@@ -26,9 +26,9 @@ from lbagent.maps.layout import (
     LB6_SOURCE_RANGE_KEY,
     LB_AFFINITY_MATCH,
     LB_SERVICE,
+    REVNAT_ELSEWHERE,
     SOURCE_RANGE_STATIC_BITS,
     TARGET_ALGORITHM_SHIFT,
-    TARGET_ELSEWHERE,
     TARGET_SECONDS_MASK,
     PathFlag,
     filter_hash,
@@ -78,7 +78,7 @@ def encode(svc: SVC) -> Rows:
         slots[slot] = pack(backend.id, 0, rev, low, high, 0)
     rows = Rows(svc.id, slots)
     if svc.id:
-        rows.reverse = reverse_value(svc.frontend)
+        rows.reverse = reverse_value(svc.frontend, elsewhere=svc.has_elsewhere)
         if svc.session_affinity:
             rows.affinity = frozenset([backend.id for backend in svc.selectable])
         if svc.source_ranges:
@@ -95,8 +95,7 @@ def entry_count(svc: SVC) -> int:
 
 def _target(svc: SVC) -> int:
     low = svc.l7_lb_proxy_port if svc.flags.is_l7lb() else min(svc.affinity_timeout_s, TARGET_SECONDS_MASK)
-    elsewhere = TARGET_ELSEWHERE if svc.has_elsewhere and not svc.selectable else 0
-    return elsewhere | svc.algorithm.number << TARGET_ALGORITHM_SHIFT | low
+    return svc.algorithm.number << TARGET_ALGORITHM_SHIFT | low
 
 
 def _of_family(cidr: CIDR, svc: SVC) -> bool:
@@ -140,12 +139,13 @@ def service_id_of(value: bytes) -> int:
     return int.from_bytes(value[6:8], "big")
 
 
-def reverse_value(frontend: L3n4Addr) -> bytes:
-    """Return the reverse NAT row of a frontend."""
+def reverse_value(frontend: L3n4Addr, *, elsewhere: bool = False) -> bytes:
+    """Return the reverse NAT row of a frontend; `elsewhere` makes the program drop where it would reject."""
+    scope = frontend.scope | (REVNAT_ELSEWHERE if elsewhere else 0)
     address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
     if len(address) == 4:
-        return LB4_REVERSE_NAT.pack(address, port, number, frontend.scope)
-    return LB6_REVERSE_NAT.pack(address, port, number, frontend.scope, b"")
+        return LB4_REVERSE_NAT.pack(address, port, number, scope)
+    return LB6_REVERSE_NAT.pack(address, port, number, scope, b"")
 
 
 def reverse_frontend(value: bytes) -> L3n4Addr:
@@ -178,7 +178,9 @@ def range_of(key: bytes) -> tuple[int, CIDR]:
 
 def table_members(svc: SVC) -> tuple[Member, ...]:
     """Return what the Maglev table of a frontend is made of, the same for every frontend with this set."""
-    found = [(backend.id, backend.weight, backend.address.hash_key()) for backend in svc.selectable if backend.weight > 0]
+    found = [
+        (backend.id, backend.weight, backend.address.hash_key()) for backend in svc.selectable if backend.weight > 0
+    ]
     return tuple(sorted(found))
 
 
@@ -241,7 +243,7 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) 
 
 
 def gone_path(record: bytes) -> bytes:
-    """Return the record of a backend that was taken away: not live, the next generation, so that no flow takes it for the old one."""
+    """Return the record of a backend taken away: not live, next generation, so that no flow takes a later one for it."""
     at = META_AT[len(record)]
     meta = record[at : at + 2] + bytes(((record[at + 2] + 1) & 0xFF, 0)) + bytes(4)
     return record[:at] + meta + record[at + 8 :]
@@ -276,4 +278,3 @@ def snat_bit(address: bytes) -> int:
 def source_bit(address: bytes) -> int:
     """Return the bit "source is a local backend"."""
     return FILTER_DST_BYTES * 8 + filter_hash(address)
-

@@ -10,7 +10,6 @@ from lbagent.maps import codec
 from lbagent.maps.base import LBMaps
 from lbagent.maps.layout import (
     LB_SERVICE,
-    TARGET_ALGORITHM_MASK,
     TARGET_ALGORITHM_SHIFT,
     TARGET_SECONDS_MASK,
 )
@@ -49,7 +48,7 @@ def _service_value(slot: int, value: bytes) -> str:
 
 
 def _master_target(target: int, flags: ServiceFlags) -> str:
-    algorithm = Algorithm.from_number(target >> TARGET_ALGORITHM_SHIFT & TARGET_ALGORITHM_MASK)
+    algorithm = Algorithm.from_number(target >> TARGET_ALGORITHM_SHIFT)
     low = target & TARGET_SECONDS_MASK
     return f"LBALG={algorithm.value} " + (f"L7Proxy={low}" if flags.is_l7lb() else f"AFFTimeout={low}")
 

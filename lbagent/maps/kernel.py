@@ -14,7 +14,7 @@ from lbagent.maps import bpfsys, pins
 from lbagent.maps import window as windows
 from lbagent.maps.base import Counter, Item, map_full
 from lbagent.maps.inner import InnerTables
-from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, map_specs, maglev_inner
+from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
 _NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
@@ -90,7 +90,10 @@ class KernelMaps:
             if result.errno and result.errno not in _NO_BATCH:
                 raise self._failed("update", map_name, result.errno, result.done)
         for i in range(at, stop):
-            key, value = keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * spec.value_size : (i + 1) * spec.value_size]
+            key, value = (
+                keys[i * spec.key_size : (i + 1) * spec.key_size],
+                values[i * spec.value_size : (i + 1) * spec.value_size],
+            )
             try:
                 bpfsys.map_update(fd, key, value)
             except OSError as error:
@@ -142,7 +145,10 @@ class KernelMaps:
         for keys, values, count in self._pieces(map_name, spec, size):
             if zero and not values.strip(b"\0"):
                 continue
-            split = [(keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * size : (i + 1) * size]) for i in range(count)]
+            split = [
+                (keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * size : (i + 1) * size])
+                for i in range(count)
+            ]
             out += [item for item in split if item[1] != zero] if zero else split
         return out
 

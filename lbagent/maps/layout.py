@@ -73,7 +73,6 @@ def _layout(name: str, text: str) -> Layout:
 LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
 LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
 # `target` is backend_id (slots); in a master LBALG << 24 | affinity seconds, or LBALG << 24 | proxy port with the L7 flag.
-# The top bit of a master says ELSEWHERE: Local policy, no backend here, but others exist (dropped, not rejected; A5).
 LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u8 flags, u8 flags2, u16 qcount")
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
@@ -82,16 +81,18 @@ LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 fla
 REVNAT_ELSEWHERE = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
 LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")
-LB4_AFFINITY_KEY = _layout("lb4_affinity_key", "be32 client, u32 client_hi, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
+LB4_AFFINITY_KEY = _layout(
+    "lb4_affinity_key", "be32 client, u32 client_hi, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2"
+)
 LB6_AFFINITY_KEY = _layout("lb6_affinity_key", "be128 client, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
-LB_AFFINITY_VALUE = _layout("lb_affinity_value", "u64 last_used, u32 backend_id, pad4 pad")  # last_used: seconds since boot
+LB_AFFINITY_VALUE = _layout(
+    "lb_affinity_value", "u64 last_used, u32 backend_id, pad4 pad"
+)  # last_used: seconds since boot
 LB_AFFINITY_MATCH = _layout("lb_affinity_match", "u32 backend_id, be16 rev_nat_index, pad2 pad")
 LB4_SOURCE_RANGE_KEY = _layout("lb4_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be32 address")
 LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be128 address")
 TARGET_ALGORITHM_SHIFT = 24
-TARGET_ALGORITHM_MASK = 0x7F  # after the shift
 TARGET_SECONDS_MASK = 0xFFFFFF
-TARGET_ELSEWHERE = 0x80000000
 SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")
@@ -100,7 +101,9 @@ LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
 # --- arrays of the fast path ---
 # One record a backend id. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store, after the addresses.
 LB4_PATH = _layout("lb4_path", "be32 address, be32 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu")
-LB6_PATH = _layout("lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad")
+LB6_PATH = _layout(
+    "lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad"
+)
 # One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")

@@ -109,7 +109,9 @@ class MemoryMaps:
         """Return packets and bytes of lb_metrics indexes; a test sets them by `put_many`."""
         out = []
         for index in indexes:
-            packets, size = LB_COUNTER.unpack(self.get("lb_metrics", struct.pack("=I", index)) or bytes(LB_COUNTER.size))
+            packets, size = LB_COUNTER.unpack(
+                self.get("lb_metrics", struct.pack("=I", index)) or bytes(LB_COUNTER.size)
+            )
             out.append((int(packets), int(size)))
         return out
 
@@ -222,7 +224,7 @@ def fail_at(number: int, error: BaseException) -> Hook:
 
 def fail_often(probability: float, seed: int) -> Hook:
     """Return a `before` hook that fails writes at random, the same ones for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
+    rng = random.Random(seed)
 
     def before(_: int, map_name: str) -> None:
         if rng.random() < probability:

@@ -24,7 +24,9 @@ def window(fd: int, offset: int, length: int, limit: int) -> Iterator[memoryview
     if offset < 0 or length < 0 or offset + length > limit:
         raise ValueError(f"window {offset}+{length} is outside the {limit} bytes of the map")
     start = offset // PAGE * PAGE
-    mapped = mmap.mmap(fd, max(offset - start + length, 1), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+    mapped = mmap.mmap(
+        fd, max(offset - start + length, 1), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
+    )
     whole = memoryview(mapped)
     view = whole[offset - start : offset - start + length]
     try:
@@ -60,7 +62,9 @@ def store(fd: int, words: Iterable[tuple[int, bytes]], limit: int) -> int:
     return done
 
 
-def _while_inside(words: Iterable[tuple[int, bytes]], base: int, held: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _while_inside(
+    words: Iterable[tuple[int, bytes]], base: int, held: list[tuple[int, bytes]]
+) -> Iterator[tuple[int, bytes]]:
     """Yield words as long as they lie in the span from `base`; the first one outside goes to `held`."""
     for word in words:
         if not base <= word[0] < base + SPAN:

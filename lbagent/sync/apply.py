@@ -64,7 +64,9 @@ class _Run:
         self.plan, self.maps, self.shadow = plan, maps, shadow
         self.result = Applied()
         self.failed: dict[int, LbError] = dict(plan.refused)
-        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(plan.refused, (-1, 0))  # (step, entry) of the failure
+        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(
+            plan.refused, (-1, 0)
+        )  # (step, entry) of the failure
         self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
         self._do: dict[Kind, Callable[[Step, int, int], None]] = {
             Kind.PUT: self._put,
@@ -212,13 +214,17 @@ class _Run:
 
     def _commit_filter(self) -> None:
         plan, shadow = self.plan, self.shadow
-        candidates = {step.number(i) for step in plan.steps if step.kind is Kind.FILTER for i in range(len(step.owners))}
+        candidates = {
+            step.number(i) for step in plan.steps if step.kind is Kind.FILTER for i in range(len(step.owners))
+        }
         if plan.snat_bits is not None:
             candidates |= shadow.snat_bits - plan.snat_bits
             shadow.snat_bits = plan.snat_bits
         if plan.full:
             candidates |= set(shadow.set_bits())
-        shadow.stale_bits |= {bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits}
+        shadow.stale_bits |= {
+            bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits
+        }
 
     def _replace(self, change: Change, new: Entry | None) -> None:
         shadow, old = self.shadow, change.old
@@ -275,7 +281,9 @@ def _words_each(step: Step) -> int:
 
 def _sizes(digit: str, entry: Entry | None) -> Counter[str]:
     """Return how many entries of which map an entry takes."""
-    if isinstance(entry, SVC) and not (entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV):
+    if isinstance(entry, SVC) and not (
+        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
+    ):
         return Counter({f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))})
     rows = rows_of(entry)
     if rows is None:
@@ -332,7 +340,11 @@ def _replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
     """Return the rows of a change after the entries that were done."""
     old = rows_of(change.old)
     new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
-    rows = Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table) if old else Rows(new.id, {})
+    rows = (
+        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table)
+        if old
+        else Rows(new.id, {})
+    )
     for step, entry in done:
         _replay_one(rows, new, step, entry)
     return rows

@@ -116,7 +116,9 @@ def _refuse(out: Plan, shadow: Shadow) -> None:
 def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     slots = codec.entry_count(svc) - 1
     if slots > codec.MAX_SLOTS:
-        return LbError(f"{svc.frontend.with_protocol()} has {slots} backends, at most {codec.MAX_SLOTS} fit; it stays as it was")
+        return LbError(
+            f"{svc.frontend.with_protocol()} has {slots} backends, at most {codec.MAX_SLOTS} fit; it stays as it was"
+        )
     if not svc.id and not svc.wildcard:
         raise ValueError(f"{svc.frontend.with_protocol()} has no id")
     limit = shadow.sizes.backends
@@ -200,10 +202,14 @@ def _set_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> No
         wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
         for phase, keys in ((Phase.AFFINITY_IN, wanted - had), (Phase.AFFINITY_OUT, had - wanted)):
             for key in sorted(keys):
-                steps.at(phase, "lb_affinity_match").add(owner, key, codec.PRESENT if phase is Phase.AFFINITY_IN else b"")
+                steps.at(phase, "lb_affinity_match").add(
+                    owner, key, codec.PRESENT if phase is Phase.AFFINITY_IN else b""
+                )
     for phase, keys in ((Phase.RANGE_IN, new.ranges - old.ranges), (Phase.RANGE_OUT, old.ranges - new.ranges)):
         for key in sorted(keys):
-            steps.at(phase, f"lb{digit}_source_range").add(owner, key, codec.PRESENT if phase is Phase.RANGE_IN else b"")
+            steps.at(phase, f"lb{digit}_source_range").add(
+                owner, key, codec.PRESENT if phase is Phase.RANGE_IN else b""
+            )
 
 
 # --- what belongs to no frontend ---

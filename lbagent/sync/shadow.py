@@ -153,7 +153,9 @@ class Shadow:
         return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
 
 
-_TOKENS = [[(1 << _FIELD * state) + (SELECTED if chosen else 0) for chosen in (False, True)] for state in range(_STATES)]
+_TOKENS = [
+    [(1 << _FIELD * state) + (SELECTED if chosen else 0) for chosen in (False, True)] for state in range(_STATES)
+]
 
 
 def token(state: BackendState, chosen: bool) -> int:
