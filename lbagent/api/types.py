@@ -114,6 +114,7 @@ class Status(Struct):
     attach: str = ""  # the --attach word
     bpffs: str = ""
     artifact: str = ""  # hash of the loaded programs
+    sweeps: int = 0  # finished sweeps of the flow tables; `backend drain` waits for one that began after it
     sources: list[SourceStatus] = field(default_factory=list)
     devices: list[DeviceStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)

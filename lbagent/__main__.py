@@ -1,0 +1,5 @@
+"""`python -m lbagent`."""
+
+from lbagent.cli.main import main
+
+main()

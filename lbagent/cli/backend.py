@@ -1,0 +1,122 @@
+"""`lbagent backend`: list them, say which may take new flows, drain one."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from lbagent.api.client import AgentClient
+from lbagent.cli import output
+from lbagent.cli.options import Duration, form_option, list_options, socket_option
+from lbagent.cli.output import Column, Listing, Row, Style
+from lbagent.errors import LbError, TimedOut
+
+STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
+POLL_S = 0.5
+
+BACKENDS = Listing(
+    (
+        Column("ID", lambda row: row["id"]),
+        Column("ADDRESS", lambda row: row["address"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("WEIGHT", lambda row: row["weight"]),
+        Column("FLOWS", lambda row: row["flows"] if row["flows"] >= 0 else ""),
+        Column("NODE", lambda row: row["node"]),
+        Column("LOCAL", lambda row: row["local"]),
+        Column("SERVICES", lambda row: row["services"]),
+        Column("ZONE", lambda row: row["zone"], wide=True),
+    ),
+    name=lambda row: str(row["address"]),
+    key=lambda row: row["address"],
+)
+
+
+@click.group()
+def backend() -> None:
+    """Backends of all services."""
+
+
+@backend.command("list")
+@socket_option
+@list_options
+def list_(socket: str, style: Style) -> None:
+    """List all backends, each once."""
+    client = AgentClient(socket)
+    if style.watch:
+        output.watch(client, client.backends, BACKENDS, style)
+    else:
+        output.show(BACKENDS, client.backends(), style)
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer states and the agent's backends."""
+    del param
+    try:
+        known = [row["address"] for row in AgentClient(ctx.params.get("socket") or "", timeout_s=2.0).backends()]
+    except LbError:
+        known = []
+    return [word for word in (*STATES[:3], *known) if word.startswith(incomplete)]
+
+
+@backend.command("set-state")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="ADDRESS:PORT[/PROTO] STATE | STATE ADDRESS...", shell_complete=_complete
+)
+@socket_option
+@form_option("table", "wide", "json", "yaml", "name")
+def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
+    r"""Set a backend to active, maintenance or quarantined; it survives restarts of the agent.
+
+    \b
+    lbagent backend set-state 10.0.0.1:8080/TCP maintenance
+    lbagent backend set-state maintenance 10.0.0.1:8080 10.0.0.2:8080
+    """
+    state, addresses = split_words(words)
+    rows = AgentClient(socket).set_state(addresses, state)
+    output.show(BACKENDS, rows, Style(form))
+
+
+def split_words(words: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return state and addresses of either order. Raises UsageError: an address has a colon, a state has none."""
+    states = [word for word in words if ":" not in word]
+    addresses = [word for word in words if ":" in word]
+    if len(states) != 1 or words.index(states[0]) not in (0, len(words) - 1) or not addresses:
+        raise click.UsageError("give addresses like 10.0.0.1:8080/TCP and one state")
+    state = states[0].lower()
+    if state not in STATES:
+        raise click.UsageError(f"unknown state {states[0]!r}; use one of {', '.join(STATES[:3])}")
+    return state, addresses
+
+
+@backend.command()
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS:PORT[/PROTO]...", shell_complete=_complete)
+@socket_option
+@click.option("--timeout", "timeout_s", type=Duration(), default=300.0, show_default="5m", help="How long to wait.")
+def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
+    """Set backends to maintenance and wait until their last flow has ended.
+
+    On a time-out (exit code 6) they stay in maintenance.
+    """
+    client = AgentClient(socket)
+    deadline = time.monotonic() + timeout_s
+    names = [row["address"] for row in client.set_state(list(addresses), "maintenance")]
+    begin = int(client.status()["sweeps"])
+    left: dict[str, int] = {}
+    while True:
+        # the sweep that was running counted flows from before; the one after it is ours
+        swept = int(client.status()["sweeps"]) >= begin + 2
+        left = _flows(client.backends(), names)
+        if swept and not any(left.values()):
+            break
+        if time.monotonic() >= deadline:
+            counts = ", ".join(f"{name} {count if count >= 0 else 'not counted'}" for name, count in left.items())
+            raise TimedOut(f"flows are left after {timeout_s:g} s: {counts}; the backends stay in maintenance")
+        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+    for name in names:
+        click.echo(f"{name} drained")
+
+
+def _flows(rows: list[Row], names: list[str]) -> dict[str, int]:
+    """Return the live flows of the named backends; one that is gone has none."""
+    return {row["address"]: row["flows"] for row in rows if row["address"] in names}

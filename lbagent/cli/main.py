@@ -1,0 +1,112 @@
+"""`lbagent`: the command tree and how a command ends.
+
+Commands are imported when they are used, so that `lbagent svc list` starts with click, http.client and json alone. A command
+fails by raising an LbError: one sentence on stderr, the class's exit code, no traceback (LBAGENT_DEBUG=1 shows it).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+import lbagent
+from lbagent.errors import LbError
+
+# name -> module:attribute and the line of the help text, in the order of the help text
+COMMANDS = {
+    "agent": ("lbagent.cli.agent:agent", "Run the agent in the foreground."),
+    "svc": ("lbagent.cli.svc:svc", "Services: list, get."),
+    "backend": ("lbagent.cli.backend:backend", "Backends: list, set-state, drain."),
+    "map": ("lbagent.cli.maps:maps", "The kernel's maps: dump."),
+    "status": ("lbagent.cli.status:status", "How the agent is."),
+    "plan": ("lbagent.cli.plan:plan", "What a folder of manifests would write to the maps; no agent, no root."),
+    "doctor": ("lbagent.cli.doctor:doctor", "What this machine supports and what will be used."),
+    "bpf": ("lbagent.cli.bpf:bpf", "The programs: build."),
+    "config": ("lbagent.cli.config:config", "The configuration: check, show."),
+    "metrics": ("lbagent.cli.status:metrics", "The agent's Prometheus text."),
+    "cleanup": ("lbagent.cli.cleanup:cleanup", "Take programs, links and maps away."),
+    "completion": ("lbagent.cli.completion:completion", "Print a shell's completion script."),
+}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one by one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of COMMANDS."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
+@click.version_option(lbagent.__version__, prog_name="lbagent")
+def cli() -> None:
+    """Service load balancer of this node, in BPF.
+
+    Exit codes: 0 ok, 1 failed or differs, 2 usage, 3 not found, 4 refused, 5 agent unreachable, 6 timed out, 77 not supported.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and end the process with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; every expected failure is one sentence on stderr."""
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="lbagent", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `lbagent ... | head`: the reader has enough; keep the interpreter from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except LbError as error:
+        return _fail(error, error.exit_code)
+    except OSError as error:
+        return _fail(error, 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(error: Exception, code: int) -> int:
+    if os.environ.get("LBAGENT_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"error: {error}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

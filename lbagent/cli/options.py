@@ -1,0 +1,81 @@
+"""Options several commands share."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from lbagent.cli.output import FORMATS, Style
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def socket_option(command: F) -> F:
+    """Add --socket; the command gets the text, '' when not given."""
+    return click.option(
+        "--socket", default="", envvar="LBAGENT_SOCKET", metavar="PATH", help="The agent's socket (or unix://PATH)."
+    )(command)
+
+
+def bpffs_option(command: F) -> F:
+    """Add --bpffs."""
+    return click.option(
+        "--bpffs",
+        default=DEFAULT_BPFFS,
+        show_default=True,
+        envvar="LBAGENT_BPFFS",
+        metavar="DIR",
+        help="Where the pins are.",
+    )(command)
+
+
+def form_option(*forms: str) -> Callable[[F], F]:
+    """Add -o with these words, the first one the default."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(forms),
+        default=forms[0],
+        show_default=True,
+        help="Form of the output.",
+    )
+
+
+def list_options(command: F) -> F:
+    """Add -o, -w, --no-headers and --sort-by; the command gets them as `style`."""
+
+    @form_option(*FORMATS)
+    @click.option("-w", "--watch", is_flag=True, help="Print rows again as they change.")
+    @click.option("--no-headers", is_flag=True, help="Print no header line.")
+    @click.option("--sort-by", default="", metavar="COLUMN", help="Sort by a column or JSON field.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, form: str, watch: bool, no_headers: bool, sort_by: str, **kwargs: Any) -> Any:
+        return command(*args, style=Style(form, not no_headers, sort_by, watch), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+class Duration(click.ParamType[float]):
+    """`30s`, `2m`, `1m30s`, `500ms`, or a number of seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        text = str(value)
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            self.fail(f"{text!r} is not a time like 30s, 2m or 500ms", param, ctx)
+        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)

@@ -1,0 +1,158 @@
+"""How rows are printed: tables without borders, JSON, YAML, names; sorting and watching.
+
+Data goes to stdout, everything else to stderr. Columns are 3 spaces apart, headers upper-case, the order stable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from lbagent.errors import AgentUnreachable, ConfigError
+
+if TYPE_CHECKING:
+    from lbagent.api.client import AgentClient
+
+Row = dict[str, Any]
+GAP = "   "
+FORMATS = ("table", "wide", "json", "yaml", "name")
+RETRY_S = 1.0  # while watching, after the agent went away
+LONG_POLL_S = 30.0
+
+
+class Column(NamedTuple):
+    """One column: `value` makes the cell of a row; `wide` shows it with -o wide only."""
+
+    header: str
+    value: Callable[[Row], object]
+    wide: bool = False
+
+
+class Listing(NamedTuple):
+    """How one kind of row is shown. `name` is the line of -o name, `key` tells rows apart while watching."""
+
+    columns: Sequence[Column]
+    name: Callable[[Row], str]
+    key: Callable[[Row], object]
+
+
+class Style(NamedTuple):
+    """What the output options say."""
+
+    form: str = "table"
+    headers: bool = True
+    sort_by: str = ""
+    watch: bool = False
+
+
+def show(listing: Listing, rows: list[Row], style: Style) -> None:
+    """Print rows."""
+    rows = sort_rows(listing, rows, style.sort_by)
+    if style.form in ("json", "yaml"):
+        document(rows, style.form)
+    elif style.form == "name":
+        for text in dict.fromkeys(map(listing.name, rows)):
+            click.echo(text)
+    else:
+        lines = table(listing.columns, rows, wide=style.form == "wide", headers=style.headers)
+        if lines:
+            click.echo("\n".join(lines))
+
+
+def document(value: object, form: str) -> None:
+    """Print a value as JSON or YAML."""
+    if form == "json":
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool) -> list[str]:
+    """Return the lines of a table; the last column is not padded, an empty cell is `-`."""
+    shown = [column for column in columns if wide or not column.wide]
+    grid = [[cell(column.value(row)) for column in shown] for row in rows]
+    if headers:
+        grid.insert(0, [column.header for column in shown])
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return [GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in grid]
+
+
+def cell(value: object) -> str:
+    """Return the text of a value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return "-" if value is None or value == "" else str(value)
+
+
+def sort_rows(listing: Listing, rows: list[Row], sort_by: str) -> list[Row]:
+    """Sort by a column's header or a field's name, numbers in texts by value. Raises ConfigError for an unknown one."""
+    if not sort_by:
+        return rows
+    word = sort_by.lower().strip(".{}")
+    for column in listing.columns:
+        if column.header.lower() == word:
+            return sorted(rows, key=lambda row: natural(column.value(row)))
+    if not rows or word in rows[0]:
+        return sorted(rows, key=lambda row: natural(row[word]))
+    known = sorted({column.header.lower() for column in listing.columns} | set(rows[0]))
+    raise ConfigError(f"--sort-by {sort_by}: no such column; use one of {', '.join(known)}")
+
+
+def natural(value: object) -> tuple[tuple[int, int, str], ...]:
+    """Return a key by which 10.0.0.9 comes before 10.0.0.10, and 9 before 10."""
+    parts = re.split(r"(\d+)", cell(value))
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part)
+
+
+def watch(client: AgentClient, fetch: Callable[[], list[Row]], listing: Listing, style: Style) -> None:
+    """Print the rows, then each row again when it changed, until interrupted. Outlives a restart of the agent."""
+    generation = client.status()["generation"]
+    known: dict[object, Row] = {}
+    first = True
+    while True:
+        try:
+            rows = fetch()
+            _show_changes(listing, known, rows, style, first=first)
+            known = {listing.key(row): row for row in rows}
+            first = False
+            generation = client.wait_change(generation, LONG_POLL_S)
+        except AgentUnreachable as error:
+            click.echo(f"{error}; waiting for it", err=True)
+            generation = _reconnect(client)
+
+
+def _reconnect(client: AgentClient) -> int:
+    while True:
+        time.sleep(RETRY_S)
+        try:
+            status = client.status()
+        except AgentUnreachable:
+            continue
+        if status["ready"]:
+            return int(status["generation"])
+
+
+def _show_changes(listing: Listing, known: dict[object, Row], rows: list[Row], style: Style, *, first: bool) -> None:
+    changed = [row for row in sort_rows(listing, rows, style.sort_by) if known.get(listing.key(row)) != row]
+    left = {listing.key(row) for row in rows}
+    gone = [row for key, row in known.items() if key not in left]
+    if style.form in ("json", "yaml"):  # YAML's flow style is JSON: one line a change in both
+        for row in changed:
+            click.echo(json.dumps({"change": "set", "object": row}, ensure_ascii=False))
+        for row in gone:
+            click.echo(json.dumps({"change": "removed", "object": row}, ensure_ascii=False))
+        return
+    if changed:
+        show(listing, changed, style._replace(sort_by="", headers=style.headers and first))
+    for row in gone:
+        click.echo(f"removed{GAP}{listing.name(row)}{GAP}{cell(listing.columns[1].value(row))}")

@@ -1,0 +1,125 @@
+"""`lbagent svc`: the frontends in the maps and who is behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lbagent.api.client import AgentClient
+from lbagent.cli import output
+from lbagent.cli.options import form_option, list_options, socket_option
+from lbagent.cli.output import GAP, Column, Listing, Row, Style
+from lbagent.errors import ConfigError, LbError, NotFound
+
+
+def _frontend(row: Row) -> str:
+    return str(row["frontend"]) + ("/i" if row["scope"] == "internal" else "")
+
+
+def _service(row: Row) -> str:
+    return f"{row['namespace']}/{row['name']}"
+
+
+def _backends(row: Row) -> str:
+    """Return how many take new flows, of how many."""
+    return f"{sum(backend['selectable'] for backend in row['backends'])}/{len(row['backends'])}"
+
+
+def _state(row: Row) -> str:
+    """Return who takes new flows: active ones, terminating ones for want of any other, nobody."""
+    states = {backend["state"] for backend in row["backends"] if backend["selectable"]}
+    return "active" if "active" in states else next(iter(sorted(states)), "empty")
+
+
+SERVICES = Listing(
+    (
+        Column("ID", lambda row: row["id"]),
+        Column("FRONTEND", _frontend),
+        Column("TYPE", lambda row: row["type"]),
+        Column("BACKENDS", _backends),
+        Column("STATE", _state),
+        Column("NAME", _service),
+        Column("PORT", lambda row: row["port_name"], wide=True),
+        Column("ALGORITHM", lambda row: row["algorithm"], wide=True),
+        Column("AFFINITY", lambda row: f"{row['affinity_timeout_s']}s" if row["affinity_timeout_s"] else "", wide=True),
+        Column("EXTERNAL", lambda row: row["ext_traffic_policy"], wide=True),
+        Column("INTERNAL", lambda row: row["int_traffic_policy"], wide=True),
+        Column("FLAGS", lambda row: "+".join(row["flags"]), wide=True),
+    ),
+    name=_service,
+    key=_frontend,
+)
+MEMBERS = (
+    Column("ID", lambda row: row["id"]),
+    Column("ADDRESS", lambda row: row["address"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("SELECTABLE", lambda row: row["selectable"]),
+    Column("WEIGHT", lambda row: row["weight"]),
+    Column("NODE", lambda row: row["node"]),
+    Column("ZONE", lambda row: row["zone"]),
+    Column("LOCAL", lambda row: row["local"]),
+)
+
+
+@click.group()
+def svc() -> None:
+    """Services as they are in the maps."""
+
+
+@svc.command("list")
+@socket_option
+@click.option("-n", "--namespace", default="", help="Only this namespace.")
+@list_options
+def list_(socket: str, namespace: str, style: Style) -> None:
+    """List all frontends."""
+    client = AgentClient(socket)
+
+    def fetch() -> list[Row]:
+        return client.services(namespace)
+
+    if style.watch:
+        output.watch(client, fetch, SERVICES, style)
+    else:
+        output.show(SERVICES, fetch(), style)
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the agent's services; nothing when it cannot be asked."""
+    del param
+    try:
+        rows = AgentClient(ctx.params.get("socket") or "", timeout_s=2.0).services()
+    except LbError:
+        return []
+    return [name for name in dict.fromkeys(map(_service, rows)) if name.startswith(incomplete)]
+
+
+@svc.command()
+@click.argument("name", metavar="NAMESPACE/NAME", shell_complete=_complete)
+@socket_option
+@form_option("table", "wide", "json", "yaml", "name")
+def get(name: str, socket: str, form: str) -> None:
+    """Show one service: its frontends, each with its backends in slot order."""
+    namespace, slash, short = name.rpartition("/")
+    if not short or "/" in namespace or (slash and not namespace):
+        raise ConfigError(f"{name!r} is not a service name like NAMESPACE/NAME")
+    rows = AgentClient(socket).services(namespace or "default", short)
+    if not rows:
+        raise NotFound(f"no service {namespace or 'default'}/{short} is served here; see `lbagent svc list`")
+    if form in ("json", "yaml", "name"):
+        output.show(SERVICES, rows, Style(form))
+        return
+    for number, row in enumerate(rows):
+        click.echo(("\n" if number else "") + "\n".join(_details(row)))
+
+
+def _details(row: dict[str, Any]) -> list[str]:
+    facts = [f"id {row['id']}", row["type"], row["algorithm"]]
+    if row["affinity_timeout_s"]:
+        facts.append(f"affinity {row['affinity_timeout_s']} s")
+    facts.append(f"external {row['ext_traffic_policy']}, internal {row['int_traffic_policy']}")
+    head = f"{_frontend(row)}{GAP}{_service(row)}" + (f":{row['port_name']}" if row["port_name"] else "")
+    lines = [head, "  " + GAP.join(facts), "  flags: " + ", ".join(row["flags"])]
+    if not row["backends"]:
+        return [*lines, "  no backends"]
+    return lines + ["  " + line for line in output.table(MEMBERS, row["backends"], wide=True, headers=True)]
