@@ -1,0 +1,48 @@
+"""`lbagent doctor`: what this machine supports and what will be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lbagent.cli.options import form_option
+from lbagent.cli.output import GAP, document
+from lbagent.cli.settings import from_flags, setting_options
+
+UNSUPPORTED = 77
+
+
+@click.command()
+@form_option("table", "json", "yaml")
+@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports")
+def doctor(form: str, **flags: Any) -> int:
+    """Examine rights, kernel, programs, devices and settings; changes nothing.
+
+    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 77: this kernel is too old.
+    """
+    from lbagent.bpf import features
+    from lbagent.bpf.loader import MIN_KERNEL
+    from lbagent.bpf.probe import Question, findings
+
+    settings = from_flags(flags)
+    found = findings(
+        Question(
+            device=settings.device,
+            pod_device=settings.pod_device,
+            attach=settings.attach,
+            bpffs=settings.bpffs,
+            artifact=settings.artifact,
+            snat_ports=settings.snat_port_range,
+        )
+    )
+    if form == "table":
+        for item in found:
+            click.echo(f"{item.level:<7}{GAP}{item.what}")
+            if item.advice:
+                click.echo(f"{'':<7}{GAP}-> {item.advice}")
+    else:
+        document([{"level": str(item.level), "what": item.what, "advice": item.advice} for item in found], form)
+    if features.kernel_version() < MIN_KERNEL:
+        return UNSUPPORTED
+    return int(any(item.level == "error" for item in found))

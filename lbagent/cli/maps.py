@@ -1,0 +1,25 @@
+"""`lbagent map`: what is in the kernel's maps, read from the pins; works without an agent."""
+
+from __future__ import annotations
+
+import click
+
+from lbagent.cli.options import bpffs_option
+
+
+@click.group()
+def maps() -> None:
+    """The kernel's maps."""
+
+
+@maps.command()
+@bpffs_option
+def dump(bpffs: str) -> None:
+    """Print one sorted line an entry: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
+    from lbagent.maps.dump import dump as lines
+    from lbagent.maps.kernel import KernelMaps
+
+    with KernelMaps.open(bpffs, create=False) as kernel:
+        text = "\n".join(lines(kernel))
+    if text:
+        click.echo(text)

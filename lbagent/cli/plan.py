@@ -1,0 +1,47 @@
+"""`lbagent plan`: manifests to the lines of `map dump`, with no kernel, no root and no agent."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from lbagent.cli.options import form_option
+from lbagent.cli.output import document
+
+
+@click.command()
+@click.option("-f", "--manifests", "folder", required=True, metavar="DIR|FILE|-", help="The manifests; - is stdin.")
+@click.option(
+    "--node", default="", envvar="LBAGENT_NODE_NAME", metavar="NAME", help="Plan for this node (default: this host)."
+)
+@click.option(
+    "--node-ip", multiple=True, metavar="IP", help="Address of NodePorts (repeatable; default: the Node object's)."
+)
+@click.option(
+    "--maglev-table-size",
+    type=int,
+    default=16381,
+    show_default=True,
+    metavar="PRIME",
+    help="Entries of a Maglev table.",
+)
+@form_option("dump", "json", "yaml")
+def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: int, form: str) -> int:
+    """Print what these manifests mean, as `map dump` would show it.
+
+    Exit code 0: all of it was good. 1: something was refused (named on stderr); the rest is printed. 2: no such folder.
+    """
+    from lbagent.sync.dryrun import dry_run
+
+    done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size)
+    for message in done.messages:
+        click.echo(str(message), err=True)
+    if form == "dump":
+        if done.lines:
+            click.echo("\n".join(done.lines))
+    else:
+        from lbagent.api.convert import json_list, service_views
+
+        document(json.loads(b"".join(json_list(service_views(done.state)))), form)
+    return done.exit_code

@@ -1,0 +1,140 @@
+"""`lbagent status` and `lbagent metrics`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from lbagent.api.client import AgentClient
+from lbagent.cli.options import Duration, bpffs_option, form_option, socket_option
+from lbagent.cli.output import GAP, document
+from lbagent.errors import AgentUnreachable, LbError, TimedOut
+
+POLL_S = 0.1
+ATTEMPT_S = 2.0  # for one answer while waiting
+FULL = 0.8  # maps fuller than this are shown without -o wide
+
+
+@click.command()
+@socket_option
+@bpffs_option
+@click.option(
+    "--wait", "wait_s", type=Duration(), metavar="TIME", help="Wait until the first full sync is in the kernel."
+)
+@form_option("table", "wide", "json", "yaml")
+def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
+    """Show how the agent is; without one, what still serves.
+
+    Exit code 0: ready and nothing fails. 1: not ready, or a service could not be written. 5: no agent. 6: not ready in time.
+    """
+    try:
+        found = _wait(AgentClient(socket, ATTEMPT_S), wait_s) if wait_s is not None else AgentClient(socket).status()
+    except AgentUnreachable:
+        if form not in ("json", "yaml"):
+            _without_agent(bpffs)
+        raise
+    if form in ("json", "yaml"):
+        document(found, form)
+    else:
+        click.echo("\n".join(lines(found, wide=form == "wide", now=time.time())))
+    return 0 if found["ready"] and not found["failing"] else 1
+
+
+def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
+    """Return the status once the agent is ready. Raises AgentUnreachable or TimedOut when `wait_s` is over."""
+    deadline = time.monotonic() + wait_s
+    found = False
+    while True:
+        try:
+            answer = client.status()
+            found = True
+            if answer["ready"]:
+                return answer
+        except TimedOut:
+            found = True
+        except AgentUnreachable:
+            if time.monotonic() >= deadline and not found:
+                raise
+        if time.monotonic() >= deadline:
+            raise TimedOut(f"the agent is not ready after {wait_s:g} s; `lbagent status` says what it waits for")
+        time.sleep(POLL_S)
+
+
+def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
+    """Return the text for a person: one fact a line, what needs attention at the end."""
+    word = "ready" if found["ready"] else "starting"
+    age = _age(now - found["started_at"])
+    out = [
+        _fact("agent", f"{word}, pid {found['pid']}, version {found['version']}, node {found['node']}, up {age}"),
+        _fact(
+            "state",
+            f"generation {found['generation']}: {found['services']} services, {found['frontends']} frontends, "
+            f"{found['backends']} backends",
+        ),
+    ]
+    if found["attach"] or found["artifact"]:
+        out.append(
+            _fact(
+                "programs",
+                f"attach {found['attach']}, built {found['artifact'][:12] or 'unknown'}, pins {found['bpffs']}",
+            )
+        )
+    for device in found["devices"]:
+        hooks = ", ".join(device["hooks"]) or "not attached"
+        out.append(
+            _fact("device", f"{device['name']}: {hooks}" + (f" ({device['problem']})" if device["problem"] else ""))
+        )
+    for source in found["sources"]:
+        seen = f"{source['objects']} objects, generation {source['generation']}" if source["synced"] else "not read yet"
+        out.append(_fact("source", f"{source['name']}: {seen}"))
+        out += [f"  {message}" for message in source["messages"]]
+    for usage in found["maps"]:
+        share = usage["used"] / usage["size"] if usage["size"] else 0.0
+        if wide or share >= FULL:
+            out.append(_fact("map", f"{usage['name']}: {usage['used']} of {usage['size']} ({share:.0%})"))
+    for item in found["failing"]:
+        out.append(
+            _fact(
+                "failing",
+                f"{item['frontend']} {item['service']}: {item['error']}; next try in {item['retry_in_s']:.0f} s",
+            )
+        )
+    return out + [_fact("problem", text) for text in found["problems"]]
+
+
+def _fact(name: str, text: str) -> str:
+    return name.ljust(8) + GAP + text
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _without_agent(bpffs: str) -> None:
+    """Say what an agent that is gone has left serving; whatever cannot be read is left out."""
+    from lbagent.bpf.links import pinned_links
+    from lbagent.maps.kernel import KernelMaps
+    from lbagent.maps.pins import pin_dir
+
+    try:
+        hooks = [f"{device} ({hook})" for device, hook in pinned_links(pin_dir(bpffs))]
+        with KernelMaps.open(bpffs, create=False) as maps:
+            rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
+            backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))
+    except (LbError, OSError):
+        click.echo(_fact("datapath", f"nothing readable at {bpffs}"))
+        return
+    click.echo(_fact("datapath", f"{rows} service rows, {backends} backends at {bpffs}; still served without an agent"))
+    click.echo(_fact("devices", ", ".join(sorted(hooks)) or "none attached"))
+
+
+@click.command()
+@socket_option
+def metrics(socket: str) -> None:
+    """Print the agent's Prometheus text."""
+    click.echo(AgentClient(socket).metrics(), nl=False)
