@@ -161,7 +161,7 @@ class Race:
             load("frames", self.family, maps, self.flags, name)
             for maps, name in ((self.maps, "client_end"), (self.maps, "backend_end"), *((g, "churn") for g in self.generators))
         )
-        self.open_fds = [load("frames", self.family, maps, self.flags, "generate") for maps in self.generators]
+        self.open_fds = [load("frames", self.family, maps, self.flags, "opening") for maps in self.generators]
         xdp.attach(lab.client, "c0", self.client_fd)
         xdp.attach(lab.namespaces["b1"], "e0", self.backend_fd)
         for device in ("wan", "lan1"):

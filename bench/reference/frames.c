@@ -34,12 +34,32 @@ int generate(struct xdp_md *ctx)
 	return XDP_TX;
 }
 
+inline_fn int numbered(u8 *data, struct control *c, u64 flow, u16 flags)
+{
+	struct ends t = { .dst = c->dst, .dport = c->dport };
+
+	number(&t, &c->src, flow);
+	*(u64 *)(data + NUMBER_AT) = flow;
+	write_packet(data, c, &t, flags, (flow & 0xffffffff) + (flow >> 32));
+	return XDP_TX;
+}
+
+/* The kept flows, one after the other: a SYN, then an ACK each opens them. */
+int opening(struct xdp_md *ctx)
+{
+	DATA;
+	struct control *c = CONTROL;
+
+	if (data + NUMBER_AT + 8 > end)
+		return XDP_DROP;
+	return numbered(data, c, c->seq++ & (TALLY->kept - 1), c->flags);
+}
+
 /* One packet in four belongs to a kept flow (ACK), the others are SYNs of a range larger than the table. */
 int churn(struct xdp_md *ctx)
 {
 	DATA;
 	struct control *c = CONTROL;
-	struct ends t = { .dst = c->dst, .dport = c->dport };
 
 	if (data + NUMBER_AT + 8 > end)
 		return XDP_DROP;
@@ -47,18 +67,12 @@ int churn(struct xdp_md *ctx)
 	r ^= r >> 29;
 	r *= 0xBF58476D1CE4E5B9ull;
 	r ^= r >> 32;
-	u64 kept = !((r >> 40) & 3), flow;
-	if (kept) {
-		flow = r & (TALLY->kept - 1);
-		ADD(sent_kept);
-	} else {
-		flow = TALLY->kept + (r & TALLY->churn_mask);
+	if ((r >> 40) & 3) {
 		ADD(sent_churn);
+		return numbered(data, c, TALLY->kept + (r & TALLY->churn_mask), c->flood_flags);
 	}
-	number(&t, &c->src, flow);
-	*(u64 *)(data + NUMBER_AT) = flow;
-	write_packet(data, c, &t, kept ? c->flags : c->flood_flags, (flow & 0xffffffff) + (flow >> 32));
-	return XDP_TX;
+	ADD(sent_kept);
+	return numbered(data, c, r & (TALLY->kept - 1), c->flags);
 }
 
 /* What no forwarder can beat: the frame goes back where it came from. */

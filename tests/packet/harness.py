@@ -26,12 +26,14 @@ SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows m
 
 @contextmanager
 def open_world(
-    options: Settings = Settings(), sizes: Sizes = SMALL, seeds: Seeds = SEEDS, artifact: Artifact | None = None
+    options: Settings = Settings(), sizes: Sizes = SMALL, seeds: Seeds = SEEDS, artifact: Artifact | None = None,
+    net: Net | None = None,
 ) -> Iterator[World]:
-    """Load every program with these settings and sizes and yield an empty world."""
+    """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""
     programs = artifact or build.ensure()
     fds: dict[str, int] = {}
-    net = Net()
+    own = net is None
+    net = net or Net()
     try:
         for name, spec in pins.all_specs(sizes).items():
             if name not in OWN_MAPS:
@@ -45,4 +47,5 @@ def open_world(
             generation.close()
     finally:
         pins.close_all(fds)
-        net.close()
+        if own:
+            net.close()
