@@ -84,8 +84,8 @@ def replied(outcome: Outcome, frame: bytes, service: ServiceRow, client: str, po
     assert outcome.packet == wanted, difference(outcome.packet, wanted)
 
 
-def replied_locally(outcome: Outcome, frame: bytes, service: ServiceRow) -> None:
-    """Assert that a local backend's reply was given the frontend's address and goes on through the stack."""
+def replied_in_place(outcome: Outcome, frame: bytes, service: ServiceRow) -> None:
+    """Assert that a local backend's reply was given the frontend's address and goes on where it was going."""
     assert outcome.passed, outcome
     wanted = translated(frame, src=service.address, sport=service.port)
     assert outcome.packet == wanted, difference(outcome.packet, wanted)

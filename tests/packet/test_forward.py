@@ -46,15 +46,17 @@ def test_local_backend_round_trip(world: World, fam: Family, hook: str, proto: i
     first = request(fam, proto, 40000)
     out = world.run(hook, first)
     expect.handed_up_to(out, first, backend)
-    assert out.counted[Reason.FWD_LOCAL] == 1
+    assert out.counted[Reason.FWD_NEW] == 1
 
     answer = expect.local_reply(fam, proto, backend, fam.client, 40000)
     back = expect.at_pod(world, answer)
-    expect.replied_locally(back, answer, service)
+    expect.replied(back, answer, service, fam.client, 40000)
     assert back.counted[Reason.FWD_REPLY] == 1
 
     second = request(fam, proto, 40000, "A")
-    expect.handed_up_to(world.run(hook, second), second, backend)
+    again = world.run(hook, second)
+    expect.handed_up_to(again, second, backend)
+    assert again.counted[Reason.FWD_LOCAL] == 1
 
 
 @PROTOCOLS
@@ -65,7 +67,7 @@ def test_reply_not_yet_translated_is_on_the_way_out(world: World, fam: Family, p
     world.run(XDP, request(fam, proto, 40000))
     packet = craft.segment(fam, proto, backend.address, backend.port, fam.client, 40000, "SA")
     answer = craft.frame(packet, src=craft.NODE_MAC, dst=craft.ROUTER_MAC)
-    expect.replied_locally(expect.leaving(world, answer), answer, service)
+    expect.replied_in_place(expect.leaving(world, answer), answer, service)
 
 
 def test_egress_leaves_a_translated_reply_alone(world: World, fam: Family) -> None:

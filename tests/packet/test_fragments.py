@@ -87,8 +87,8 @@ def test_fragmented_reply_of_a_local_backend(world: World, fam: Family) -> None:
     world.run(TC_INGRESS, craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53)))
     packets = pieces(fam, backend.address, 53, fam.client, 40000)
     outs = run_all(world, TC_INGRESS, packets, src=LOCAL_MAC, dst=POD_MAC)
-    assert [out.passed for out in outs] == [True, True]
-    assert [out.packet[14:] for out in outs] == pieces(fam, fam.vip, 53, fam.client, 40000)
+    assert [out.forwarded for out in outs] == [True, True]
+    assert [out.packet[14:] for out in outs] == pieces(fam, fam.vip, 53, fam.client, 40000, ttl=63)
 
 
 def test_later_fragment_of_an_unknown_datagram(world: World, fam: Family, hook: str) -> None:
