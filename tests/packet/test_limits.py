@@ -1,0 +1,125 @@
+"""TTL and MTU: what may not be forwarded is answered or handed to the stack, never bent."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.maps.reasons import Reason
+from tests.packet import craft, expect
+from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
+from tests.packet.world import TCP, UDP, Outcome, World
+
+BACK = bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
+
+
+def big(fam: Family, size: int, flags: str = "A", *, df: bool = True, ttl: int = 64) -> bytes:
+    """Return a TCP frame whose IP packet has `size` bytes."""
+    extra = {"flags": flags, "ttl": ttl}
+    headers = (20 if fam.version == 4 else 40) + 20
+    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80, load=bytes(size - headers), **extra)
+    if fam.version == 4 and df:
+        packet.flags = "DF"
+    return craft.frame(packet)
+
+
+def check_too_big(out: Outcome, fam: Family, frame: bytes, mtu: int) -> None:
+    """Assert the answer: from the VIP, with the MTU, quoting the packet the client sent."""
+    assert out.forwarded
+    assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
+    seen = expect.parsed(out)
+    assert seen.icmp == ((3, 4) if fam.version == 4 else (2, 0))
+    assert seen.mtu == mtu
+    assert (fam.text(seen.src), fam.text(seen.dst)) == (fam.vip, fam.client)
+    assert out.packet[:12] == BACK
+    assert frame[14:].startswith(out.packet[seen.l4 + 8 : seen.end])
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_packet_larger_than_the_way_out(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """Established or new: 1,400 bytes fit a way of 1,400, 1,401 are answered before anything is translated."""
+    address = fam.local(1) if local else fam.remote(1)
+    backend = world.backend(fam, address, 8080, local=local, mtu=1400)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    for flags in ("S", "A", "A"):
+        fits, over = big(fam, 1400, flags), big(fam, 1401, flags)
+        check_too_big(world.run(hook, over), fam, over, 1400)
+        out = world.run(hook, fits)
+        assert expect.destination(out) == backend.endpoint
+
+
+def test_packet_that_may_be_fragmented_goes_to_the_stack(world: World, hook: str) -> None:
+    """IPv4 without DF: untouched and up, where the kernel can fragment."""
+    fam = craft.V4
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080, mtu=1400)])
+    over = big(fam, 1401, df=False)
+    out = world.run(hook, over)
+    expect.untouched(out, over)
+    assert out.counted == {Reason.PASS_MTU: 1}
+
+
+def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: str) -> None:
+    """MTU 0 means that nobody knows it."""
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=0)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = big(fam, 2900)
+    expect.forwarded_to(world.run(hook, frame), frame, backend)
+
+
+@pytest.mark.parametrize("ttl", [0, 1])
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_last_hop_of_a_request(world: World, fam: Family, hook: str, ttl: int, proto: int) -> None:
+    """TTL 1 to a remote backend is answered with time exceeded from the VIP, for new and established flows."""
+    backend = world.backend(fam, fam.remote(1), 8080, proto)
+    world.service(fam, fam.vip, 80, proto, [backend])
+    for flags in ("S", "A"):
+        frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, flags, ttl=ttl))
+        out = world.run(hook, frame)
+        assert out.forwarded
+        assert out.counted == {Reason.ANSWER_TTL: 1}
+        seen = expect.parsed(out)
+        assert seen.icmp == ((11, 0) if fam.version == 4 else (3, 0))
+        assert (fam.text(seen.src), fam.text(seen.dst)) == (fam.vip, fam.client)
+        assert seen.quoted is not None
+        assert seen.quoted.ttl == ttl
+        world.run(hook, craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, "S")))
+
+
+def test_last_hop_to_a_local_backend(world: World, fam: Family, hook: str) -> None:
+    """Delivery here is no hop: TTL 1 arrives with TTL 1."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, ttl=1))
+    expect.handed_up_to(world.run(hook, frame), frame, backend)
+
+
+def test_last_hop_of_a_reply(world: World, fam: Family, hook: str) -> None:
+    """A reply with TTL 1 is never forwarded with 0: up untranslated, or answered."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
+    for _ in range(2):
+        answer = expect.remote_reply(fam, TCP, backend, port, ttl=1)
+        out = world.run(hook, answer, world.net.lb1)
+        if out.passed:
+            assert out.packet == answer
+        else:
+            assert expect.parsed(out).icmp in ((11, 0), (3, 0))
+
+
+@pytest.mark.parametrize("size", [40, 41, 60, 100, 1000, 1399, 1400])
+def test_every_size_that_fits(world: World, fam: Family, hook: str, size: int) -> None:
+    """Odd and even lengths are translated with right checksums."""
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=1400)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = big(fam, max(size, 60), "S")
+    expect.forwarded_to(world.run(hook, frame), frame, backend)
+
+
+def test_padded_frame(world: World, fam: Family, hook: str) -> None:
+    """Ethernet padding is not part of the packet: it does not count against the MTU and does not disturb checksums."""
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=100)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = big(fam, 100, "S")
+    out = world.run(hook, frame + bytes(30))
+    assert out.forwarded
+    expect.forwarded_to(Outcome(hook, out.verdict, out.packet[: len(frame)], out.counted), frame, backend)
