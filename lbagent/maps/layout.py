@@ -121,6 +121,12 @@ LB_CONFIG = _layout(
 )
 
 
+# Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets and moves
+# `first` and `count` on (use the kernel's `repeat`); `live`, which starts at 0 and is also what the run returns, are live flows.
+SWEEP_STEP = 32
+LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live")
+
+
 class PathFlag(IntEnum):
     """Bits of lb{4,6}_path.flags."""
 

@@ -6,34 +6,33 @@
 #include "filter.h"
 #include "known.h"
 
+/* Hands a frame to a program that parses it from the start. */
+AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
+{
+#ifdef LB_HOOK_TC
+	struct lb_scratch *s = scratch();
+
+	if (!s)
+		return LB_PASS;
+	s->pk.flags = flags;
+#endif
+	lb_call(ctx, slot);
+	return LB_PASS;
+}
+
 /* A frame that is not of this family: the other family's entry, VLAN tags, or nothing of ours. */
 AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 {
-	struct lb_scratch *s;
 	u16 type;
 
 	if (data + ETH_HLEN > end)
 		return LB_PASS;
 	type = *(u16 *)(data + 12);
-	if (type != ETH_IP6 && type != ETH_VLAN && type != ETH_QINQ)
-		return LB_PASS;
-	s = scratch();
-	if (!s)
-		return LB_PASS;
-	s->pk.flags = flags;
-	lb_call(ctx, LB_FAMILY == 4 && type == ETH_IP6 ? SLOT_XDP6 : SLOT_GENERAL);
-	return LB_PASS;
-}
-
-AI int entry_general(lb_ctx *ctx, u16 flags)
-{
-	struct lb_scratch *s = scratch();
-
-	if (s) {
-		s->pk.flags = flags;
-		lb_call(ctx, FAMILY_SLOT(SLOT_GENERAL));
-	}
-	return LB_PASS;
+#if LB_FAMILY == 4
+	if (LIKELY(type == ETH_IP6))
+		return entry_call(ctx, flags, SLOT_XDP6);
+#endif
+	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, SLOT_GENERAL) : LB_PASS;
 }
 
 /* A frame of this family that concerns us. */
@@ -67,12 +66,47 @@ AI int entry_known(lb_ctx *ctx, struct lb_pkt *pk)
 	return lb_call_with(ctx, pk, SLOT_FLOW);
 }
 
-/* `flags`: PKT_INTERNAL, PKT_EGRESS. */
+#ifdef LB_HOOK_XDP
+#define hook_flags(ctx, flags) 0
+#else
+#define PACKET_HOST 0
+
+/* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. The headers must be linear. */
+AI bool hook_ready(lb_ctx *ctx, u16 flags)
+{
+	u64 need = ETH_HLEN + IP_HLEN + TCP_HLEN, len = CTX_LEN(ctx);
+
+	if (ctx->vlan_present || (ctx->pkt_type != PACKET_HOST && !(flags & PKT_EGRESS)))
+		return false;
+	if (UNLIKELY(CTX_DATA(ctx) + need > CTX_END(ctx)))
+		skb_pull(ctx, len < need ? len : need);
+	return true;
+}
+
+/* Who sends by this device: pods and the node itself have internal scope. */
+AI u16 hook_flags(lb_ctx *ctx, u16 flags)
+{
+	u64 *device;
+
+	if (flags & PKT_EGRESS)
+		return flags;
+	device = device_find(CTX_IFINDEX(ctx));
+	return device && DEVICE_FLAGS(RD64(device)) & DEVICE_POD ? PKT_INTERNAL : 0;
+}
+#endif
+
+/* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
 AI int entry(lb_ctx *ctx, u16 flags)
 {
-	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx);
+	u8 *data, *end;
 	struct lb_pkt pk;
 
+#ifdef LB_HOOK_TC
+	if (!hook_ready(ctx, flags))
+		return LB_PASS;
+#endif
+	data = CTX_DATA(ctx);
+	end = CTX_END(ctx);
 	if (UNLIKELY(parse_addrs(data, end, &pk)))
 		return entry_other(ctx, data, end, flags);
 	pk.concern = filter_dst(&pk.daddr);
@@ -85,8 +119,10 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(!frame_is_ours(ctx, data)))
 		return LB_PASS;
 #endif
+	flags = hook_flags(ctx, flags);
 	if (UNLIKELY(parse_quick(data, end, &pk) || pk.l3_len + ETH_HLEN > CTX_LEN(ctx)))
-		return entry_general(ctx, flags);
+		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
 	pk.flags |= flags;
+	pkt_whole(ctx, &pk);
 	return entry_known(ctx, &pk);
 }

@@ -41,6 +41,14 @@ AI int send_here(lb_ctx *ctx, const struct lb_pkt *pk)
 	return LB_PASS;
 }
 
+/* The most telling reason: where the packet goes, and what it is, come before how its flow was found. */
+AI u32 flow_reason(const struct lb_pkt *pk, bool here, u32 reason)
+{
+	if (UNLIKELY(pk->flags & PKT_LATER))
+		return REASON_FWD_FRAGMENT;
+	return here && (reason == REASON_FWD_ESTABLISHED || reason == REASON_FWD_NEW) ? REASON_FWD_LOCAL : reason;
+}
+
 /* Translates and sends a packet of a flow with this value. Limits were checked. */
 AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
 {
@@ -57,7 +65,7 @@ AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u
 		if (UNLIKELY(out == OUT_NONE || out == OUT_STACK))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
-	count(here && reason == REASON_FWD_ESTABLISHED ? REASON_FWD_LOCAL : reason, len);
+	count(flow_reason(pk, here, reason), len);
 	count_flow(service, V_BACKEND(value), len);
 	if (nat_write(ctx, pk, &to, !here))
 		return LB_DROP;

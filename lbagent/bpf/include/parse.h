@@ -35,6 +35,22 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
+/* Flags that come with the packet from an earlier program: on XDP there are none. */
+#ifdef LB_HOOK_XDP
+#define HOOK_FLAGS(s) 0
+#else
+#define HOOK_FLAGS(s) ((s)->pk.flags & (PKT_INTERNAL | PKT_EGRESS))
+#endif
+
+/* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
+AI void pkt_whole(lb_ctx *ctx, struct lb_pkt *pk)
+{
+#ifdef LB_HOOK_TC
+	if (ctx->gso_size)
+		pk->l3_len = ctx->gso_size + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
+#endif
+}
+
 AI bool is_syn(const struct lb_pkt *pk)
 {
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;

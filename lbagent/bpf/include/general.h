@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program at SLOT_GENERAL: the parser of everything the quick one leaves: up to two VLAN tags, IPv4
+ * options, IPv6 extension headers (bounded), fragments, ICMP. It fills the same record and goes on with the same programs.
+ */
+#pragma once
+#include "filter.h"
+#include "known.h"
+
+#define VLAN_TAGS 2
+#define VLAN_HLEN 4
+#define EXTENSIONS 6    /* IPv6 extension headers stepped over */
+#define EXTENSIONS_MAX 400 /* bytes of them; L4_MASK bounds the sum */
+#define NH_HOP_BY_HOP 0
+#define NH_ROUTING 43
+#define NH_FRAGMENT 44
+#define NH_AUTH 51
+#define NH_DEST_OPTIONS 60
+#define GENERAL_PULL 512 /* bytes: what tc makes linear */
+
+/* What the IP headers say beyond the packet record. */
+struct ip_info {
+	u64 id;        /* of the datagram, as loaded */
+	bool more;     /* more fragments follow */
+	bool strange;  /* something we do not translate */
+};
+
+/* Steps over Ethernet and tags. Returns the offset of the IP header, 0 if this is not the family's packet. */
+AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
+{
+	u64 at = 12;
+	u16 type;
+
+	if (data + ETH_HLEN + VLAN_TAGS * VLAN_HLEN > end)
+		return data + ETH_HLEN <= end && *(u16 *)(data + 12) == ETH_FAMILY ? ETH_HLEN : 0;
+	type = *(u16 *)(data + at);
+#pragma unroll
+	for (u64 n = 0; n < VLAN_TAGS; n++) {
+		if (type != ETH_VLAN && type != ETH_QINQ)
+			break;
+		at += VLAN_HLEN;
+		type = *(u16 *)(data + at);
+	}
+#if LB_FAMILY == 4
+	if (type == ETH_IP6)
+		lb_call(ctx, SLOT_GENERAL + 1);
+#endif
+	return type == ETH_FAMILY ? at + 2 : 0;
+}
+
+#if LB_FAMILY == 4
+/* Returns the length of the header with its options, 0 if it is malformed. */
+AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
+{
+	u64 size = (*l3 & 15) << 2;
+	u16 fragment = *(u16 *)(l3 + 6);
+
+	if (*l3 >> 4 != 4 || size < IP_HLEN)
+		return 0;
+	pk->proto = l3[9];
+	pk->ttl = l3[8];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + 2));
+	pk->flags |= fragment & HTONS(0x4000) ? PKT_DF : 0;
+	info->more = fragment & HTONS(0x2000);
+	info->id = *(u16 *)(l3 + 4);
+	if (fragment & HTONS(0x1fff))
+		pk->flags |= PKT_FRAGMENT | PKT_LATER;
+	else if (info->more)
+		pk->flags |= PKT_FRAGMENT;
+	return size;
+}
+#else
+AI u64 extension_size(u8 kind, const u8 *h)
+{
+	if (kind == NH_FRAGMENT)
+		return 8;
+	return kind == NH_AUTH ? (h[1] + 2) * 4 : (h[1] + 1) * 8;
+}
+
+AI void extension_fragment(const u8 *h, struct lb_pkt *pk, struct ip_info *info)
+{
+	u16 word = *(u16 *)(h + 2);
+
+	info->more = word & HTONS(1);
+	info->id = *(u32 *)(h + 4);
+	if (word & HTONS(0xfff8))
+		pk->flags |= PKT_FRAGMENT | PKT_LATER;
+	else if (info->more)
+		pk->flags |= PKT_FRAGMENT;
+}
+
+AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
+{
+	u64 size = IP_HLEN;
+	u8 next = l3[6];
+
+	if (*l3 >> 4 != 6)
+		return 0;
+	pk->ttl = l3[7];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + 4)) + IP_HLEN;
+	pk->flags |= PKT_DF;
+	NO_UNROLL
+	for (u64 n = 0; n < EXTENSIONS; n++) {
+		const u8 *h = l3 + size;
+
+		if (next != NH_HOP_BY_HOP && next != NH_ROUTING && next != NH_FRAGMENT && next != NH_AUTH && next != NH_DEST_OPTIONS)
+			break;
+		if (h + 8 > end)
+			return 0;
+		if (next == NH_ROUTING && h[3]) /* segments left: the destination is not the last one */
+			info->strange = true;
+		if (next == NH_FRAGMENT)
+			extension_fragment(h, pk, info);
+		size += extension_size(next, h);
+		next = *h;
+		if (size > IP_HLEN + EXTENSIONS_MAX)
+			return 0;
+		if (pk->flags & PKT_LATER)
+			break; /* what follows is the middle of something */
+	}
+	pk->proto = next;
+	return size;
+}
+#endif
+
+AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAMILY(frag_key) *key)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	addr_store(&key->saddr, &pk->saddr);
+	addr_store(&key->daddr, &pk->daddr);
+	key->id = info->id;
+	key->proto = pk->proto;
+}
+
+/* Ports of a later fragment. Returns false if its first one was not seen. */
+AI bool frag_ports(struct lb_pkt *pk, const struct ip_info *info)
+{
+	struct FAMILY(frag_key) key;
+	struct lb_frag_value *v;
+
+	frag_key(pk, info, &key);
+	v = map_lookup(FAMILY_FD(frag), &key);
+	if (!v)
+		return false;
+	pk->sport = v->sport;
+	pk->dport = v->dport;
+	return true;
+}
+
+AI void frag_note(const struct lb_pkt *pk, const struct ip_info *info)
+{
+	struct FAMILY(frag_key) key;
+	struct lb_frag_value v = {pk->sport, pk->dport};
+
+	frag_key(pk, info, &key);
+	map_update(FAMILY_FD(frag), &key, &v, 0);
+}
+
+/* Ports and flags from the L4 header. Returns false if it is not all there. */
+AI bool general_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
+{
+	u64 size = pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN;
+
+	if (l4 + UDP_HLEN > end || pk->l3_len < L4_OFF(pk) - L3_OFF(pk) + size)
+		return false;
+	pk->sport = *(u16 *)l4;
+	pk->dport = *(u16 *)(l4 + 2);
+	if (pk->proto == PROTO_TCP) {
+		if (l4 + TCP_HLEN > end)
+			return false;
+		pk->tcp_flags = l4[13];
+	}
+	return true;
+}
+
+/* Reads the whole packet into the record. Returns 0, or the reason why it is not ours to touch. */
+AI u32 general_parse(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
+{
+	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l3 = data + (at & L3_MASK), *l4;
+	u64 size;
+
+	if (l3 + IP_HLEN > end)
+		return REASON_PASS_UNSUPPORTED;
+	pk->l3_off = at;
+	pk->flags |= at > ETH_HLEN ? PKT_TAGGED : 0;
+	pk->sport = pk->dport = 0;
+	pk->tcp_flags = 0;
+	size = general_l3(l3, end, pk, info);
+	pk->l4_off = at + size;
+	if (!size || info->strange || pk->l3_len < size || pk->l3_len + at > CTX_LEN(ctx))
+		return REASON_PASS_UNSUPPORTED;
+	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6)
+		return 0;
+	if (pk->proto != PROTO_TCP && pk->proto != PROTO_UDP)
+		return REASON_PASS_UNSUPPORTED;
+	if (pk->flags & PKT_LATER) {
+		if (frag_ports(pk, info))
+			return 0;
+		/* the node's own datagrams may come out of order: its stack waits for the first fragment, we do not */
+		return pk->concern & CONCERN_VIP && !(pk->concern & CONCERN_SNAT) ? REASON_DROP_FRAGMENT : REASON_PASS_NOT_SERVICE;
+	}
+	l4 = data + L4_OFF(pk);
+	if (!general_l4(l4, end, pk))
+		return REASON_PASS_UNSUPPORTED;
+	if (pk->flags & PKT_FRAGMENT)
+		frag_note(pk, info);
+	return 0;
+}
+
+AI int general_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	struct ip_info info = {};
+	u8 *data, *end, *l3;
+	struct lb_pkt *pk;
+	u32 reason;
+	u64 at;
+
+	if (!s)
+		return LB_PASS;
+#ifdef LB_HOOK_TC
+	skb_pull(ctx, CTX_LEN(ctx) < GENERAL_PULL ? CTX_LEN(ctx) : GENERAL_PULL);
+#endif
+	data = CTX_DATA(ctx);
+	end = CTX_END(ctx);
+	at = general_l2(ctx, data, end);
+	l3 = data + (at & L3_MASK);
+	if (!at || l3 + IP_HLEN > end)
+		return LB_PASS;
+	pk = &s->pk;
+	pk->flags = HOOK_FLAGS(s);
+	addr_load(&pk->saddr, l3 + (LB_FAMILY == 4 ? 12 : 8));
+	addr_load(&pk->daddr, l3 + (LB_FAMILY == 4 ? 16 : 24));
+	pk->concern = filter_dst(&pk->daddr) | (filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
+	if (!pk->concern)
+		return LB_PASS;
+#ifdef LB_HOOK_XDP
+	if (!frame_is_ours(ctx, data))
+		return LB_PASS;
+#endif
+	reason = general_parse(ctx, pk, &info, at);
+	if (reason)
+		return verdict(ctx, reason, reason == REASON_DROP_FRAGMENT ? LB_DROP : LB_PASS);
+	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6) {
+		if (pk->proto == (LB_FAMILY == 4 ? PROTO_ICMP : PROTO_ICMP6) && !(pk->flags & PKT_FRAGMENT))
+			lb_call(ctx, FAMILY_SLOT(SLOT_ICMP));
+		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
+	}
+	pkt_whole(ctx, pk);
+	lb_call(ctx, FAMILY_SLOT(pk->concern & (CONCERN_VIP | CONCERN_SNAT) ? SLOT_FLOW : SLOT_REPLY));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}
