@@ -10,18 +10,22 @@ from msgspec import Struct
 
 from lbagent.errors import ConfigError
 from lbagent.maps import codec
+from lbagent.maps.base import PathInfo
 from lbagent.maps.dump import dump
 from lbagent.maps.layout import Sizes
 from lbagent.maps.memory import MemoryMaps
 from lbagent.model.address import L3n4Addr, parse_ip
-from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.sync import files, manifests
+from lbagent.sync.apply import apply
 from lbagent.sync.files import Files
 from lbagent.sync.manifests import Unparsable
 from lbagent.sync.objects import Message
+from lbagent.sync.plan import plan
 from lbagent.sync.resolve import Options, resolve
+from lbagent.sync.shadow import Shadow
 
 STDIN = "-"
 
@@ -49,9 +53,10 @@ def dry_run(
     loaded = _load(path)
     resolution = resolve(loaded.snapshot(), options)
     state, failed = _with_ids(resolution.state)
-    messages = [*loaded.problems(), *resolution.messages, *failed]
+    maps, unwritten = _written(state, maglev_table_size)
+    messages = [*loaded.problems(), *resolution.messages, *failed, *unwritten]
     refused = any(not message.warning for message in messages)
-    return DryRun(dump(_written(state, maglev_table_size)), messages, int(refused), state)
+    return DryRun(dump(maps), messages, int(refused), state)
 
 
 def _addresses(texts: tuple[str, ...]) -> tuple[bytes, ...]:
@@ -83,34 +88,23 @@ def _with_ids(state: State) -> tuple[State, list[Message]]:
     return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in book.errors]
 
 
-def _written(state: State, maglev_table_size: int) -> MemoryMaps:
-    """Return maps in memory that hold the State."""
+def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Message]]:
+    """Return maps in memory that hold the State, and what could not be written."""
     maps = MemoryMaps(_room(state, maglev_table_size))
-    for svc in state.services:
-        rows, digit = codec.encode(svc), codec.family(svc.frontend.address)
-        items = [(codec.service_key(svc.frontend, slot), value) for slot, value in rows.slots.items()]
-        maps.put_many(f"lb{digit}_service", items)
-        if rows.reverse:
-            maps.put_many(f"lb{digit}_reverse_nat", [(codec.U32.pack(svc.id), rows.reverse)])
-        maps.put_many("lb_affinity_match", [(codec.affinity_key(svc.id, b), codec.PRESENT) for b in rows.affinity])
-        maps.put_many(f"lb{digit}_source_range", [(key, codec.PRESENT) for key in rows.ranges])
-        if rows.members:
-            maps.set_maglev(f"lb{digit}_maglev", {svc.id: codec.table_bytes(rows.members, maglev_table_size)})
-    for backend in state.backends.values():
-        digit = codec.family(backend.address.address)
-        row = codec.backend_value(backend.address, backend.state)
-        maps.put_many(f"lb{digit}_backend", [(codec.U32.pack(backend.id), row)])
-    return maps
+    shadow = Shadow(maps.sizes)
+    result = apply(plan(state, shadow, lambda _: PathInfo()), maps, shadow)
+    failed = [Message(str(error), subject=frontend.with_protocol()) for frontend, error in result.failed.items()]
+    return maps, failed
 
 
 def _room(state: State, maglev_table_size: int) -> Sizes:
     """Return sizes in which everything has room: a plan says what objects mean, not what fits."""
-    slots = sum(codec.entry_count(svc) for svc in state.services)
-    ranges = sum(len(svc.source_ranges) for svc in state.services)
     base = Sizes()
+    backends = max(base.backends, 1 << len(state.backends).bit_length())
     return replace(
         base,
-        services=max(base.services, slots),
-        source_ranges=max(base.source_ranges, ranges),
+        services=max(base.services, sum(map(codec.entry_count, state.services))),
+        backends=min(backends, BACKEND_ID_LIMIT),
+        source_ranges=max(base.source_ranges, sum(len(svc.source_ranges) for svc in state.services)),
         maglev_size=maglev_table_size,
     )

@@ -29,6 +29,7 @@ class Files:
     def __init__(self, *, say_generation: bool = True) -> None:
         """Start empty; `plan` does not say generations."""
         self.generation = 0  # counts good reads of any file
+        self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
         self._files: dict[str, _File] = {}
         self._holders: dict[Key, list[KObject]] = {}  # all objects of a kind and key, the one that holds first
@@ -37,6 +38,11 @@ class Files:
     def __len__(self) -> int:
         """Return the number of files known."""
         return len(self._files)
+
+    @property
+    def count(self) -> int:
+        """How many objects hold."""
+        return len(self._holders)
 
     @property
     def paths(self) -> Iterable[str]:
@@ -63,6 +69,8 @@ class Files:
         if old is not None and parsed.refused:
             parsed = _keep_refused(old.parsed, parsed)
         self.generation += 1
+        if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
+            self.revision += 1
         self._files[path] = _File(parsed, self.generation)
         return self._exchange(old.parsed if old else Parsed(), parsed)
 
@@ -72,13 +80,19 @@ class Files:
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
             kept += f" of generation {known.generation}"
-        known.failure = replace(message, kept=kept)
+        message = replace(message, kept=kept)
+        if message != known.failure:
+            known.failure = message
+            self.revision += 1
         return []
 
     def remove(self, path: str) -> list[Change]:
         """Take a file and its objects away."""
         old = self._files.pop(path, None)
-        return self._exchange(old.parsed, Parsed()) if old else []
+        if old is None:
+            return []
+        self.revision += 1
+        return self._exchange(old.parsed, Parsed())
 
     def _exchange(self, old: Parsed, new: Parsed) -> list[Change]:
         """Replace the objects of a file. An object that is equal stays the same object and is no change."""
@@ -101,8 +115,10 @@ class Files:
         holders = self._holders[key]
         if len(holders) > 1:
             self._duplicates.add(key)
-        else:
+            self.revision += 1
+        elif key in self._duplicates:
             self._duplicates.discard(key)
+            self.revision += 1
         if not holders:
             del self._holders[key]
             return Change(*key, old, None) if old is not None else None

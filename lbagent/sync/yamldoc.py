@@ -7,7 +7,7 @@ when aliases multiply; so only its event stream (libyaml) is used, which costs h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import yaml
@@ -67,13 +67,13 @@ class _Reader:
     """Builds values from the events of one text. With `lines`, builds `Lines` instead of values."""
 
     def __init__(self, text: str, *, lines: bool) -> None:
-        self._loader = yaml.CSafeLoader(text)
+        self._get: Callable[[], Any] = yaml.CSafeLoader(text).get_event
         self._anchors: dict[str, Any] = {}
         self._lines = lines
         self._left = MAX_VALUES
 
     def documents(self) -> Iterator[tuple[int, Any]]:
-        get = self._loader.get_event
+        get = self._get
         while True:
             event = get()
             kind = type(event)
@@ -89,13 +89,11 @@ class _Reader:
         self._left -= 1
         if kind is yaml.ScalarEvent:
             if self._lines:
-                return self._keep(event, Lines(event.start_mark.line + 1, {}))
+                return self._keep(event, Lines(_line(event), {}))
             plain = event.implicit[0] and event.tag is None
             return self._keep(event, _scalar(event.value) if plain else self._tagged(event))
         if depth >= MAX_DEPTH or self._left < 0:
-            raise YamlError(
-                event.start_mark.line + 1, f"more than {MAX_DEPTH} levels" if self._left >= 0 else "too many values"
-            )
+            raise YamlError(_line(event), f"more than {MAX_DEPTH} levels" if self._left >= 0 else "too many values")
         if kind is yaml.MappingStartEvent:
             return self._keep(event, self._mapping(event, depth + 1))
         if kind is yaml.SequenceStartEvent:
@@ -116,10 +114,10 @@ class _Reader:
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self._anchors:
-            raise YamlError(event.start_mark.line + 1, f"unknown alias *{event.anchor}")
+            raise YamlError(_line(event), f"unknown alias *{event.anchor}")
         if self._lines:
             return self._anchors[event.anchor]
-        return self._copy(self._anchors[event.anchor], event.start_mark.line + 1)
+        return self._copy(self._anchors[event.anchor], _line(event))
 
     def _copy(self, value: Any, line: int) -> Any:
         self._left -= 1
@@ -130,29 +128,35 @@ class _Reader:
         return [self._copy(item, line) for item in value] if isinstance(value, list) else value
 
     def _mapping(self, start: Any, depth: int) -> Any:
-        get, out, merged = self._loader.get_event, {}, []
+        get = self._get
+        out: dict[str, Any] = {}
+        merged: list[Any] = []
         while type(event := get()) is not yaml.MappingEndEvent:
             if type(event) is not yaml.ScalarEvent:
-                raise YamlError(event.start_mark.line + 1, "a key is not a text")
+                raise YamlError(_line(event), "a key is not a text")
             key = event.value
             value = self._value(get(), depth)
             if key == "<<" and event.implicit[0] and not self._lines:
                 merged.append(value)
                 continue
             if key in out and not self._lines:
-                raise YamlError(event.start_mark.line + 1, f"the key {key!r} is there twice")
+                raise YamlError(_line(event), f"the key {key!r} is there twice")
             out[key] = value
         for value in merged:
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, dict):
                     out = part | out
-        return Lines(start.start_mark.line + 1, out) if self._lines else out
+        return Lines(_line(start), out) if self._lines else out
 
     def _sequence(self, start: Any, depth: int) -> Any:
-        get, out = self._loader.get_event, []
+        get, out = self._get, []
         while type(event := get()) is not yaml.SequenceEndEvent:
             out.append(self._value(event, depth))
-        return Lines(start.start_mark.line + 1, dict(enumerate(out))) if self._lines else out
+        return Lines(_line(start), dict(enumerate(out))) if self._lines else out
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
 def _documents(text: str, *, lines: bool) -> Iterator[tuple[int, Any]]:
@@ -161,7 +165,7 @@ def _documents(text: str, *, lines: bool) -> Iterator[tuple[int, Any]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(mark.line + 1 if mark else 1, problem or "not YAML") from None
+        raise YamlError(mark.line + 1 if mark is not None else 1, problem or "not YAML") from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         position = getattr(error, "position", 0)
         raise YamlError(text.count("\n", 0, position) + 1, getattr(error, "reason", "not YAML")) from None

@@ -1,0 +1,260 @@
+"""The manifest folder as a source: inotify, and polling where that is not to be had.
+
+A file that does not parse keeps its last good objects; a folder that is gone, unreadable or empty keeps all of them.
+A file is deleted when it has been away for a moment: editors replace files by taking them away first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+from lbagent.errors import Unsupported
+from lbagent.sync.files import Files, is_manifest, manifest_names
+from lbagent.sync.inotify import LOST, Event, Mask, Watch
+from lbagent.sync.objects import Change, Message, Objects
+from lbagent.sync.source import Changed
+
+POLL_S = 1.0  # without inotify, or while the folder is gone
+LOOK_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
+GRACE_S = 0.1  # a file missing for so long is deleted
+SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
+YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
+BATCH_S = 0.02  # work in one go before others may run
+
+_Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
+
+
+class FolderSource:
+    """The objects of a folder of manifests."""
+
+    name = "folder"
+
+    def __init__(
+        self, folder: str, *, use_inotify: bool = True, poll_s: float = POLL_S, look_s: float = LOOK_S
+    ) -> None:
+        """Name the folder; it need not be there yet."""
+        self.synced = asyncio.Event()
+        self._folder = folder
+        self._poll_s, self._look_s = poll_s, look_s
+        self._files = Files()
+        self._seen: dict[str, _Signature | None] = {}  # by path; None = could not be read
+        self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
+        self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
+        self._problem: Message | None = None  # of the folder itself
+        self._recovering = False
+        self._wake = asyncio.Event()
+        self._rescan = True
+        self._looked = 0.0  # when everything was looked at last
+        self._watch = _open_watch() if use_inotify else None
+        self._watched: tuple[int, int] | None = None  # device and inode of the folder that is watched
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the folder was readable and held a manifest, and is not just coming back."""
+        return self._problem is None and not self._recovering
+
+    def snapshot(self) -> Objects:
+        """Return every object that holds."""
+        return self._files.snapshot()
+
+    def problems(self) -> Sequence[Message]:
+        """Return what is wrong with the folder and its files."""
+        return ([self._problem] if self._problem else []) + self._files.problems()
+
+    async def run(self, changed: Changed) -> None:
+        """List the folder, then follow it until cancelled."""
+        loop = asyncio.get_running_loop()
+        if self._watch:
+            loop.add_reader(self._watch.fd, self._read_events)
+        try:
+            while True:
+                await self._work(changed)
+                self.synced.set()
+                await self._wait()
+        finally:
+            if self._watch:
+                loop.remove_reader(self._watch.fd)
+                self._watch.close()
+
+    async def _wait(self) -> None:
+        """Wait for an event, the next look at everything, or a deletion that is due."""
+        until = self._looked + (self._look_s if self._watched else self._poll_s)
+        if self._missing:
+            until = min(until, *self._missing.values())
+        elif not self._problem:
+            self._recovering = False
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        if time.monotonic() >= self._looked + (self._look_s if self._watched else self._poll_s):
+            self._rescan = True
+
+    # --- events ---
+
+    def _read_events(self) -> None:
+        for event in self._watch.events() if self._watch else ():
+            self._take_event(event)
+        self._wake.set()
+
+    def _take_event(self, event: Event) -> None:
+        if event.mask & LOST:
+            self._watched = None
+            self._rescan = True
+        elif self._problem:
+            self._rescan = True  # the folder was gone or empty: see what is there now
+        elif event.mask & Mask.Q_OVERFLOW or event.name.startswith(".."):
+            self._rescan = True  # '..data': Kubernetes exchanges all files of a mounted ConfigMap by one link
+        elif is_manifest(event.name):
+            path = os.path.join(self._folder, event.name)
+            # a new file is read when its writer closes it; a link is complete at once
+            if not event.mask & Mask.CREATE or _is_link(path):
+                self._pending[path] = None
+
+    # --- work ---
+
+    async def _work(self, changed: Changed) -> None:
+        """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
+        before = (self._problem, self._files.revision)
+        if self._rescan:
+            self._rescan = False
+            await self._scan()
+        first = not self.synced.is_set()
+        changes: list[Change] = []
+        while self._pending:
+            changes += self._read_some()
+            if not first and changes:
+                changed(changes)
+                changes = []
+            await asyncio.sleep(0)
+        changes += self._delete()
+        if changes or first or before != (self._problem, self._files.revision):
+            changed(changes)
+
+    def _read_some(self) -> list[Change]:
+        """Read pending files for a moment."""
+        changes: list[Change] = []
+        until = time.monotonic() + BATCH_S
+        while self._pending and time.monotonic() < until:
+            path = next(iter(self._pending))
+            del self._pending[path]
+            signature = _signature(path)
+            if signature is None and not os.path.lexists(path):
+                self._miss(path)
+                continue
+            self._missing.pop(path, None)
+            self._seen[path] = signature
+            changes += self._files.read(path)
+        if self._recovering:
+            self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
+        return changes
+
+    def _miss(self, path: str) -> None:
+        if path in self._seen or path in self._files.paths:
+            pause = SETTLE_S if self._recovering else GRACE_S
+            self._missing.setdefault(path, time.monotonic() + pause)
+
+    def _delete(self) -> list[Change]:
+        now = time.monotonic()
+        due = [path for path, deadline in self._missing.items() if deadline <= now]
+        if due and not self._is_listed():
+            return []
+        changes: list[Change] = []
+        for path in due:
+            del self._missing[path]
+            self._seen.pop(path, None)
+            changes += self._files.remove(path)
+        return changes
+
+    def _is_listed(self) -> bool:
+        """Return whether the folder holds any manifest now; if not, nothing is deleted. Sets `problem`."""
+        try:
+            names = manifest_names(self._folder)
+        except OSError as error:
+            self._doubt(f"the folder cannot be read: {error.strerror}")
+            return False
+        if not names:
+            self._doubt("the folder holds no manifest")
+            return False
+        self._problem = None
+        return True
+
+    def _doubt(self, problem: str) -> None:
+        """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
+        self._missing.clear()
+        self._recovering = True
+        objects, generation = self._files.count, self._files.generation
+        kept = f"kept {objects} objects of generation {generation}"
+        self._problem = Message(problem, kept, file=self._folder, warning=not objects)
+
+    async def _scan(self) -> None:
+        """Look at every file, and note those that are new, changed or away."""
+        self._looked = time.monotonic()
+        self._follow()
+        if not self._is_listed():
+            return
+        names = manifest_names(self._folder)
+        until = time.monotonic() + BATCH_S
+        present = set()
+        for name in names:
+            path = os.path.join(self._folder, name)
+            present.add(path)
+            self._missing.pop(path, None)
+            signature = _signature(path)
+            if self._is_being_written(signature):
+                continue
+            if path not in self._seen or signature is None or signature != self._seen[path]:
+                self._pending[path] = None
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + BATCH_S
+        for path in self._seen:
+            if path not in present:
+                self._miss(path)
+
+    def _is_being_written(self, signature: _Signature | None) -> bool:
+        """Without inotify nobody says when a writer closes a file: leave it to the next look while it is very young."""
+        if self._watch or signature is None or not self.synced.is_set():
+            return False
+        return 0 <= time.time_ns() - signature[2] < YOUNG_NS
+
+    def _follow(self) -> None:
+        """Watch the folder that the path leads to now."""
+        if self._watch is None:
+            return
+        try:
+            status = os.stat(self._folder)
+            if self._watched != (status.st_dev, status.st_ino):
+                self._watch.follow(self._folder)
+                self._watched = (status.st_dev, status.st_ino)
+        except OSError:
+            self._watched = None
+
+
+def _open_watch() -> Watch | None:
+    try:
+        return Watch()
+    except Unsupported:
+        return None
+
+
+def _is_link(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return os.path.islink(path) or status.st_nlink > 1
+
+
+def _signature(path: str) -> _Signature | None:
+    """Return what changes when a file does; None when it cannot be looked at."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

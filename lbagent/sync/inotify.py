@@ -1,0 +1,90 @@
+"""inotify of one folder, through ctypes: which names changed. Source: inotify(7).
+
+The watch follows the inode; whoever holds it must look from time to time whether the path still leads there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from enum import IntFlag
+from typing import NamedTuple
+
+from lbagent.errors import Unsupported
+
+
+class Mask(IntFlag):
+    """Events of include/uapi/linux/inotify.h that we ask for or are told."""
+
+    ATTRIB = 0x004
+    CLOSE_WRITE = 0x008
+    MOVED_FROM = 0x040
+    MOVED_TO = 0x080
+    CREATE = 0x100
+    DELETE = 0x200
+    DELETE_SELF = 0x400
+    MOVE_SELF = 0x800
+    UNMOUNT = 0x2000
+    Q_OVERFLOW = 0x4000
+    IGNORED = 0x8000
+    ONLYDIR = 0x1000000
+
+
+WANTED = (
+    Mask.ATTRIB | Mask.CLOSE_WRITE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.CREATE | Mask.DELETE
+    | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+)  # fmt: skip
+LOST = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED  # the watch no longer says anything of the path
+_HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
+_READ_BYTES = 1 << 16
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Event(NamedTuple):
+    """What happened to a name in the folder ('' = to the folder itself)."""
+
+    mask: Mask
+    name: str
+
+
+class Watch:
+    """An inotify instance for one folder. `fd` is readable when there are events."""
+
+    def __init__(self) -> None:
+        """Open it. Raises Unsupported when the kernel or the limits do not allow one more."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._libc.inotify_init1(_NONBLOCK_CLOEXEC)
+        if self.fd < 0:
+            raise Unsupported("inotify", "2.6.13", os.strerror(ctypes.get_errno()))
+        self._number = -1
+
+    def follow(self, folder: str) -> None:
+        """Watch the folder the path leads to now, and nothing else. Raises OSError."""
+        number = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), int(WANTED))
+        if number < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), folder)
+        if self._number not in (-1, number):
+            self._libc.inotify_rm_watch(self.fd, self._number)
+        self._number = number
+
+    def events(self) -> Iterator[Event]:
+        """Read what is there, without waiting; events of an earlier watch are left out."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        at = 0
+        while at + _HEADER.size <= len(data):
+            number, mask, _, length = _HEADER.unpack_from(data, at)
+            at += _HEADER.size
+            name = data[at : at + length].rstrip(b"\0")
+            at += length
+            if number in (self._number, -1):  # -1: the queue has overflowed
+                yield Event(Mask(mask), os.fsdecode(name))
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.fd)
