@@ -7,6 +7,7 @@ from lbagent.config import Config
 from lbagent.maps.layout import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.net.paths import PathSettings
+from lbagent.sync.resolve import Options
 
 
 def sizes(config: Config) -> Sizes:
@@ -45,6 +46,11 @@ def program_settings(config: Config) -> Settings:
 def path_settings(config: Config) -> PathSettings:
     """Return what decides the way to a backend."""
     return PathSettings(config.name_of_node, node_addresses(config), config.pod_device)
+
+
+def resolve_options(config: Config) -> Options:
+    """Return what resolve must know of this node. Rows of endpoints that still exist stay: flows live on."""
+    return Options(config.name_of_node, node_addresses(config), keep_existing=True)
 
 
 def node_addresses(config: Config) -> tuple[bytes, ...]:

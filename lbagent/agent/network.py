@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from lbagent.errors import LbError
-from lbagent.maps.base import LBMaps
+from lbagent.maps.base import LBMaps, PathInfo
+from lbagent.model.backend import Backend
 from lbagent.net.neighbours import MANAGED_MAX, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
@@ -39,6 +40,21 @@ class NetworkFollower:
     def network(self) -> NodeNetwork:
         """The latest snapshot."""
         return self.watcher.network
+
+    def path(self, backend: Backend) -> PathInfo:
+        """Return the path to a backend."""
+        return self.finder(backend)
+
+    def sources(self) -> tuple[bytes, ...]:
+        """Return the addresses this node translates to: whatever a path may choose."""
+        own = [item.address for item in self._known.addresses if item.source]
+        chosen = [
+            route.prefsrc
+            for table in (self._known.routes4, self._known.routes6)
+            for route in table.routes
+            if route.prefsrc
+        ]
+        return tuple(dict.fromkeys([*own, *chosen, *self.settings.node_ips]))
 
     async def start(self) -> None:
         """Read the network and the pinned next hops. Raises KernelError."""

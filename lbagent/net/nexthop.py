@@ -43,6 +43,7 @@ class NextHopTable:
         self._retired: deque[tuple[float, int]] = deque()
         self._fresh = iter(range(1, CAPACITY + 1))
         self.full = False
+        self.capacity = CAPACITY
 
     def restore(self, now: float) -> None:
         """Take over what an earlier agent published."""

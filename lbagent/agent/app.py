@@ -1,0 +1,190 @@
+"""The composition root: builds every part, starts them in order, stops them and leaves the datapath serving.
+
+Order at start: lock, maps, ids from the maps; then side by side the network, the programs and the sources' first lists; then
+the first reconciliation, and only then the devices: no packet meets a half-filled map. Until then whatever an earlier
+agent left goes on serving untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import lbagent
+from lbagent.agent import derive
+from lbagent.agent.devices import DeviceKeeper, require_devices
+from lbagent.agent.lock import AgentLock
+from lbagent.agent.network import NetworkFollower
+from lbagent.agent.notify import notify
+from lbagent.agent.parts import Parts
+from lbagent.agent.reload import Reloader
+from lbagent.agent.view import View
+from lbagent.api.server import ApiServer
+from lbagent.bpf import artifact, build, datapath
+from lbagent.bpf.datapath import Datapath
+from lbagent.bpf.loader import require_kernel
+from lbagent.config import Config
+from lbagent.errors import ConfigError, LbError
+from lbagent.maps import pins
+from lbagent.maps.kernel import KernelMaps
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.observe import log as logs
+from lbagent.sync.folder import FolderSource
+from lbagent.sync.operator import OperatorSource
+from lbagent.sync.reconcile import Reconciler
+from lbagent.sync.resolve import Resolver
+from lbagent.sync.restore import Restored, restore
+from lbagent.sync.source import Source
+from lbagent.sync.sweep import Sweeper
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(load: Callable[[], Config]) -> None:
+    """Run the agent until SIGTERM or SIGINT; `load` reads the configuration, again at each SIGHUP.
+
+    Raises LbError with the exit code of what could not be done.
+    """
+    config = load()
+    logs.setup(config.log_format, config.log_level)
+    try:
+        asyncio.run(Agent(config, load).run())
+    except* LbError as group:
+        raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[LbError]) -> LbError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, LbError)
+    return error
+
+
+class Agent:
+    """One run of the daemon."""
+
+    def __init__(self, config: Config, load: Callable[[], Config]) -> None:
+        """Do nothing yet."""
+        self._config = config
+        self._load = load
+        self._stop = asyncio.Event()
+        self._closing = ExitStack()
+
+    async def run(self) -> None:
+        """Start everything in order, serve, and stop without touching the datapath."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        with self._closing:
+            parts = self._build()
+            serving = asyncio.create_task(self._serve(parts))
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not serving.done():
+                notify("STOPPING=1")
+                log.info("stopping; programs and maps stay and go on serving")
+                serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+    # --- building ---
+
+    def _build(self) -> Parts:
+        """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
+        config = self._config
+        if not config.manifests:
+            raise ConfigError("no source of services: give --manifests DIR")
+        require_kernel()
+        pins.ensure_bpffs(config.bpffs)
+        lock = AgentLock(pins.pin_dir(config.bpffs))
+        lock.take()
+        self._closing.callback(lock.release)
+        maps = KernelMaps.open(config.bpffs, derive.sizes(config))
+        self._closing.callback(maps.close)
+        network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
+        self._closing.callback(network.close)
+        operator = OperatorSource(config.state_dir)
+        sources: list[Source] = [operator, FolderSource(config.manifests)]  # the operator's word beats a manifest's
+        resolver = Resolver(derive.resolve_options(config))
+        restored = restore(maps)
+        book = id_book(restored, maps.sizes.backends)
+        reconciler = Reconciler(maps, restored.shadow, book, resolver, sources, network)
+        log.info(
+            "agent starts",
+            extra={
+                "version": lbagent.__version__,
+                "node": config.name_of_node,
+                "restored": len(restored.shadow.frontends),
+            },
+        )
+        return Parts(config, maps, network, sources, operator, reconciler)
+
+    # --- running ---
+
+    async def _serve(self, parts: Parts) -> None:
+        view = View(parts)
+        server = ApiServer(view, parts.config.socket.removeprefix("unix://"), parts.config.metrics_address)
+        await server.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._start(parts, group)
+        finally:
+            await server.close()
+
+    async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
+        """Start what runs for ever, in the order of the module's first lines."""
+        config, reconciler = parts.config, parts.reconciler
+        await parts.network.start()
+        require_devices(parts.network.network, config)
+        loading = group.create_task(asyncio.to_thread(self._load_programs, parts))
+        for source in parts.sources:
+            group.create_task(source.run(reconciler.feed(source)))
+        parts.network.on_paths = reconciler.paths_changed
+        group.create_task(parts.network.run())
+        group.create_task(reconciler.run())
+        parts.datapath = await loading
+        self._closing.callback(parts.datapath.close)
+        await reconciler.first_try.wait()
+        parts.devices = DeviceKeeper(parts.maps, parts.datapath, config)
+        await parts.devices.start(parts.network.network)
+        parts.network.on_network = parts.devices.follow
+        group.create_task(parts.devices.run())
+        parts.sweeper = Sweeper(
+            parts.maps, lambda: parts.datapath.programs if parts.datapath else {}, config.sweep_interval
+        )
+        group.create_task(parts.sweeper.run())
+        group.create_task(Reloader(parts, self._load).run())
+        settle_memory()
+        notify("READY=1")
+        log.info("ready", extra={"services": len(reconciler.state.by_name), "generation": reconciler.state.generation})
+
+    def _load_programs(self, parts: Parts) -> Datapath:
+        """Bring the programs in force (in a thread: the verifier takes its time)."""
+        path = parts.config.artifact
+        found = artifact.load(Path(path)) if path else build.ensure()
+        root = pins.pin_dir(parts.config.bpffs)
+        return datapath.start(root, found, parts.maps.fds, parts.maps.sizes, derive.program_settings(parts.config))
+
+
+def id_book(restored: Restored, backends: int) -> IdBook:
+    """Return ids that go on where the maps left off."""
+    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, min(backends, BACKEND_ID_LIMIT)))
+    book.service_ids.restore(restored.service_ids)
+    book.backend_ids.restore(restored.backend_ids)
+    return book
+
+
+def settle_memory() -> None:
+    """Give back what the start used, and keep what it built out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,32 @@
+"""The running agent's parts, for whoever looks at them (view.py) or changes them (reload.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lbagent.agent.devices import DeviceKeeper
+from lbagent.agent.network import NetworkFollower
+from lbagent.bpf.datapath import Datapath
+from lbagent.config import Config
+from lbagent.maps.kernel import KernelMaps
+from lbagent.sync.operator import OperatorSource
+from lbagent.sync.reconcile import Reconciler
+from lbagent.sync.source import Source
+from lbagent.sync.sweep import Sweeper
+
+
+@dataclass
+class Parts:
+    """Everything that was built. What comes later in the start is None until then."""
+
+    config: Config
+    maps: KernelMaps
+    network: NetworkFollower
+    sources: Sequence[Source]
+    operator: OperatorSource
+    reconciler: Reconciler
+    datapath: Datapath | None = None
+    devices: DeviceKeeper | None = None
+    sweeper: Sweeper | None = None
+    problems: list[str] = field(default_factory=list)  # what nobody else reports

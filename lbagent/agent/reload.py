@@ -1,0 +1,86 @@
+"""SIGHUP: read the configuration again and take over what can change while packets flow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+from msgspec.structs import asdict
+
+from lbagent.agent import derive
+from lbagent.agent.devices import require_devices
+from lbagent.agent.notify import notify
+from lbagent.agent.parts import Parts
+from lbagent.bpf.settings import Settings
+from lbagent.config import RELOADABLE, Config
+from lbagent.errors import LbError
+from lbagent.observe import log as logs
+from lbagent.sync.resolve import Resolver
+
+log = logging.getLogger(__name__)
+
+
+class Reloader:
+    """Waits for SIGHUP for ever. A configuration that cannot be used changes nothing."""
+
+    def __init__(self, parts: Parts, load: Callable[[], Config]) -> None:
+        """`load` reads the configuration anew."""
+        self._parts = parts
+        self._load = load
+        self._asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Reload at each SIGHUP."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                await self.reload(self._load())
+                self._parts.problems[:] = []
+            except LbError as error:
+                self._parts.problems[:] = [f"the configuration was not taken over: {error}"]
+                log.error("the configuration was not taken over", extra={"error": str(error)})
+            notify("READY=1")
+
+    async def reload(self, new: Config) -> None:
+        """Take over a configuration. Raises what makes it unusable, before anything is changed where that can be seen."""
+        parts, old = self._parts, self._parts.config
+        changed = changed_keys(old, new)
+        later = sorted(changed - RELOADABLE)
+        if later:
+            log.warning("some keys take effect at the next start", extra={"keys": later})
+        require_devices(parts.network.network, new)
+        merged = merge(old, new)
+        await self._programs(derive.program_settings(merged))
+        if parts.devices is not None:
+            await parts.devices.reconfigure(merged)
+        logs.setup(merged.log_format, merged.log_level)
+        parts.network.reconfigure(derive.path_settings(merged))
+        if derive.resolve_options(merged) != derive.resolve_options(old):
+            parts.reconciler.replace_resolver(Resolver(derive.resolve_options(merged)))
+        if parts.sweeper is not None:
+            parts.sweeper.interval_s = merged.sweep_interval
+        parts.config = merged
+        log.info("configuration taken over", extra={"keys": sorted(changed & RELOADABLE)})
+
+    async def _programs(self, settings: Settings) -> None:
+        datapath, maps = self._parts.datapath, self._parts.maps
+        if datapath is not None:
+            await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
+
+
+def changed_keys(old: Config, new: Config) -> set[str]:
+    """Return the fields that differ."""
+    before, after = asdict(old), asdict(new)
+    return {name for name in before if before[name] != after[name]}
+
+
+def merge(old: Config, new: Config) -> Config:
+    """Return the new configuration with the old values of what needs a restart."""
+    values = asdict(old) | {name: value for name, value in asdict(new).items() if name in RELOADABLE}
+    return Config(**values)

@@ -1,0 +1,295 @@
+"""The loop: sources -> resolve -> ids -> plan -> apply, until the maps hold what the objects say.
+
+Nothing is written before every source has given its first full list, and nothing is taken away while a source cannot vouch
+for what its list did not hold. A lone change is written at once; a storm is taken in steps that leave the loop air. What
+fails is tried again by itself with growing pauses, and holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from lbagent.errors import LbError
+from lbagent.maps.base import LBMaps, PathInfo
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.ids import IdBook
+from lbagent.model.state import State
+from lbagent.sync.apply import Applied, apply
+from lbagent.sync.backoff import delays
+from lbagent.sync.objects import Change, Message
+from lbagent.sync.plan import plan, plan_paths
+from lbagent.sync.resolve import Resolver
+from lbagent.sync.shadow import Shadow
+from lbagent.sync.source import Source, Store
+from lbagent.sync.steps import Plan
+
+log = logging.getLogger(__name__)
+BREATH_MOST_S = 0.2  # pause after a pass: as long as it took, at most this
+LOGGED_MOST = 20  # failing frontends named one by one in a pass
+
+
+class Ways(Protocol):
+    """How backends are reached now (agent/network.py)."""
+
+    def path(self, backend: Backend) -> PathInfo:
+        """Return the path to a backend."""
+
+    def sources(self) -> Iterable[bytes]:
+        """Return the addresses this node translates to."""
+
+    def planned(self) -> None:
+        """Take note that paths were asked for."""
+
+
+class Failure(Struct):
+    """A frontend that could not be written: what was written before keeps serving."""
+
+    error: LbError
+    retry_at: float
+    delays: Iterator[float]
+
+
+class Counts(Struct):
+    """What the loop did since it began."""
+
+    syncs: int = 0
+    errors: int = 0
+    writes: int = 0
+    last_duration_s: float = 0.0
+    last_sync_at: float = 0.0  # seconds since the epoch
+
+
+class Held(Struct):
+    """What a source has given."""
+
+    objects: int = 0
+    generation: int = 0
+
+
+class Reconciler:
+    """Owner of desired State, ids and Shadow. Everything runs in the event loop; nothing here waits for the kernel."""
+
+    def __init__(
+        self, maps: LBMaps, shadow: Shadow, book: IdBook, resolver: Resolver, sources: Sequence[Source], ways: Ways
+    ) -> None:
+        """Take the maps with their restored Shadow and ids; write nothing yet."""
+        self.state = State()  # as it is in the maps
+        self.failing: dict[L3n4Addr, Failure] = {}
+        self.messages: tuple[Message, ...] = ()
+        self.counts = Counts()
+        self.held = {source.name: Held() for source in sources}
+        self.ready = asyncio.Event()  # the first full State is in the maps
+        self.first_try = asyncio.Event()  # ready, or held back while what is in the maps keeps serving
+        self.waiting = ""  # why nothing is written yet
+        self.trouble = ""  # what fails and belongs to no frontend
+        self.retry_at: float | None = None
+        self.shadow = shadow
+        self._maps = maps
+        self._book = book
+        self._resolver = resolver
+        self._sources = sources
+        self._store = Store(source.name for source in sources)
+        self._ways = ways
+        self._wake = asyncio.Event()
+        self._paths_dirty = False
+        self._asked = 0  # requests so far
+        self._done = 0  # requests that are in the maps
+        self._finished = asyncio.Condition()
+        self._again: Iterator[float] | None = None
+
+    # --- what others tell ---
+
+    def feed(self, source: Source) -> Callable[[Sequence[Change]], None]:
+        """Return the callback of a source."""
+
+        def changed(changes: Sequence[Change]) -> None:
+            held = self.held[source.name]
+            held.objects += sum((change.new is not None) - (change.old is not None) for change in changes)
+            held.generation += bool(changes)
+            effective = self._store.apply(source.name, changes)
+            if effective:
+                self._resolver.update(effective)
+            self._request()
+
+        return changed
+
+    def paths_changed(self) -> None:
+        """Say that ways to backends may have changed."""
+        self._paths_dirty = True
+        self._request()
+
+    def replace_resolver(self, resolver: Resolver) -> None:
+        """Resolve by other options from now on (SIGHUP)."""
+        resolver.replace(self._store.snapshot())
+        self._resolver = resolver
+        self._request()
+
+    def suspect(self, frontends: Iterable[L3n4Addr]) -> None:
+        """Plan these again: somebody else changed their entries."""
+        self.shadow.dirty.update(frontends)
+        self._request()
+
+    def _request(self) -> None:
+        self._asked += 1
+        self._wake.set()
+
+    async def settled(self) -> None:
+        """Return when everything told so far is in the maps (or failing)."""
+        wanted = self._asked
+        async with self._finished:
+            await self._finished.wait_for(lambda: self._done >= wanted)
+
+    async def changed_from(self, generation: int) -> int:
+        """Return the generation in the maps as soon as it is another one."""
+        async with self._finished:
+            await self._finished.wait_for(lambda: self.state.generation != generation)
+        return self.state.generation
+
+    # --- the loop ---
+
+    async def run(self) -> None:
+        """Reconcile for ever."""
+        for source in self._sources:
+            self.waiting = f"waiting for the first list of {source.name}"
+            await source.synced.wait()
+        self._wake.set()
+        while True:
+            await self._next()
+            began, asked = time.monotonic(), self._asked
+            if self._may_write():
+                self._pass(began)
+            self.first_try.set()
+            await self._announce(asked)
+            await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
+
+    async def _next(self) -> None:
+        """Wait for a change, or until something that failed is due."""
+        dues = [failure.retry_at for failure in self.failing.values()]
+        if self.retry_at is not None:
+            dues.append(self.retry_at)
+        try:
+            async with asyncio.timeout(max(0.0, min(dues) - time.monotonic()) if dues else None):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _may_write(self) -> bool:
+        """Hold on as long as writing could take away what a source just cannot see."""
+        doubtful = [source.name for source in self._sources if not source.trusted]
+        if self.ready.is_set() or not doubtful or not self.shadow.frontends:
+            self.waiting = ""
+            return True
+        waiting = f"{doubtful[0]} has no good list yet; the {len(self.shadow.frontends)} frontends in the maps are kept as they are"
+        if waiting != self.waiting:
+            log.warning("nothing is written yet", extra={"reason": waiting})
+        self.waiting = waiting
+        return False
+
+    async def _announce(self, asked: int) -> None:
+        async with self._finished:
+            self._done = asked
+            self._finished.notify_all()
+
+    def _pass(self, now: float) -> None:
+        resolution = self._resolver.resolve()
+        self._tell(resolution.messages)
+        desired = self._book.assign(resolution.state)
+        held = self._hold(now)
+        done = self._apply(plan(desired, self.shadow, self._ways.path, self._ways.sources()), now)
+        self.shadow.dirty |= held
+        if self._paths_dirty:
+            moved = self._apply(plan_paths(self.shadow, desired.backends.values(), self._ways.path), now)
+            self._paths_dirty = bool(moved.errors)
+            done.errors.extend(moved.errors)
+        self._ways.planned()
+        self._count_failures(desired, done.errors, now)
+        self.state = desired
+        self.counts.last_sync_at = time.time()
+        if not self.ready.is_set():
+            self._book.release_restored()
+            self.ready.set()
+
+    def _hold(self, now: float) -> set[L3n4Addr]:
+        """Leave out failing frontends that are not due (a change of their own brings them back); plan the due ones again."""
+        early = {frontend for frontend, failure in self.failing.items() if failure.retry_at > now}
+        held = early & self.shadow.dirty
+        self.shadow.dirty -= held
+        self.shadow.dirty |= self.failing.keys() - early
+        return held
+
+    def _apply(self, planned: Plan, now: float) -> Applied:
+        if not planned.steps and not planned.changes:
+            return apply(planned, self._maps, self.shadow)  # takes over what is equal
+        began = time.monotonic()
+        result = apply(planned, self._maps, self.shadow)
+        self.counts.last_duration_s = time.monotonic() - began
+        self.counts.syncs += 1
+        self.counts.writes += result.entries
+        for change in planned.changes:
+            if change.frontend not in result.failed:
+                self.failing.pop(change.frontend, None)
+        for number, (frontend, error) in enumerate(result.failed.items()):
+            self._fail(frontend, error, now, quiet=number >= LOGGED_MOST)
+        if result.entries or result.failed:
+            log.info(
+                "plan applied",
+                extra={
+                    "entries": result.entries,
+                    "frontends": len(planned.changes),
+                    "failed": len(result.failed),
+                    "ms": round(1000 * self.counts.last_duration_s, 1),
+                },
+            )
+        return result
+
+    def _count_failures(self, desired: State, errors: Sequence[LbError], now: float) -> None:
+        """Take note of what failed beside single writes, and forget frontends that are no longer wanted."""
+        without_id = {frontend for frontend, _ in self._book.errors}
+        for frontend, error in self._book.errors:
+            self._fail(frontend, error, now)
+        if self.failing:
+            kept = desired.by_frontend.keys() | self.shadow.dirty | without_id
+            for frontend in self.failing.keys() - kept:
+                del self.failing[frontend]
+        if errors:
+            self._again = self._again or delays()
+            self.retry_at = now + next(self._again)
+            if str(errors[0]) != self.trouble:
+                log.error("the maps could not be written", extra={"error": str(errors[0]), "errors": len(errors)})
+            self.trouble = str(errors[0])
+            self.counts.errors += len(errors)
+        else:
+            self._again, self.retry_at, self.trouble = None, None, ""
+
+    def _fail(self, frontend: L3n4Addr, error: LbError, now: float, *, quiet: bool = False) -> None:
+        known = self.failing.get(frontend)
+        again = known.delays if known else delays()
+        pause = next(again)
+        self.failing[frontend] = Failure(error, now + pause, again)
+        self.counts.errors += 1
+        if not quiet and (known is None or str(known.error) != str(error)):
+            log.error(
+                "a frontend could not be written",
+                extra={"frontend": frontend.with_protocol(), "error": str(error), "retry_s": round(pause, 2)},
+            )
+
+    def _tell(self, messages: tuple[Message, ...]) -> None:
+        """Log what is newly wrong with the objects together."""
+        if messages is not self.messages:
+            known = set(self.messages)
+            for message in messages:
+                if message not in known:
+                    log.log(
+                        logging.WARNING if message.warning else logging.ERROR,
+                        "object refused",
+                        extra={"error": str(message)},
+                    )
+            self.messages = messages

@@ -1,0 +1,126 @@
+"""Ages the flow tables: programs free what has expired and count live flows per backend; the agent only drives them.
+
+The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a
+compare-and-swap that Python does not have. Counts go to one half of lb_live while readers use the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import Callable, Mapping
+
+from lbagent.bpf import bpfsys
+from lbagent.errors import LbError
+from lbagent.maps.base import LBMaps
+from lbagent.maps.layout import FLOW_WAYS
+from lbagent.maps.reasons import Reason
+
+log = logging.getLogger(__name__)
+SLICE_S = 0.002  # the loop is not held up longer than this at a time
+CHUNK_FIRST, CHUNK_MOST = 256, 1 << 16  # buckets a run; the size follows the time a run takes
+# What says that a table had no room, and what to raise.
+FULL: Mapping[Reason, tuple[str, str]] = {
+    Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
+    Reason.FWD_SPILL: ("flows spilled into the overflow table", "--flow-table-size"),
+    Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
+}
+
+
+REMIND_S = 60.0  # a table that stays full is said again after this
+ARGS = struct.Struct("=4Q")  # first bucket, buckets, half of lb_live, 0
+
+
+class Sweeper:
+    """Sweeps every `interval_s`. `live` are live flows by backend id of the last sweep, None before the first."""
+
+    def __init__(self, maps: LBMaps, programs: Callable[[], Mapping[str, int]], interval_s: float) -> None:
+        """`programs` returns the descriptors in force (they change with a reload)."""
+        self._maps = maps
+        self._programs = programs
+        self.interval_s = interval_s
+        self.live: dict[int, int] | None = None
+        self.last_duration_s = 0.0
+        self.sweeps = 0
+        self._half = 0
+        self._flows = {"4": 0, "6": 0}
+        self._chunk = CHUNK_FIRST
+        self._seen: dict[Reason, int] | None = None
+        self._full: dict[Reason, float] = {}  # until when it counts as a problem
+        self._said: dict[Reason, float] = {}
+        self._error = ""
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return (live flows, entries) of the flow tables."""
+        sizes = self._maps.sizes
+        return {"lb4_flow": (self._flows["4"], sizes.flow4), "lb6_flow": (self._flows["6"], sizes.flow6)}
+
+    def problems(self) -> list[str]:
+        """Return what is full now, and why sweeping fails."""
+        now = time.monotonic()
+        out = [f"{FULL[reason][0]}: raise {FULL[reason][1]}" for reason, until in self._full.items() if until > now]
+        return [*out, self._error] if self._error else out
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.sweep()
+                self._watch_full()
+                self._error = ""
+            except LbError as error:
+                if str(error) != self._error:
+                    log.error("the flow tables could not be swept", extra={"error": str(error)})
+                self._error = f"the flow tables are not swept: {error}"
+            await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
+
+    async def sweep(self) -> dict[int, int]:
+        """Sweep both tables once and return the live flows by backend id."""
+        began, half, sizes = time.monotonic(), self._half, self._maps.sizes
+        size = sizes.backends * 4
+        with self._maps.window("lb_live", half * size, size) as view:
+            view[:] = bytes(size)
+        for family, entries in (("4", sizes.flow4), ("6", sizes.flow6)):
+            self._flows[family] = await self._sweep_table(family, entries // FLOW_WAYS, half)
+        with self._maps.window("lb_live", half * size, size) as view, view.cast("I") as counts:
+            self.live = {number: count for number, count in enumerate(counts.tolist()) if count}
+        self._half = 1 - half
+        self.sweeps += 1
+        self.last_duration_s = time.monotonic() - began
+        return self.live
+
+    async def _sweep_table(self, family: str, buckets: int, half: int) -> int:
+        """Sweep one table in slices; return its live flows."""
+        live = first = 0
+        while first < buckets:
+            began = time.monotonic()
+            count = min(self._chunk, buckets - first)
+            output = bpfsys.prog_test_run(self._programs()[f"sweep{family}"], ARGS.pack(first, count, half, 0))
+            live += output.retval
+            first += count
+            took = time.monotonic() - began
+            if took > SLICE_S:
+                self._chunk = max(CHUNK_FIRST, self._chunk // 2)
+            elif took < SLICE_S / 4:
+                self._chunk = min(CHUNK_MOST, self._chunk * 2)
+            await asyncio.sleep(0)
+        return live
+
+    def _watch_full(self) -> None:
+        """Say which table had no room since the last sweep, and what to raise."""
+        reasons = list(FULL)
+        counts = {reason: packets for reason, (packets, _) in zip(reasons, self._maps.counters(reasons), strict=True)}
+        seen, self._seen = self._seen, counts
+        now = time.monotonic()
+        for reason in reasons if seen is not None else ():
+            more = counts[reason] - (seen or {})[reason]
+            if more <= 0:
+                continue
+            self._full[reason] = now + REMIND_S
+            if self._said.get(reason, 0.0) <= now:
+                self._said[reason] = now + REMIND_S
+                what, option = FULL[reason]
+                log.warning(what, extra={"packets": more, "raise": option, "reason": reason.name.lower()})

@@ -1,0 +1,126 @@
+"""A reconciler over maps in memory, with a source whose objects the test holds in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+
+from lbagent.maps.base import LBMaps, PathInfo
+from lbagent.maps.layout import Sizes
+from lbagent.maps.memory import MemoryMaps
+from lbagent.model.address import L4Type
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.sync.objects import (
+    Change,
+    Endpoint,
+    EndpointSlice,
+    Message,
+    Objects,
+    Origin,
+    Service,
+    ServicePort,
+    SlicePort,
+)
+from lbagent.sync.reconcile import Reconciler
+from lbagent.sync.resolve import Options, Resolver
+from lbagent.sync.restore import restore
+
+SMALL = Sizes(
+    flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251
+)
+
+
+class ListSource:
+    """A source that holds what the test puts into it."""
+
+    def __init__(self, name: str = "list") -> None:
+        self.name = name
+        self.synced = asyncio.Event()
+        self.trusted = True
+        self.changed = lambda _changes: None
+        self.objects: dict[tuple[str, str], object] = {}
+
+    def snapshot(self) -> Objects:
+        return Objects()
+
+    def problems(self) -> Sequence[Message]:
+        return ()
+
+    async def run(self, changed) -> None:  # type: ignore[no-untyped-def]
+        self.changed = changed
+
+    def put(self, *objects: Service | EndpointSlice) -> None:
+        changes = []
+        for obj in objects:
+            kind = type(obj).__name__
+            changes.append(Change(kind, obj.key, self.objects.get((kind, obj.key)), obj))  # type: ignore[arg-type]
+            self.objects[kind, obj.key] = obj
+        self.changed(changes)
+
+    def drop(self, *objects: Service | EndpointSlice) -> None:
+        self.changed(
+            [Change(type(o).__name__, o.key, self.objects.pop((type(o).__name__, o.key)), None) for o in objects]
+        )  # type: ignore[arg-type]
+
+    def first_list(self, *objects: Service | EndpointSlice) -> None:
+        self.put(*objects)
+        self.synced.set()
+
+
+class FixedWays:
+    """Every backend behind one next hop."""
+
+    def __init__(self) -> None:
+        self.info = PathInfo(b"\x0a\0\0\1", 1, 1500, False, False)
+        self.asked = 0
+
+    def path(self, _backend: object) -> PathInfo:
+        self.asked += 1
+        return self.info
+
+    def sources(self) -> tuple[bytes, ...]:
+        return (b"\x0a\0\0\1",)
+
+    def planned(self) -> None:
+        pass
+
+
+def make(maps: LBMaps | None = None, *sources: ListSource) -> tuple[Reconciler, FixedWays]:
+    """Build a reconciler that goes on where the maps left off."""
+    maps = maps or MemoryMaps(SMALL)
+    restored = restore(maps)
+    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, min(BACKEND_ID_LIMIT, maps.sizes.backends)))
+    book.service_ids.restore(restored.service_ids)
+    book.backend_ids.restore(restored.backend_ids)
+    ways = FixedWays()
+    reconciler = Reconciler(maps, restored.shadow, book, Resolver(Options("me", keep_existing=True)), sources, ways)
+    for source in sources:
+        source.changed = reconciler.feed(source)
+    return reconciler, ways
+
+
+@asynccontextmanager
+async def running(reconciler: Reconciler):  # type: ignore[no-untyped-def]
+    """Run the loop for a while; what it raises comes out."""
+    task = asyncio.create_task(reconciler.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def service(number: int, **more: object) -> Service:
+    ip = bytes([10, 96, number >> 8, number & 255])
+    port = ServicePort("http", L4Type.TCP, 80)
+    return Service(
+        "default", f"s{number}", Origin("f", number), 1.0, "", "ClusterIP", (4,), (ip,), ports=(port,), **more
+    )  # type: ignore[arg-type]
+
+
+def endpoints(number: int, *hosts: int) -> EndpointSlice:
+    found = tuple(Endpoint(bytes([10, 1, number, host])) for host in hosts)
+    return EndpointSlice(
+        "default", f"s{number}-x", f"s{number}", 4, Origin("f", number), (SlicePort("http", L4Type.TCP, 8080),), found
+    )
