@@ -55,7 +55,7 @@ class Image:
         """Start with zeros."""
         self.record, self.count = record, count
         self._zero = bytes(record)
-        self.memory = mmap.mmap(-1, max(1, record * count))
+        self.memory = mmap.mmap(-1, max(1, record * count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def get(self, index: int) -> bytes:
         """Return a record."""
@@ -87,7 +87,7 @@ class Shadow:
         self.refs: dict[int, int] = {}
         self.rows = {"4": Image(LB4_BACKEND.size, sizes.backends), "6": Image(LB6_BACKEND.size, sizes.backends)}
         self.paths = {"4": Image(LB4_PATH.size, sizes.backends), "6": Image(LB6_PATH.size, sizes.backends)}
-        self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size)
+        self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: set[int] = set()  # nobody needs them any more
