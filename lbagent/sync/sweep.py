@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
 from collections.abc import Callable, Mapping
 
 from lbagent.bpf import bpfsys
 from lbagent.errors import LbError
 from lbagent.maps.base import LBMaps
-from lbagent.maps.layout import FLOW_WAYS
+from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.reasons import Reason
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ FULL: Mapping[Reason, tuple[str, str]] = {
 
 
 REMIND_S = 60.0  # a table that stays full is said again after this
-ARGS = struct.Struct("=4Q")  # first bucket, buckets, half of lb_live, 0
+PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 
 class Sweeper:
@@ -85,8 +84,7 @@ class Sweeper:
             view[:] = bytes(size)
         for family, entries in (("4", sizes.flow4), ("6", sizes.flow6)):
             self._flows[family] = await self._sweep_table(family, entries // FLOW_WAYS, half)
-        with self._maps.window("lb_live", half * size, size) as view, view.cast("I") as counts:
-            self.live = {number: count for number, count in enumerate(counts.tolist()) if count}
+        self.live = await self._read_live(half)
         self._half = 1 - half
         self.sweeps += 1
         self.last_duration_s = time.monotonic() - began
@@ -98,7 +96,8 @@ class Sweeper:
         while first < buckets:
             began = time.monotonic()
             count = min(self._chunk, buckets - first)
-            output = bpfsys.prog_test_run(self._programs()[f"sweep{family}"], ARGS.pack(first, count, half, 0))
+            program, steps = self._programs()[f"sweep{family}"], -(-count // SWEEP_STEP)
+            output = bpfsys.prog_test_run(program, LB_SWEEP.pack(first, count, half, 0), repeat=steps)
             live += output.retval
             first += count
             took = time.monotonic() - began
@@ -108,6 +107,20 @@ class Sweeper:
                 self._chunk = min(CHUNK_MOST, self._chunk * 2)
             await asyncio.sleep(0)
         return live
+
+    async def _read_live(self, half: int) -> dict[int, int]:
+        """Return what was counted into a half, by backend id."""
+        out: dict[int, int] = {}
+        backends = self._maps.sizes.backends
+        for first in range(0, backends, PAGE_IDS):
+            count = min(PAGE_IDS, backends - first)
+            with self._maps.window("lb_live", (half * backends + first) * 4, count * 4) as view:
+                raw = bytes(view)
+            if raw.strip(b"\0"):
+                numbers = memoryview(raw).cast("I")
+                out.update((first + at, number) for at, number in enumerate(numbers) if number)
+                await asyncio.sleep(0)
+        return out
 
     def _watch_full(self) -> None:
         """Say which table had no room since the last sweep, and what to raise."""
