@@ -87,7 +87,9 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
             _fact("device", f"{device['name']}: {hooks}" + (f" ({device['problem']})" if device["problem"] else ""))
         )
     for source in found["sources"]:
-        seen = f"{source['objects']} objects, generation {source['generation']}" if source["synced"] else "not read yet"
+        seen = f"{source['objects']} objects" if source["synced"] else "not read yet"
+        if source["generation"]:
+            seen += f", generation {source['generation']}"
         out.append(_fact("source", f"{source['name']}: {seen}"))
         out += [f"  {message}" for message in source["messages"]]
     for usage in found["maps"]:

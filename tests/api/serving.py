@@ -62,6 +62,7 @@ class Agent:
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
         self.changed = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None  # the one somebody waits in
 
     def state(self) -> State:
         return self.current
@@ -103,12 +104,17 @@ class Agent:
         self.advance(services)
 
     def advance(self, services: tuple[SVC, ...]) -> None:
-        """Apply the next generation."""
+        """Apply the next generation; from any thread."""
         self.current = State(self.current.generation + 1, services)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
+        self.loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.current.generation == generation:

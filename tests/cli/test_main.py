@@ -1,0 +1,216 @@
+"""How commands start and end: modules, help, exit codes, sentences."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lbagent
+from tests.api.serving import Agent
+from tests.cli.conftest import Run
+
+HEAVY = {
+    "msgspec", "asyncio", "yaml", "aiohttp", "prometheus_client", "pyroute2", "netaddr", "bcc", "logging",
+    "lbagent.config", "lbagent.model", "lbagent.maps", "lbagent.bpf", "lbagent.net", "lbagent.sync", "lbagent.agent", "lbagent.api.types",
+}  # fmt: skip
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter without this machine's site hooks in the way of the module list."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
+    """Start <= 150 ms rests on this list: click, http.client, json."""
+    script = "import sys; from lbagent.cli.main import run; code = run(['svc', 'list']); print(code, *sys.modules, file=sys.stderr)"
+    done = python("-c", script)
+    code, *modules = done.stderr.split()
+    assert code == "0"
+    assert done.stdout.startswith("ID   FRONTEND")
+    assert HEAVY.isdisjoint(modules)
+    assert {name for name in modules if name.startswith("lbagent")} == {
+        "lbagent", "lbagent.errors", "lbagent.api", "lbagent.api.client",
+        "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.svc",
+    }  # fmt: skip
+
+
+def test_module_entry() -> None:
+    done = python("-m", "lbagent", "--version")
+    assert done.returncode == 0
+    assert lbagent.__version__ in done.stdout
+
+
+def test_help_lists_every_command(lb: Run) -> None:
+    done = lb("--help")
+    assert done.code == 0
+    for name in (
+        "agent",
+        "svc",
+        "backend",
+        "map",
+        "status",
+        "plan",
+        "doctor",
+        "bpf",
+        "config",
+        "cleanup",
+        "completion",
+    ):
+        assert f"\n  {name} " in done.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "agent",
+        "svc list",
+        "svc get",
+        "backend list",
+        "backend set-state",
+        "backend drain",
+        "map dump",
+        "status",
+        "plan",
+        "doctor",
+        "bpf build",
+        "config check",
+        "config show",
+        "cleanup",
+        "metrics",
+        "completion",
+    ],
+)
+def test_every_command_has_help(lb: Run, command: str) -> None:
+    for flag in ("--help", "-h"):
+        done = lb(*command.split(), flag)
+        assert done.code == 0
+        assert done.out.startswith(f"Usage: lbagent {command}")
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("svcs list", "'svc'"),
+        ("svc lst", "list"),
+        ("svc list --out json", "--output"),
+        ("svc list -o xml", "xml"),
+        ("svc get", "NAMESPACE/NAME"),
+        ("svc get a/b/c", "NAMESPACE/NAME"),
+        ("backend set-state", "STATE"),
+        ("backend set-state 10.0.0.1:80", "one state"),
+        ("backend set-state active maintenance", "addresses"),
+        ("backend set-state 10.0.0.1:80 down", "'down'"),
+        ("backend set-state 10.0.0.1:80 active 10.0.0.2:80", "one state"),
+        ("status --wait soon", "'soon'"),
+        ("agent --snat-ports 5", "--snat-ports"),
+        ("agent --config /no/such/file", "/no/such/file"),
+        ("agent --attach sideways", "sideways"),
+        ("config check --node-ip x", "node-ip"),
+        ("plan", "--manifests"),
+        ("plan -f /no/such/folder", "/no/such/folder"),
+        ("plan -f . --maglev-table-size 7", "16381"),
+        ("plan -f . --node-ip x", "node-ip"),
+        ("completion tcsh", "tcsh"),
+    ],
+)
+def test_usage_errors_end_with_two(lb: Run, no_agent: None, command: str, hint: str) -> None:
+    """Exit code 2, words that help, no traceback, nothing on stdout."""
+    done = lb(*command.split())
+    assert done.code == 2
+    assert hint in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "svc list",
+        "svc list -w",
+        "svc get a/b",
+        "backend list",
+        "backend set-state active 10.0.0.1:80",
+        "metrics",
+        "status",
+    ],
+)
+def test_no_agent_ends_with_five(lb: Run, no_agent: None, command: str) -> None:
+    done = lb(*command.split())
+    assert done.code == 5
+    assert done.err.startswith("error: no agent answers on unix://")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_map_dump_without_maps(lb: Run, no_agent: None, tmp_path: Path) -> None:
+    done = lb("map", "dump")
+    assert done.code == 3
+    assert str(tmp_path / "none") in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_no_rights_end_with_one(tmp_path: Path) -> None:
+    """A socket one may not open: run as nobody."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    directory = tmp_path / "closed"
+    directory.mkdir(mode=0o700)
+    script = f"import os; os.setuid(65534); from lbagent.cli.main import main; main(['svc', 'list', '--socket', '{directory}/a.sock'])"
+    code = "import lbagent.cli.svc, lbagent.cli.main; " + script  # loaded before the rights go
+    done = python("-c", code)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no right to open")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(lb: Run, no_agent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LBAGENT_DEBUG", "1")
+    done = lb("svc", "list")
+    assert done.code == 5
+    assert "Traceback" in done.err
+
+
+def test_a_reader_that_has_enough(agent: Agent) -> None:
+    """`lbagent svc list | head -1` ends quietly."""
+    agent.advance(agent.current.services[1:2] * 5000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "lbagent", "svc", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("ID")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete "), ("zsh", "#compdef lbagent"), ("fish", "complete ")])
+def test_completion_scripts(lb: Run, shell: str, word: str) -> None:
+    done = lb("completion", shell)
+    assert done.code == 0
+    assert word in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("lbagent svc get sh", ["shop/web"]),
+        ("lbagent backend set-state ", ["active", "maintenance", "10.0.0.9:8080/TCP"]),
+        ("lbagent backend drain 10.0.0.5", ["10.0.0.53:53/UDP"]),
+        ("lbagent cl", ["cleanup"]),
+    ],
+)
+def test_completion_of_names(agent: Agent, words: str, expected: list[str]) -> None:
+    """What the agent knows is offered."""
+    env = os.environ | {
+        "_LBAGENT_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    script = "from lbagent.cli.main import cli; cli(prog_name='lbagent')"
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    offered = [line.partition(",")[2] for line in done.stdout.splitlines()]
+    assert set(expected) <= set(offered)

@@ -1,0 +1,122 @@
+"""Commands that need no agent: plan, config, doctor, map dump, cleanup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lbagent.config import Config
+from tests.cli.conftest import Run
+
+MANIFEST = """\
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.1, ports: [{name: http, port: 80, protocol: TCP}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.1.1]}, {addresses: [10.244.1.2]}]
+"""
+DUMP = """\
+SVC: ID=0 ADDR=10.96.0.1:0/ANY SLOT=0 LBALG=random AFFTimeout=0 COUNT=0 QCOUNT=0 FLAGS=ClusterIP+non-routable
+SVC: ID=1 ADDR=10.96.0.1:80/TCP SLOT=0 LBALG=random AFFTimeout=0 COUNT=2 QCOUNT=0 FLAGS=ClusterIP+non-routable
+SVC: ID=1 ADDR=10.96.0.1:80/TCP SLOT=1 BEID=1 COUNT=0 QCOUNT=0 FLAGS=ClusterIP+non-routable
+SVC: ID=1 ADDR=10.96.0.1:80/TCP SLOT=2 BEID=2 COUNT=0 QCOUNT=0 FLAGS=ClusterIP+non-routable
+BE: ID=1 ADDR=10.244.1.1:8080/TCP STATE=active
+BE: ID=2 ADDR=10.244.1.2:8080/TCP STATE=active
+REV: ID=1 ADDR=10.96.0.1:80
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    return tmp_path
+
+
+def test_plan(lb: Run, no_agent: None, folder: Path) -> None:
+    """The lines of the dump contract, with no kernel, no root and no agent."""
+    done = lb("plan", "-f", str(folder), "-o", "dump")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == DUMP
+    assert lb("plan", "-f", str(folder)).out == DUMP
+
+
+def test_plan_as_json(lb: Run, folder: Path) -> None:
+    """The rows of `svc list -o json`."""
+    (row,) = json.loads(lb("plan", "-f", str(folder), "-o", "json").out)
+    assert (row["frontend"], [backend["address"] for backend in row["backends"]]) == (
+        "10.96.0.1:80/TCP",
+        ["10.244.1.1:8080/TCP", "10.244.1.2:8080/TCP"],
+    )
+
+
+def test_plan_with_something_refused(lb: Run, folder: Path) -> None:
+    """Exit code 1, named on stderr, the rest is planned."""
+    (folder / "bad.yaml").write_text(MANIFEST.replace("name: web", "name: bad").replace("port: 80,", "port: 70000,"))
+    done = lb("plan", "-f", str(folder))
+    assert done.code == 1
+    assert "bad.yaml" in done.err
+    assert "shop/bad" in done.err
+    assert "10.96.0.1:80/TCP" in done.out
+
+
+def test_plan_of_an_empty_folder(lb: Run, tmp_path: Path) -> None:
+    assert lb("plan", "-f", str(tmp_path)) == (0, "", "")
+
+
+def test_config_show_has_every_key(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flag over environment; the output is a configuration file itself."""
+    monkeypatch.setenv("LBAGENT_NODE_IP", "10.0.0.1, fd00::1")
+    monkeypatch.setenv("LBAGENT_NODE_NAME", "from-env")
+    shown = yaml.safe_load(lb("config", "show", "--node-name", "from-flag", "--no-external-clusterip").out)
+    assert len(shown) == len(Config.__struct_fields__)
+    assert shown["node-ip"] == ["10.0.0.1", "fd00::1"]
+    assert shown["node-name"] == "from-flag"
+    assert shown["external-clusterip"] is False
+    assert shown["socket"] == "/run/lbagent/agent.sock"
+
+
+def test_config_show_can_be_read_back(lb: Run, tmp_path: Path) -> None:
+    first = lb("config", "show", "--device", "eth0", "--device", "eth1", "--attach", "tc").out
+    file = tmp_path / "lbagent.yaml"
+    file.write_text(first)
+    assert lb("config", "check", "--config", str(file)) == (0, f"{file}: ok\n", "")
+    assert lb("config", "show", "--config", str(file)).out == first
+    assert json.loads(lb("config", "show", "-o", "json", "--config", str(file)).out)["device"] == ["eth0", "eth1"]
+
+
+def test_config_check_names_the_line(lb: Run, tmp_path: Path) -> None:
+    file = tmp_path / "lbagent.yaml"
+    file.write_text("node-name: a\nsnat-prots: 1-2\n")
+    done = lb("config", "check", "--config", str(file))
+    assert done.code == 2
+    assert f"{file}:2" in done.err
+    assert "snat-ports" in done.err
+
+
+def test_doctor(lb: Run) -> None:
+    """One finding a line, advice under it; JSON has the same."""
+    done = lb("doctor", "--device", "no-such-dev0")
+    rows = json.loads(lb("doctor", "--device", "no-such-dev0", "-o", "json").out)
+    assert done.code in (1, 77)
+    assert {row["level"] for row in rows} <= {"ok", "note", "warning", "error"}
+    assert any(row["level"] == "error" and "no-such-dev0" in row["what"] for row in rows)
+    assert sum(not line.startswith(" ") for line in done.out.splitlines()) == len(rows)
+
+
+def test_doctor_reads_settings(lb: Run) -> None:
+    assert "30000-32767" in lb("doctor", "--snat-ports", "30000-40000").out
+
+
+def test_cleanup_of_nothing(lb: Run, tmp_path: Path) -> None:
+    done = lb("cleanup", "--bpffs", str(tmp_path / "none"))
+    assert (done.code, done.out) == (0, "")
+    assert "nothing to clean up" in done.err

@@ -1,0 +1,106 @@
+"""`status`, `status --wait`, `metrics`."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from msgspec.structs import replace
+
+from lbagent.api.types import DeviceStatus, FailingService, MapUsage
+from tests.api.serving import Agent
+from tests.cli.conftest import Run
+
+
+def test_text(lb: Run, agent: Agent) -> None:
+    done = lb("status")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0].startswith("agent      ready, pid 4711, version 1.2.3, node n1, up ")
+    assert lines[1] == "state      generation 3: 2 services, 4 frontends, 4 backends"
+    assert "source     folder /etc/lb: 7 objects, generation 1" in lines
+    assert "  a.yaml:3: spec: bad" in lines
+
+
+def test_maps_are_shown_when_full_or_asked_for(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "lb4_service" not in lb("status").out
+    assert "map        lb4_service: 3 of 100 (3%)" in lb("status", "-o", "wide").out
+    full = replace(agent.status(), maps=[MapUsage("lb4_backend", 99, 100)])
+    monkeypatch.setattr(agent, "status", lambda: full)
+    assert "lb4_backend: 99 of 100 (99%)" in lb("status").out
+
+
+def test_json(lb: Run, agent: Agent) -> None:
+    assert json.loads(lb("status", "-o", "json").out)["generation"] == 3
+
+
+def test_trouble_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that cannot be written is named with its error; so is a device without programs."""
+    agent.problems = ["the manifest folder is gone; kept 7 objects"]
+    assert lb("status").code == 0
+    bad = replace(
+        agent.status(),
+        failing=[FailingService("10.96.0.1:80/TCP", "shop/web", "lb4_service is full; raise --max-service-slots", 2.5)],
+        devices=[DeviceStatus("eth0", 2, ["xdp", "tc_egress"]), DeviceStatus("eth9", 0, [], "no such device")],
+    )
+    monkeypatch.setattr(agent, "status", lambda: bad)
+    done = lb("status")
+    assert done.code == 1
+    assert (
+        "failing    10.96.0.1:80/TCP shop/web: lb4_service is full; raise --max-service-slots; next try in 2 s"
+        in done.out
+    )
+    assert "device     eth0: xdp, tc_egress" in done.out
+    assert "device     eth9: not attached (no such device)" in done.out
+    assert "problem    the manifest folder is gone; kept 7 objects" in done.out
+
+
+def test_not_ready(lb: Run, agent: Agent) -> None:
+    agent.ready = False
+    done = lb("status")
+    assert done.code == 1
+    assert done.out.startswith("agent      starting")
+
+
+def test_wait_ready_at_once(lb: Run, agent: Agent) -> None:
+    assert lb("status", "--wait", "30s").code == 0
+
+
+def test_wait_until_ready(lb: Run, agent: Agent) -> None:
+    agent.ready = False
+    timer = threading.Timer(0.2, lambda: setattr(agent, "ready", True))
+    timer.start()
+    done = lb("status", "--wait", "1m")
+    timer.join()
+    assert done.code == 0
+    assert "ready" in done.out
+
+
+def test_wait_found_but_not_ready(lb: Run, agent: Agent) -> None:
+    agent.ready = False
+    done = lb("status", "--wait", "200ms")
+    assert done.code == 6
+    assert "not ready" in done.err
+
+
+def test_wait_never_found(lb: Run, no_agent: None) -> None:
+    assert lb("status", "--wait", "200ms").code == 5
+
+
+@pytest.mark.parametrize("word", ["0", "0.05", "50ms", "0m0s", "0.00001h"])
+def test_times(lb: Run, no_agent: None, word: str) -> None:
+    """All these are times, and short ones."""
+    assert lb("status", "--wait", word).code == 5
+
+
+def test_without_an_agent(lb: Run, no_agent: None) -> None:
+    """What is left is said on stdout, that nobody answers on stderr; JSON stays clean."""
+    done = lb("status")
+    assert done.code == 5
+    assert "nothing readable" in done.out
+    assert lb("status", "-o", "json").out == ""
+
+
+def test_metrics(lb: Run, agent: Agent) -> None:
+    assert lb("metrics").out == "lbagent_ready 1\nlbagent_generation 3\n"

@@ -1,0 +1,159 @@
+"""`svc list`, `svc get`: tables, JSON, sorting, watching."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from lbagent.cli.output import natural, table
+from tests.api.serving import Agent
+from tests.cli.conftest import Run
+
+TABLE = """\
+ID   FRONTEND              TYPE           BACKENDS   STATE    NAME
+1    10.96.0.10:80/TCP     ClusterIP      2/3        active   shop/web
+10   192.0.2.10:80/TCP     LoadBalancer   1/1        active   shop/web
+11   192.0.2.10:80/TCP/i   LoadBalancer   0/0        empty    shop/web
+2    [fd00::a]:53/UDP      ClusterIP      0/1        empty    kube-system/dns
+"""
+
+
+def test_table(lb: Run, agent: Agent) -> None:
+    """Upper-case headers, three spaces, no borders, the agent's order."""
+    done = lb("svc", "list")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == TABLE
+
+
+def test_no_headers(lb: Run, agent: Agent) -> None:
+    lines = lb("svc", "list", "--no-headers").out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("1 ")
+
+
+def test_wide_has_more_columns(lb: Run, agent: Agent) -> None:
+    lines = lb("svc", "list", "-o", "wide").out.splitlines()
+    assert lines[0].split()[-6:] == ["PORT", "ALGORITHM", "AFFINITY", "EXTERNAL", "INTERNAL", "FLAGS"]
+    assert lines[2].split()[-5:] == [
+        "maglev",
+        "60s",
+        "Local",
+        "Cluster",
+        "LoadBalancer+Local+two-scopes+sessionAffinity",
+    ]
+
+
+def test_json_and_yaml_say_the_same(lb: Run, agent: Agent) -> None:
+    """The JSON contract, unabridged; YAML is the same document."""
+    rows = json.loads(lb("svc", "list", "-o", "json").out)
+    assert [row["id"] for row in rows] == [1, 10, 11, 2]
+    assert rows[0]["backends"][0]["address"] == "10.0.0.9:8080/TCP"
+    assert yaml.safe_load(lb("svc", "list", "-o", "yaml").out) == rows
+
+
+def test_names(lb: Run, agent: Agent) -> None:
+    """Each service once."""
+    assert lb("svc", "list", "-o", "name").out == "shop/web\nkube-system/dns\n"
+
+
+def test_namespace(lb: Run, agent: Agent) -> None:
+    assert lb("svc", "list", "-n", "kube-system", "-o", "name").out == "kube-system/dns\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "ids"),
+    [("id", [1, 2, 10, 11]), ("FRONTEND", [1, 10, 11, 2]), ("name", [2, 1, 10, 11]), ("type", [1, 2, 10, 11])],
+)
+def test_sort(lb: Run, agent: Agent, column: str, ids: list[int]) -> None:
+    """By header or field, numbers by value, stable."""
+    assert [row["id"] for row in json.loads(lb("svc", "list", "-o", "json", "--sort-by", column).out)] == ids
+
+
+def test_sort_by_nonsense(lb: Run, agent: Agent) -> None:
+    done = lb("svc", "list", "--sort-by", "colour")
+    assert done.code == 2
+    assert "frontend" in done.err
+
+
+def test_nothing_to_list(lb: Run, agent: Agent) -> None:
+    """Headers alone, an empty list, nothing."""
+    agent.advance(())
+    assert lb("svc", "list").out.split() == ["ID", "FRONTEND", "TYPE", "BACKENDS", "STATE", "NAME"]
+    assert json.loads(lb("svc", "list", "-o", "json").out) == []
+    assert lb("svc", "list", "-o", "name").out == ""
+    assert lb("svc", "list", "--no-headers").out == ""
+
+
+def test_get(lb: Run, agent: Agent) -> None:
+    """Every frontend of the service with its backends in slot order."""
+    done = lb("svc", "get", "shop/web")
+    assert done.code == 0
+    blocks = done.out.split("\n\n")
+    assert len(blocks) == 3
+    assert blocks[0].splitlines()[0].split() == ["10.96.0.10:80/TCP", "shop/web:http"]
+    assert [line.split()[1] for line in blocks[0].splitlines()[4:]] == [
+        "10.0.0.9:8080/TCP",
+        "10.0.0.10:8080/TCP",
+        "10.0.0.11:8080/TCP",
+    ]
+    assert "affinity 60 s" in blocks[1]
+    assert "no backends" in blocks[2]
+
+
+def test_get_json_is_a_list_like_the_list(lb: Run, agent: Agent) -> None:
+    rows = json.loads(lb("svc", "get", "kube-system/dns", "-o", "json").out)
+    assert rows == [row for row in json.loads(lb("svc", "list", "-o", "json").out) if row["name"] == "dns"]
+
+
+def test_get_nobody(lb: Run, agent: Agent) -> None:
+    """Exit code 3; a name alone is in default."""
+    for name, full in (("shop/nobody", "shop/nobody"), ("web", "default/web")):
+        done = lb("svc", "get", name)
+        assert done.code == 3
+        assert full in done.err
+
+
+def test_watch_prints_changes(agent: Agent) -> None:
+    """First all rows, then the changed one, then the removed one; Ctrl-C ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "lbagent", "svc", "list", "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = [process.stdout.readline() for _ in range(5)]
+        assert first[0].startswith("ID ")
+        services = list(agent.current.services)
+        services[1] = replace(services[1], others=())
+        agent.advance(tuple(services))
+        assert process.stdout.readline().split()[1:4] == ["10.96.0.10:80/TCP", "ClusterIP", "2/2"]
+        agent.advance(tuple(services[:-1]))
+        assert process.stdout.readline().split() == ["removed", "kube-system/dns", "[fd00::a]:53/UDP"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == ""  # click ends the ^C of a terminal with a new line
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_natural_order() -> None:
+    assert sorted(["10.0.0.10:80", "10.0.0.9:80", "10.0.0.9:443"], key=natural) == [
+        "10.0.0.9:80",
+        "10.0.0.9:443",
+        "10.0.0.10:80",
+    ]
+    assert sorted([10, 9, 100], key=natural) == [9, 10, 100]
+
+
+def test_table_of_nothing() -> None:
+    assert table((), [], wide=False, headers=False) == []

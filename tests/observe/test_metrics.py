@@ -1,0 +1,113 @@
+"""The Prometheus text: read back by an independent parser, prometheus-client's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lbagent.maps.reasons import Reason
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.service import SVC, ServiceName
+from lbagent.model.state import State
+from lbagent.observe.metrics import Snapshot, SourceSample, render
+
+ONE = Backend(L3n4Addr.parse("10.0.0.1:80"), 1)
+TWO = Backend(L3n4Addr.parse("[fd00::2]:80/UDP"), 2, BackendState.MAINTENANCE)
+FRONTEND = L3n4Addr.parse("10.96.0.1:80")
+STATE = State(
+    9,
+    (
+        SVC(L3n4Addr.parse("10.96.0.1:0/ANY"), name=ServiceName("shop", "web"), wildcard=True),
+        SVC(FRONTEND, 7, ServiceName("shop", "web"), "http", selectable=(ONE,), resting=(TWO,)),
+    ),
+)
+
+
+def _parsed(**more: Any) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    given: dict[str, Any] = {"version": "1.0", "ready": True, "state": STATE} | more
+    snapshot = Snapshot(**given)
+    out: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families("".join(render(snapshot))):
+        assert family.documentation
+        for sample in family.samples:
+            series = out.setdefault(sample.name, {})
+            key = tuple(sorted(sample.labels.items()))
+            assert key not in series, f"{sample.name}{key} twice"
+            series[key] = sample.value
+    return out
+
+
+def test_agent_and_state() -> None:
+    parsed = _parsed(resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, sync_duration_s=0.004)
+    assert parsed["lbagent_ready"] == {(): 1}
+    assert parsed["lbagent_build_info"] == {(("version", "1.0"),): 1}
+    assert parsed["lbagent_generation"] == {(): 9}
+    assert parsed["lbagent_services"] == {(): 1}
+    assert parsed["lbagent_frontends"] == {(): 1}
+    assert parsed["lbagent_failing_frontends"] == {(): 3}
+    assert parsed["lbagent_sync_duration_seconds"] == {(): 0.004}
+    assert parsed["process_resident_memory_bytes"] == {(): 52428800}
+    assert parsed["process_cpu_seconds_total"] == {(): 1.25}
+    assert parsed["lbagent_backends"] == {
+        (("state", "active"),): 1,
+        (("state", "terminating"),): 0,
+        (("state", "quarantined"),): 0,
+        (("state", "maintenance"),): 1,
+    }
+
+
+def test_packets_by_reason() -> None:
+    parsed = _parsed(reasons={Reason.FWD_ESTABLISHED: (2**40, 2**50), Reason.DROP_NO_BACKEND: (1, 60)})
+    assert parsed["lbagent_packets_total"] == {
+        (("reason", "fwd_established"),): 2**40,
+        (("reason", "drop_no_backend"),): 1,
+    }
+    assert parsed["lbagent_bytes_total"][("reason", "fwd_established"),] == 2**50
+
+
+def test_services_and_backends() -> None:
+    """Labels name what an operator knows; ids without a row in the State (being removed) are not shown."""
+    parsed = _parsed(
+        services={7: (10, 1000), 99: (1, 1)}, backends={1: (6, 600), 2: (4, 400), 99: (1, 1)}, live_flows={1: 3}
+    )
+    labels = (("frontend", "10.96.0.1:80/TCP"), ("name", "web"), ("namespace", "shop"), ("port_name", "http"))
+    assert parsed["lbagent_service_packets_total"] == {labels: 10}
+    assert parsed["lbagent_service_bytes_total"] == {labels: 1000}
+    assert parsed["lbagent_backend_packets_total"] == {
+        (("backend", "10.0.0.1:80/TCP"),): 6,
+        (("backend", "[fd00::2]:80/UDP"),): 4,
+    }
+    assert parsed["lbagent_backend_flows"] == {(("backend", "10.0.0.1:80/TCP"),): 3}
+
+
+def test_maps_sources_devices() -> None:
+    parsed = _parsed(
+        maps={"lb4_service": (5, 100)},
+        sources=(SourceSample('folder "x"\\y', True, 7, 1),),
+        devices={"eth0": True, "eth1": False},
+    )
+    assert parsed["lbagent_map_entries"] == {(("map", "lb4_service"),): 5}
+    assert parsed["lbagent_map_max_entries"] == {(("map", "lb4_service"),): 100}
+    assert parsed["lbagent_source_objects"] == {(("source", 'folder "x"\\y'),): 7}
+    assert parsed["lbagent_device_attached"] == {(("device", "eth0"),): 1, (("device", "eth1"),): 0}
+
+
+def test_nothing_known_yet() -> None:
+    """An agent that has just started: no per-service lines, no empty families."""
+    parsed = _parsed(ready=False, state=State())
+    assert parsed["lbagent_ready"] == {(): 0}
+    assert not any(name.startswith(("lbagent_service_p", "lbagent_backend_", "lbagent_map_e")) for name in parsed)
+
+
+def test_pieces_stay_small() -> None:
+    """Ten thousand services come in pieces, so that the event loop gets air."""
+    services = tuple(
+        SVC(L3n4Addr(bytes([10, 96, i >> 8, i & 255]), 80), i + 1, ServiceName("shop", f"web-{i}"))
+        for i in range(10_000)
+    )
+    counters = {i + 1: (i, i) for i in range(10_000)}
+    pieces = list(render(Snapshot(version="1.0", ready=True, state=State(1, services), services=counters)))
+    assert max(map(len, pieces)) < 128 * 1024
+    assert sum(piece.count("lbagent_service_packets_total{") for piece in pieces) == 10_000
