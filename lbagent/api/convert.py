@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -56,13 +56,19 @@ def service_views(state: State, namespace: str = "", name: str = "") -> Iterator
         yield service_view(svc)
 
 
-def backend_rows(state: State, flows: Mapping[int, int] | None) -> Iterator[BackendRow]:
-    """Yield each backend once, by id."""
+def backend_rows(
+    state: State, flows: Mapping[int, int] | None, only: Collection[L3n4Addr] | None = None
+) -> Iterator[BackendRow]:
+    """Yield each backend once, by id; `only` these when given."""
     users: dict[L3n4Addr, set[str]] = {}
     for svc in state.services:
+        name = ""
         for backend in svc.backends:
-            users.setdefault(backend.address, set()).add(str(svc.name))
-    for backend in sorted(state.backends.values(), key=lambda backend: backend.id):
+            if only is None or backend.address in only:
+                name = name or str(svc.name)
+                users.setdefault(backend.address, set()).add(name)
+    known = state.backends
+    for backend in sorted((known[address] for address in users), key=lambda backend: backend.id):
         yield BackendRow(
             id=backend.id,
             address=backend.address.with_protocol(),

@@ -129,9 +129,7 @@ class ApiServer:
         if not addresses:
             raise ConfigError("no backend was named; nothing was changed")
         await self._view.set_state(addresses, state)
-        changed = set(addresses)
-        rows = backend_rows(self._view.state(), self._view.live_flows())
-        return Response(200, json_list(row for row in rows if L3n4Addr.parse(row.address) in changed))
+        return Response(200, json_list(backend_rows(self._view.state(), self._view.live_flows(), set(addresses))))
 
     def _known(self, text: str) -> L3n4Addr:
         """Read an address; without a protocol it is the TCP backend, or the only one of that address and port."""
