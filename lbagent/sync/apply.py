@@ -154,17 +154,20 @@ class _Run:
         self._store_bits([step.number(i) for i in range(start, stop)], on=True)
 
     def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
-        """Store the words with these bits changed; the Shadow follows at once, for each word is absolute."""
+        """Store the words with these bits, sorted, changed. A failure leaves in its `done` how many bits are changed."""
+        shadow = self.shadow
         for bit in bits:
-            self.shadow.set_bit(bit, on)
+            shadow.set_bit(bit, on)
+        words = sorted({bit >> 6 for bit in bits})
         try:
-            words = sorted({bit >> 6 for bit in bits})
-            self.maps.store("lb_filter", [(at * 8, self.shadow.filter[at * 8 : at * 8 + 8]) for at in words])
+            self.maps.store("lb_filter", [(at * 8, shadow.filter[at * 8 : at * 8 + 8]) for at in words])
         except LbError as error:
-            for bit in bits:
-                self.shadow.set_bit(bit, not on)
+            stored = frozenset(words[: error.done] if isinstance(error, KernelError) else ())
+            undone = [bit for bit in bits if bit >> 6 not in stored]
+            for bit in undone:
+                shadow.set_bit(bit, not on)
             if isinstance(error, KernelError):
-                error.done = 0
+                error.done = len(bits) - len(undone)
             raise
 
     # --- the Shadow follows ---

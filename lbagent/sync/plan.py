@@ -222,16 +222,10 @@ def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
 
 
 def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
-    phases = {
-        "lb_affinity_match": Phase.AFFINITY_OUT,
-        "lb4_source_range": Phase.RANGE_OUT,
-        "lb6_source_range": Phase.RANGE_OUT,
-        "lb4_maglev": Phase.TABLE_OUT,
-        "lb6_maglev": Phase.TABLE_OUT,
-        "lb4_reverse_nat": Phase.REVERSE_OUT,
-        "lb6_reverse_nat": Phase.REVERSE_OUT,
-    }
     for name, key in shadow.orphans:
-        phase = phases[name]
-        empty = bytes(shadow.specs[name].value_size) if phase is Phase.REVERSE_OUT else b""
-        steps.at(phase, name).add(NOBODY, key, empty)
+        phase, value = Phase.ORPHAN_OUT, b""
+        if name.endswith("_maglev"):
+            phase = Phase.ORPHAN_TABLE_OUT
+        elif name.endswith("_reverse_nat"):
+            phase, value = Phase.ORPHAN_REVERSE_OUT, bytes(shadow.specs[name].value_size)
+        steps.at(phase, name).add(NOBODY, key, value)

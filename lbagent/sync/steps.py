@@ -20,6 +20,9 @@ class Phase(IntEnum):
     Everything a service needs comes before its master (slot 0), everything it no longer needs after it.
     """
 
+    ORPHAN_OUT = auto()  # entries of ids nobody has: before the ids are given to somebody
+    ORPHAN_TABLE_OUT = auto()
+    ORPHAN_REVERSE_OUT = auto()
     FILTER_IN = auto()
     BACKEND_IN = auto()
     PATH_RESET = auto()  # a record that still lives under another address: only after a broken restart
@@ -63,6 +66,8 @@ _KINDS = {
     Phase.PATH_OUT: Kind.PATH_META,
     Phase.TABLE_IN: Kind.TABLE,
     Phase.TABLE_OUT: Kind.TABLE_OUT,
+    Phase.ORPHAN_OUT: Kind.DELETE,
+    Phase.ORPHAN_TABLE_OUT: Kind.TABLE_OUT,
     Phase.MASTER_OUT: Kind.DELETE,
     Phase.SLOT_OUT: Kind.DELETE,
     Phase.AFFINITY_OUT: Kind.DELETE,
