@@ -24,6 +24,7 @@ COMMANDS = {
     "map": ("lbagent.cli.maps:maps", "The kernel's maps: dump."),
     "status": ("lbagent.cli.status:status", "How the agent is."),
     "plan": ("lbagent.cli.plan:plan", "What a folder of manifests would write to the maps; no agent, no root."),
+    "verify": ("lbagent.cli.verify:verify", "Whether the maps hold together."),
     "doctor": ("lbagent.cli.doctor:doctor", "What this machine supports and what will be used."),
     "bpf": ("lbagent.cli.bpf:bpf", "The programs: build."),
     "config": ("lbagent.cli.config:config", "The configuration: check, show."),

@@ -1,0 +1,74 @@
+"""Commands over real pinned maps, without an agent: map dump, verify, status, cleanup."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lbagent.maps.base import PathInfo
+from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.layout import Sizes
+from lbagent.sync import dryrun
+from lbagent.sync.apply import apply
+from lbagent.sync.plan import plan
+from lbagent.sync.shadow import Shadow
+from tests.cli.conftest import Run
+from tests.cli.test_offline import DUMP, MANIFEST
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+SMALL = Sizes(
+    flow4=1 << 10, flow6=1 << 10, snat4=1 << 10, snat6=1 << 10, services=1 << 10, backends=1 << 10, source_ranges=64, affinity=64,
+    spill=64, fragments=64, maglev_size=251,
+)  # fmt: skip
+
+
+@pytest.fixture
+def bpffs(tmp_path: Path) -> Iterator[Path]:
+    """A bpf file system of its own, with the maps a plan describes in it."""
+    path = tmp_path / "bpffs"
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    (folder / "web.yaml").write_text(MANIFEST)
+    state = dryrun.dry_run(str(folder)).state
+    try:
+        with KernelMaps.open(path, SMALL) as maps:
+            shadow = Shadow(SMALL)
+            assert not apply(plan(state, shadow, lambda _: PathInfo()), maps, shadow).failed
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
+
+
+def test_map_dump(lb: Run, bpffs: Path) -> None:
+    """What `plan` printed is what the kernel holds."""
+    assert lb("map", "dump", "--bpffs", str(bpffs)) == (0, DUMP, "")
+
+
+def test_verify(lb: Run, bpffs: Path) -> None:
+    """All is well after a plan; a slot whose backend is gone is named."""
+    assert lb("verify", "--bpffs", str(bpffs)) == (0, "", "")
+    with KernelMaps.open(bpffs, create=False) as maps:
+        maps.delete_many("lb4_backend", [key for key, _ in maps.items("lb4_backend")])
+    done = lb("verify", "--bpffs", str(bpffs))
+    assert done.code == 1
+    assert "10.96.0.1:80/TCP" in done.out
+
+
+def test_status_without_an_agent(lb: Run, bpffs: Path, tmp_path: Path) -> None:
+    done = lb("status", "--bpffs", str(bpffs), "--socket", str(tmp_path / "none.sock"))
+    assert done.code == 5
+    assert "4 service rows, 2 backends" in done.out
+    assert "none attached" in done.out
+
+
+def test_cleanup(lb: Run, bpffs: Path) -> None:
+    """Everything pinned goes, once."""
+    done = lb("cleanup", "--bpffs", str(bpffs))
+    assert done.code == 0
+    assert "removed map lb4_service" in done.out
+    assert lb("map", "dump", "--bpffs", str(bpffs)).code == 3
+    assert "nothing to clean up" in lb("cleanup", "--bpffs", str(bpffs)).err
