@@ -16,6 +16,6 @@ int call_tc_0_entry6(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 
-	return s ? entry(ctx, s->pk.flags & (PKT_INTERNAL | PKT_EGRESS)) : LB_PASS;
+	return s ? entry(ctx, HOOK_FLAGS(s)) : LB_PASS;
 }
 #endif

@@ -14,7 +14,7 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 
 	if (!s)
 		return LB_PASS;
-	s->pk.flags = flags;
+	s->hook_flags = flags;
 #endif
 	lb_call(ctx, slot);
 	return LB_PASS;

@@ -35,13 +35,6 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* Flags that come with the packet from an earlier program: on XDP there are none. */
-#ifdef LB_HOOK_XDP
-#define HOOK_FLAGS(s) 0
-#else
-#define HOOK_FLAGS(s) ((s)->pk.flags & (PKT_INTERNAL | PKT_EGRESS))
-#endif
-
 /* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
 AI void pkt_whole(lb_ctx *ctx, struct lb_pkt *pk)
 {

@@ -10,8 +10,8 @@
 #include "maps.h"
 #include "parse.h"
 
-#define SLOT_XDP6 0    /* entry of IPv6 frames (also tc: lb_calls_tc) */
-#define SLOT_GENERAL 1 /* nothing in the record but flags (PKT_INTERNAL, PKT_EGRESS): parse all of it */
+#define SLOT_XDP6 0    /* entry of IPv6 frames; tc: hook_flags */
+#define SLOT_GENERAL 1 /* nothing in the record but hook_flags: parse all of it */
 #define SLOT_FLOW 3    /* pk: flow look-up, then service and selection */
 #define SLOT_INSERT 5  /* pk, choice: make the flow and forward */
 #define SLOT_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
@@ -24,6 +24,7 @@
 #define CHOICE_AGAIN 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
 struct lb_scratch {
+	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS; first, where both families find it */
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
@@ -39,6 +40,13 @@ struct lb_scratch {
 };
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
+
+/* Flags that come with the packet from an earlier program: on XDP there are none. */
+#ifdef LB_HOOK_XDP
+#define HOOK_FLAGS(s) 0
+#else
+#define HOOK_FLAGS(s) ((s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS))
+#endif
 
 /* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
 AI struct lb_scratch *scratch(void)
