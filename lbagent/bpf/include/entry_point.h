@@ -95,6 +95,25 @@ AI u16 hook_flags(lb_ctx *ctx, u16 flags)
 }
 #endif
 
+/* The node's own ICMP errors about packets it delivered to a local backend: they quote the backend, but do not come from it.
+ * Headers were seen by parse_addrs. */
+AI bool leaving_icmp(const u8 *data, u16 flags)
+{
+	return flags & PKT_EGRESS && data[ETH_HLEN + (LB_FAMILY == 4 ? 9 : 6)] == (LB_FAMILY == 4 ? PROTO_ICMP : PROTO_ICMP6);
+}
+
+/* Neither address concerns us. Only on its way out an ICMP error may still: the node's own, about a packet for a local backend. */
+AI int entry_nobody(lb_ctx *ctx, const u8 *data, u16 flags)
+{
+#ifdef LB_HOOK_TC
+	u8 proto = data[ETH_HLEN + (LB_FAMILY == 4 ? 9 : 6)];
+
+	if (flags & PKT_EGRESS && UNLIKELY(proto == PROTO_ICMP_FAMILY))
+		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
+#endif
+	return LB_PASS;
+}
+
 /* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
 AI int entry(lb_ctx *ctx, u16 flags)
 {
@@ -111,7 +130,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 		return entry_other(ctx, data, end, flags);
 	pk.concern = filter_dst(&pk.daddr);
 	if (LIKELY(!pk.concern)) {
-		if (LIKELY(!filter_src(&pk.saddr)))
+		if (LIKELY(!filter_src(&pk.saddr)) && !leaving_icmp(data, flags))
 			return LB_PASS;
 		pk.concern = CONCERN_SOURCE;
 	}

@@ -5,7 +5,7 @@
  */
 #pragma once
 #include "filter.h"
-#include "known.h"
+#include "icmp.h"
 
 #define VLAN_TAGS 2
 #define VLAN_HLEN 4
@@ -207,6 +207,14 @@ AI u32 general_parse(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 a
 	return 0;
 }
 
+/* An ICMP error behind a plain header: the kernel's own on its way out. */
+AI bool general_icmp_error(const u8 *l3, const u8 *end)
+{
+	if (l3 + IP_HLEN + 1 > end || l3[LB_FAMILY == 4 ? 9 : 6] != PROTO_ICMP_FAMILY)
+		return false;
+	return icmp_is_error(l3[IP_HLEN]);
+}
+
 AI int general_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
@@ -231,8 +239,8 @@ AI int general_main(lb_ctx *ctx)
 	pk->flags = HOOK_FLAGS(s);
 	addr_load(&pk->saddr, l3 + (LB_FAMILY == 4 ? 12 : 8));
 	addr_load(&pk->daddr, l3 + (LB_FAMILY == 4 ? 16 : 24));
-	pk->concern = filter_dst(&pk->daddr) | (filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
-	if (!pk->concern)
+	pk->concern = filter_dst(&pk->daddr) | (pk->flags & PKT_EGRESS || filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
+	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && general_icmp_error(l3, end)))
 		return LB_PASS;
 #ifdef LB_HOOK_XDP
 	if (!frame_is_ours(ctx, data))
@@ -242,7 +250,7 @@ AI int general_main(lb_ctx *ctx)
 	if (reason)
 		return verdict(ctx, reason, reason == REASON_DROP_FRAGMENT ? LB_DROP : LB_PASS);
 	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6) {
-		if (pk->proto == (LB_FAMILY == 4 ? PROTO_ICMP : PROTO_ICMP6) && !(pk->flags & PKT_FRAGMENT))
+		if (pk->proto == PROTO_ICMP_FAMILY && !(pk->flags & PKT_FRAGMENT))
 			lb_call(ctx, FAMILY_SLOT(SLOT_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
