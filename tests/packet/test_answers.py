@@ -9,12 +9,11 @@ from scapy.layers.inet import TCP as TcpLayer
 from scapy.packet import Raw
 
 from lbagent.bpf.settings import Settings
-from lbagent.maps import layout
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
 from tests.packet.harness import open_world
-from tests.packet.world import ROUTABLE, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, Outcome, World
+from tests.packet.world import EXT_LOCAL, ROUTABLE, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, Outcome, World
 
 BACK = bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
 
@@ -165,8 +164,7 @@ def test_undefined_port_of_a_cluster_ip(world: World, fam: Family, hook: str) ->
 
 def test_local_policy_with_backends_elsewhere_drops(world: World, fam: Family, hook: str) -> None:
     """externalTrafficPolicy Local, none here but some on other nodes: silence, so that the client tries another node."""
-    row = world.service(fam, fam.vip, 80, TCP, flags=TYPE_LOAD_BALANCER | ROUTABLE | 0x04)
-    world.slot(row, 0, target=row.target | layout.TARGET_ELSEWHERE)
+    world.service(fam, fam.vip, 80, TCP, flags=TYPE_LOAD_BALANCER | ROUTABLE | EXT_LOCAL, elsewhere=True)
     out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))
     assert out.dropped
     assert out.counted == {Reason.DROP_NO_LOCAL_BACKEND: 1}

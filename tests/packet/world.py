@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout
 from lbagent.maps.layout import DeviceFlag, PathFlag
-from lbagent.maps.reasons import REASON_SLOTS, Reason
+from lbagent.maps.reasons import Reason
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 
@@ -31,6 +31,7 @@ TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
 ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
 INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
 STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
+_REASONS = [int(reason) for reason in Reason]
 XDP, TC_INGRESS, TC_EGRESS = "xdp", "tc_ingress", "tc_egress"
 _FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), TC_INGRESS: (Tc.REDIRECT,), TC_EGRESS: (Tc.REDIRECT,)}
 _PASS = {XDP: (Xdp.PASS,), TC_INGRESS: (Tc.OK, Tc.UNSPEC), TC_EGRESS: (Tc.OK, Tc.UNSPEC)}
@@ -233,6 +234,7 @@ class World:
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
         affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, id: int | None = None,
+        elsewhere: bool = False,
     ) -> ServiceRow:  # fmt: skip
         """Enter a frontend with everything a new flow looks at; slot 0 last."""
         if id is None:
@@ -245,7 +247,8 @@ class World:
             match = [(layout.LB_AFFINITY_MATCH.pack(b.id, id.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
             self.put("lb_affinity_match", match)
         self.ranges(row, ranges)
-        rev = [family.packed(address), port.to_bytes(2, "big"), proto, scope] + ([] if family.version == 4 else [bytes(4)])
+        rev_scope = scope | (layout.REVNAT_ELSEWHERE if elsewhere else 0)
+        rev = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope] + ([] if family.version == 4 else [bytes(4)])
         codec = layout.LB4_REVERSE_NAT if family.version == 4 else layout.LB6_REVERSE_NAT
         self.put(f"lb{family.version}_reverse_nat", [(struct.pack("=I", id), codec.pack(*rev))])
         self.filter("vip", family.packed(address))
@@ -309,8 +312,8 @@ class World:
         return run_xdp(fd, frame, ifindex=device) if hook == XDP else run_tc(fd, frame, ifindex=device)
 
     def _read_counters(self) -> dict[Reason, int]:
-        values = self.maps.counters(range(REASON_SLOTS))
-        return {reason: values[reason][0] for reason in Reason}
+        values = self.maps.counters(_REASONS)
+        return {reason: packets for reason, (packets, _) in zip(Reason, values, strict=True)}
 
     def counter(self, index: int) -> tuple[int, int]:
         """Return (packets, bytes) of one lb_metrics index."""
