@@ -36,6 +36,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     """Every setting of the agent. Times are seconds, sizes are entries."""
 
     manifests: Annotated[str, Meta(description="Folder of manifests to serve.")] = ""
+    synthetic: Annotated[str, Meta(description="Made-up services to measure with, SERVICES:BACKENDS.")] = ""
     kubeconfig: Annotated[str, Meta(description="Kubernetes access file.")] = ""
     in_cluster: Annotated[bool, Meta(description="Use the pod's service account.")] = False
     device: Annotated[Words, Meta(description="Device that takes service traffic (repeatable).")] = ()

@@ -42,8 +42,10 @@ from lbagent.sync.resolve import Resolver
 from lbagent.sync.restore import Restored, restore
 from lbagent.sync.source import Source
 from lbagent.sync.sweep import Sweeper
+from lbagent.sync.synthetic import SyntheticSource, parse_synthetic
 
 log = logging.getLogger(__name__)
+M_ARENA_MAX = -8  # mallopt(3)
 
 
 def run_agent(load: Callable[[], Config]) -> None:
@@ -53,6 +55,7 @@ def run_agent(load: Callable[[], Config]) -> None:
     """
     config = load()
     logs.setup(config.log_format, config.log_level)
+    spare_memory()
     try:
         asyncio.run(Agent(config, load).run())
     except* LbError as group:
@@ -100,7 +103,13 @@ class Agent:
     def _build(self) -> Parts:
         """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
         config = self._config
-        if not config.manifests:
+        operator = OperatorSource(config.state_dir)
+        sources: list[Source] = [operator]  # first: the operator's word beats a manifest's
+        if config.manifests:
+            sources.append(FolderSource(config.manifests))
+        if config.synthetic:
+            sources.append(SyntheticSource(*parse_synthetic(config.synthetic)))
+        if len(sources) == 1:
             raise ConfigError("no source of services: give --manifests DIR")
         require_kernel()
         pins.ensure_bpffs(config.bpffs)
@@ -111,8 +120,6 @@ class Agent:
         self._closing.callback(maps.close)
         network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
         self._closing.callback(network.close)
-        operator = OperatorSource(config.state_dir)
-        sources: list[Source] = [operator, FolderSource(config.manifests)]  # the operator's word beats a manifest's
         resolver = Resolver(derive.resolve_options(config))
         restored = restore(maps)
         book = id_book(restored, maps.sizes.backends)
@@ -180,6 +187,12 @@ def id_book(restored: Restored, backends: int) -> IdBook:
     book.service_ids.restore(restored.service_ids)
     book.backend_ids.restore(restored.backend_ids)
     return book
+
+
+def spare_memory() -> None:
+    """Let threads share one heap: each of their own keeps some MiB for ever."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def settle_memory() -> None:

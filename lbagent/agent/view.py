@@ -80,7 +80,7 @@ class View:
             generation=state.generation,
             services=len(state.by_name),
             frontends=sum(not svc.wildcard for svc in state.services),
-            backends=len(state.backends),
+            backends=len(parts.reconciler.shadow.refs),  # an index of the State would cost 10 MiB
             attach=parts.config.attach,
             bpffs=parts.config.bpffs,
             artifact=parts.datapath.key if parts.datapath else "",

@@ -45,6 +45,7 @@ class PathFinder:
         self.hops: set[Hop] = set()
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
+        self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all that take it
         self._pods = frozenset(
             link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
         )
@@ -52,19 +53,27 @@ class PathFinder:
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
-        info = self._find(backend.address.address, backend.node_name)
+        address, node_name, network = backend.address.address, backend.node_name, self.network
+        if network.is_own(address):
+            return self._share(PathInfo(b"", UNKNOWN_HOP, MTU_MAX, local=True, host=True))
+        route = network.route(address)
+        pod = route is not None and route.ifindex in self._pods
+        local = node_name == self.settings.node_name if node_name else pod
+        if local or route is None or not route.gateway:
+            return self._share(self._find(address, route, local=local))
+        known = self._behind.get(id(route))
+        if known is None:
+            known = self._behind[id(route)] = self._share(self._find(address, route, local=False))
+        return known
+
+    def _share(self, info: PathInfo) -> PathInfo:
         return self._shared.setdefault(info, info)
 
-    def _find(self, address: bytes, node_name: str) -> PathInfo:
-        network = self.network
-        own = network.is_own(address)
-        route = None if own else network.route(address)
-        behind_pod = route is not None and route.ifindex in self._pods
-        local = node_name == self.settings.node_name if node_name else own or behind_pod
-        link = network.links.get(route.ifindex) if route else None
+    def _find(self, address: bytes, route: Route | None, *, local: bool) -> PathInfo:
+        link = self.network.links.get(route.ifindex) if route else None
         mtu = self._mtu(route, link)
-        if local or own:
-            return PathInfo(b"", UNKNOWN_HOP, mtu, local=True, host=own)
+        if local:
+            return PathInfo(b"", UNKNOWN_HOP, mtu, local=True, host=False)
         return PathInfo(self._source(address, route), self._hop(address, route, link), mtu, local=False, host=False)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:

@@ -206,7 +206,7 @@ class Reconciler:
         done = self._apply(plan(desired, self.shadow, self._ways.path, self._ways.sources()), now)
         self.shadow.dirty |= held
         if self._paths_dirty:
-            moved = self._apply(plan_paths(self.shadow, desired.backends.values(), self._ways.path), now)
+            moved = self._apply(plan_paths(self.shadow, each_backend(desired), self._ways.path), now)
             self._paths_dirty = bool(moved.errors)
             done.errors.extend(moved.errors)
         self._ways.planned()
@@ -293,3 +293,14 @@ class Reconciler:
                         extra={"error": str(message)},
                     )
             self.messages = messages
+
+
+def each_backend(state: State) -> Iterator[Backend]:
+    """Yield each backend once, without the index that `State.backends` would keep."""
+    seen: set[int] = set()
+    for svc in state.services:
+        for group in (svc.selectable, svc.others, svc.resting):
+            for backend in group:
+                if backend.id not in seen:
+                    seen.add(backend.id)
+                    yield backend

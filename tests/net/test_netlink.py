@@ -44,7 +44,7 @@ class Follower:
         self._wake.set()
 
     async def until(self, condition) -> NodeNetwork:  # type: ignore[no-untyped-def]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition(self.watcher.network):
                 self._wake.clear()
                 await self._wake.wait()
@@ -121,9 +121,9 @@ def test_a_device_going_down_takes_its_routes_along(node: Namespace) -> None:
 
 def test_lost_events_end_in_a_new_dump(node: Namespace) -> None:
     async def steps(follower: Follower) -> None:
-        lines = [f"route add 10.{a}.{b}.0/24 via 10.9.0.2" for a in range(100, 130) for b in range(256)]
+        lines = [f"route add 10.{a}.{b}.0/24 via 10.9.0.2" for a in range(100, 108) for b in range(256)]
         sock = follower.watcher._events.socket
-        sock.setsockopt(1, 8, 2048)  # SO_RCVBUF: a storm of 7,680 routes cannot fit
+        sock.setsockopt(1, 8, 2048)  # SO_RCVBUF: a storm of 2,048 routes cannot fit
         await asyncio.to_thread(run, "ip", "-n", node.name, "-batch", "-", text="\n".join(lines) + "\n")
         await follower.until(lambda n: len(n.routes4.routes) > len(lines))
         node.ip("route add 10.250.0.0/16 via 10.9.0.3")
