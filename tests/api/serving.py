@@ -126,7 +126,7 @@ class Agent:
 
 
 @contextlib.contextmanager
-def served(agent: Agent, path: Path, metrics_address: str = "") -> Iterator[ApiServer]:
+def served(agent: Agent, path: Path | str, metrics_address: str = "") -> Iterator[ApiServer]:
     """Serve until the end of the block; the loop runs in a thread, so that blocking clients can be used."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

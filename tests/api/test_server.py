@@ -331,9 +331,17 @@ def test_a_file_in_the_way(agent: Agent, path: Path) -> None:
     assert path.read_text() == "precious"
 
 
+def test_other_forms_of_a_path(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """unix://PATH as the client takes it, and a path relative to where the agent was started."""
+    monkeypatch.chdir(tmp_path)
+    for text in (f"unix://{tmp_path}/a.sock", "a.sock"):
+        with served(agent, text):
+            assert AgentClient(f"{tmp_path}/a.sock").status()["ready"]
+
+
 def test_paths_that_cannot_be(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (Path("relative.sock"), tmp_path / ("x" * 120), tmp_path / "file" / "agent.sock"):
+    for path in (tmp_path / ("x" * 120), tmp_path / "file" / "agent.sock"):
         with pytest.raises(ConfigError, match="socket"), served(agent, path):
             pass
 

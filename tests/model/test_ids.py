@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,3 +135,30 @@ def test_restored_ids_nobody_claimed() -> None:
     assert (len(book.service_ids), len(book.backend_ids)) == (2, 2)
     book.release_restored()
     assert (len(book.service_ids), len(book.backend_ids)) == (1, 1)
+
+
+ROWS = st.dictionaries(st.integers(1, 8), st.sets(st.integers(1, 6), max_size=4), max_size=8)
+
+
+@given(st.lists(st.tuples(ROWS, st.randoms()), min_size=1, max_size=8))
+def test_book_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -> None:
+    """Whatever follows what, in any order: ids differ, stay while in use, and are freed with their last user."""
+    book = _book()
+    made: dict[tuple[int, frozenset[int]], SVC] = {}
+    before: dict[SVC, SVC] = {}
+    ids: dict[L3n4Addr, int] = {}
+    for rows, random in history:
+        order = list(rows)
+        random.shuffle(order)
+        services = tuple(
+            made.setdefault((number, frozenset(rows[number])), _svc(number, *sorted(rows[number]))) for number in order
+        )
+        out = book.assign(State(1, services))
+        assert [svc.frontend for svc in out.services] == [svc.frontend for svc in services]
+        now = {svc.frontend: svc.id for svc in out.services}
+        assert len(set(now.values())) == len(now) == len(book.service_ids)
+        assert all(ids[frontend] == number for frontend, number in now.items() if frontend in ids)
+        backends = {backend.address: backend.id for svc in out.services for backend in svc.backends}
+        assert len(set(backends.values())) == len(backends) == len(book.backend_ids)
+        assert all(before[old] is new for old, new in zip(services, out.services, strict=True) if old in before)
+        ids, before = now, dict(zip(services, out.services, strict=True))
