@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 CHUNK = b"x" * 1024
@@ -60,11 +61,10 @@ class Dns(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way out."""
-        self.transport = transport
+        self.transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """Answer. A datagram too short for a DNS header is echoed, so that any size can be tried."""
-        assert isinstance(self.transport, asyncio.DatagramTransport)
         if len(data) < 12:
             self.transport.sendto(data, addr)
             return
