@@ -106,9 +106,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except LbError as error:
         return _fail(error, error.exit_code)
+    except BaseExceptionGroup as group:  # what a TaskGroup makes of an LbError
+        found = _first(group)
+        if found is None:
+            raise
+        return _fail(found, found.exit_code)
     except OSError as error:
         return _fail(error, 1)
     return result if isinstance(result, int) else 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> LbError | None:
+    """Return the first LbError of a group that holds nothing else."""
+    errors, others = group.split(LbError)
+    error: BaseException | None = None if others else errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lbagent
+from lbagent.errors import NotFound
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -164,6 +165,23 @@ def test_no_rights_end_with_one(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: no right to open")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_errors_out_of_a_task_group(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence and its code, however deep the group; a bug beside it is not hidden."""
+    from lbagent.api import client
+
+    def fail(*errors: Exception) -> None:
+        def request(*_: object) -> None:
+            raise ExceptionGroup("tasks", [ExceptionGroup("more", list(errors))])
+
+        monkeypatch.setattr(client.AgentClient, "_request", request)
+
+    fail(NotFound("no device nodev0"))
+    assert lb("status") == (3, "", "error: no device nodev0\n")
+    fail(NotFound("no device nodev0"), ZeroDivisionError())
+    with pytest.raises(ExceptionGroup):
+        lb("status")
 
 
 def test_debug_shows_the_traceback(lb: Run, no_agent: None, monkeypatch: pytest.MonkeyPatch) -> None:
