@@ -122,6 +122,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> LbError | None:
     error: BaseException | None = None if others else errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    assert error is None or isinstance(error, LbError)
     return error
 
 
