@@ -95,13 +95,6 @@ AI u16 hook_flags(lb_ctx *ctx, u16 flags)
 }
 #endif
 
-/* The node's own ICMP errors about packets it delivered to a local backend: they quote the backend, but do not come from it.
- * Headers were seen by parse_addrs. */
-AI bool leaving_icmp(const u8 *data, u16 flags)
-{
-	return flags & PKT_EGRESS && data[ETH_HLEN + (LB_FAMILY == 4 ? 9 : 6)] == (LB_FAMILY == 4 ? PROTO_ICMP : PROTO_ICMP6);
-}
-
 /* Neither address concerns us. Only on its way out an ICMP error may still: the node's own, about a packet for a local backend. */
 AI int entry_nobody(lb_ctx *ctx, const u8 *data, u16 flags)
 {
@@ -130,8 +123,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 		return entry_other(ctx, data, end, flags);
 	pk.concern = filter_dst(&pk.daddr);
 	if (LIKELY(!pk.concern)) {
-		if (LIKELY(!filter_src(&pk.saddr)) && !leaving_icmp(data, flags))
-			return LB_PASS;
+		if (LIKELY(!filter_src(&pk.saddr)))
+			return entry_nobody(ctx, data, flags);
 		pk.concern = CONCERN_SOURCE;
 	}
 #ifdef LB_HOOK_XDP

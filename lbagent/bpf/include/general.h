@@ -239,7 +239,7 @@ AI int general_main(lb_ctx *ctx)
 	pk->flags = HOOK_FLAGS(s);
 	addr_load(&pk->saddr, l3 + (LB_FAMILY == 4 ? 12 : 8));
 	addr_load(&pk->daddr, l3 + (LB_FAMILY == 4 ? 16 : 24));
-	pk->concern = filter_dst(&pk->daddr) | (pk->flags & PKT_EGRESS || filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
+	pk->concern = filter_dst(&pk->daddr) | (filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && general_icmp_error(l3, end)))
 		return LB_PASS;
 #ifdef LB_HOOK_XDP

@@ -60,6 +60,7 @@ typedef struct {
 #define ADDR_HALVES 1 /* u32 words an address */
 #define IP_HLEN 20    /* bytes, without options */
 #define ETH_FAMILY ETH_IP4
+#define PROTO_ICMP_FAMILY PROTO_ICMP
 #define FAMILY(name) lb4_##name /* struct FAMILY(key) */
 #define FAMILY_MAP(name) MAP_lb4_##name
 #define FAMILY_SLOT(n) (n)
@@ -72,6 +73,7 @@ typedef struct {
 #define ADDR_HALVES 4
 #define IP_HLEN 40
 #define ETH_FAMILY ETH_IP6
+#define PROTO_ICMP_FAMILY PROTO_ICMP6
 #define FAMILY(name) lb6_##name
 #define FAMILY_MAP(name) MAP_lb6_##name
 #define FAMILY_SLOT(n) ((n) + 1)
