@@ -170,6 +170,7 @@ class Agent:
         group.create_task(parts.sweeper.run())
         group.create_task(Reloader(parts, self._load).run())
         settle_memory()
+        parts.started = True
         notify("READY=1")
         log.info("ready", extra={"services": len(reconciler.state.by_name), "generation": reconciler.state.generation})
 

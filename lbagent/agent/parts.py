@@ -29,4 +29,10 @@ class Parts:
     datapath: Datapath | None = None
     devices: DeviceKeeper | None = None
     sweeper: Sweeper | None = None
+    started: bool = False  # programs are loaded and attached
     problems: list[str] = field(default_factory=list)  # what nobody else reports
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first full State is in the kernel and packets meet it."""
+        return self.started and self.reconciler.ready.is_set()

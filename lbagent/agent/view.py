@@ -72,7 +72,7 @@ class View:
         """Return how the agent is, now."""
         parts, state = self._parts, self.state()
         return Status(
-            ready=parts.reconciler.ready.is_set(),
+            ready=parts.ready,
             version=lbagent.__version__,
             pid=os.getpid(),
             node=parts.config.name_of_node,
@@ -162,7 +162,7 @@ class View:
         yield from metrics.render(
             metrics.Snapshot(
                 version=lbagent.__version__,
-                ready=parts.reconciler.ready.is_set(),
+                ready=parts.ready,
                 state=state,
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
