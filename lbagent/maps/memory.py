@@ -73,7 +73,8 @@ class MemoryMaps:
         """Swap in whole lookup tables by service id."""
         if any(len(table) != 4 * self.sizes.maglev_size for table in tables.values()):
             raise ValueError(f"{map_name}: a table has {4 * self.sizes.maglev_size} bytes")
-        self._tables[map_name].update(tables)
+        shared = {table: table for table in self._tables[map_name].values()}
+        self._tables[map_name].update({ident: shared.setdefault(table, table) for ident, table in tables.items()})
 
     def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
         """Take tables away; missing ones are fine."""

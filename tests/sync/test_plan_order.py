@@ -178,6 +178,7 @@ def test_failing_writes_are_made_good_by_trying_again(sequence, seed):
 def test_one_failed_write_leaves_every_other_service_as_wanted(before, after, data):
     node = Node()
     node.serve(*before)
+    watched = Watched(node)
     node.want(*after)
     writes = FaultyMaps(copy_of(node.maps))
     rehearsal = Node(writes)
@@ -185,7 +186,6 @@ def test_one_failed_write_leaves_every_other_service_as_wanted(before, after, da
     rehearsal.want(*after)
     rehearsal.sync()
     number = data.draw(st.integers(0, max(0, writes.writes - 1)))
-    watched = Watched(node)
     watched.before = fail_at(number, KernelError("update", 12, "a map"))
     node.maps = watched
     done = node.sync()

@@ -1,0 +1,55 @@
+"""Maps in memory and in the kernel, small, each test its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+
+import pytest
+
+from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.layout import Sizes
+from lbagent.maps.memory import MemoryMaps
+
+SMALL = Sizes(
+    flow4=1 << 10, flow6=1 << 10, snat4=1 << 10, snat6=1 << 10, services=1 << 8, backends=1 << 8,
+    source_ranges=1 << 6, affinity=1 << 6, spill=1 << 6, fragments=1 << 6, maglev_size=251,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def private_bpffs():
+    """Yield a directory that becomes a bpf file system of its own and is gone afterwards, with every map pinned in it."""
+    path = tempfile.mkdtemp(prefix="lbmaps")
+    try:
+        yield path
+    finally:
+        libc = ctypes.CDLL(None, use_errno=True)
+        while libc.umount2(os.fsencode(path), 2) == 0:  # MNT_DETACH
+            pass
+        os.rmdir(path)
+
+
+@pytest.fixture
+def bpffs():
+    """A directory for pins."""
+    with private_bpffs() as path:
+        yield path
+
+
+@pytest.fixture
+def kernel_maps(bpffs):
+    """Small maps in the kernel."""
+    with KernelMaps.open(bpffs, SMALL) as maps:
+        yield maps
+
+
+@pytest.fixture(params=["memory", pytest.param("kernel", marks=[pytest.mark.root, pytest.mark.bpf])])
+def maps(request):
+    """Both kinds of maps: whatever holds for one holds for the other."""
+    if request.param == "memory":
+        yield MemoryMaps(SMALL)
+    else:
+        yield request.getfixturevalue("kernel_maps")
