@@ -1,0 +1,89 @@
+"""Reads the flow table and the SNAT slots as docs/datapath.md describes them, for tests that look inside or turn the clock."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.packet.craft import FAMILIES, Family
+from tests.packet.world import World
+
+NEW, EST, CLOSING, MID = range(4)
+_WORDS = {4: 4, 6: 8}  # u64 an entry
+_VALUE = {4: 2, 6: 5}
+_SEEN = {4: 3, 6: 6}
+_SLOT_WORDS = {4: 2, 6: 4}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One entry of the flow table."""
+
+    position: int
+    client: str
+    port: int
+    udp: bool
+    state: int
+    backend: int
+    snat_port: int  # 0: the client's address is kept
+    seen: int  # ticks
+
+
+def flows(world: World, family: Family) -> list[Flow]:
+    """Return every entry that is in use."""
+    version = family.version
+    words, size = _WORDS[version], world.maps.specs[f"lb{version}_flow"].value_size
+    with world.maps.window(f"lb{version}_flow", 0, size) as view:
+        data = bytes(view)
+    out = []
+    for position in range(size // (8 * words)):
+        entry = struct.unpack_from(f"={words}Q", data, position * 8 * words)
+        owner = entry[0]
+        if not owner >> 16:
+            continue
+        value = entry[_VALUE[version]]
+        if version == 4:
+            client, port = struct.pack("=I", owner >> 32), owner >> 16 & 0xFFFF
+        else:
+            client, port = struct.pack("=2Q", entry[1], entry[2]), owner >> 48
+        snat = value >> 20 & 0xFFFF
+        out.append(
+            Flow(
+                position, FAMILIES[version].text(client), _swap(port), bool(owner >> 14 & 1), value >> 16 & 3, value >> 44,
+                _swap(snat), entry[_SEEN[version]] & 0xFFFF,
+            )  # fmt: skip
+        )
+    return out
+
+
+def only(world: World, family: Family) -> Flow:
+    """Return the only flow there is."""
+    found = flows(world, family)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def age(world: World, family: Family, ticks: int, which: Callable[[Flow], bool] = lambda flow: True) -> int:
+    """Let flows look as if their last packet had come `ticks` earlier; return how many."""
+    version = family.version
+    chosen = [flow for flow in flows(world, family) if which(flow)]
+    size = world.maps.specs[f"lb{version}_flow"].value_size
+    with world.maps.window(f"lb{version}_flow", 0, size) as view:
+        for flow in chosen:
+            at = (flow.position * _WORDS[version] + _SEEN[version]) * 8
+            struct.pack_into("=H", view, at, (flow.seen - ticks) & 0xFFFF)
+    return len(chosen)
+
+
+def held_slots(world: World, family: Family) -> int:
+    """Return how many SNAT slots have a holder."""
+    version = family.version
+    words, size = _SLOT_WORDS[version], world.maps.specs[f"lb{version}_snat"].value_size
+    with world.maps.window(f"lb{version}_snat", 0, size) as view:
+        data = struct.unpack(f"={size // 8}Q", view)
+    return sum(1 for owner in data[::words] if owner >> 16)
+
+
+def _swap(port: int) -> int:
+    return (port & 0xFF) << 8 | port >> 8

@@ -1,0 +1,217 @@
+"""States of a flow and what time does to it, seen in the flow table itself."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from lbagent.bpf import clock, settings
+from lbagent.bpf.run import run_xdp
+from lbagent.maps import layout
+from tests.packet import craft, expect, table
+from tests.packet.craft import Family
+from tests.packet.table import CLOSING, EST, MID, NEW
+from tests.packet.world import TCP, UDP, BackendRow, Outcome, World
+
+TICK_S = (1 << settings.tick_shift(clock.hz())) / clock.hz()
+DEFAULTS = settings.Settings()
+
+
+def ticks(seconds: float) -> int:
+    """Return seconds in ticks, rounded up and two more: certainly over."""
+    return int(seconds / TICK_S) + 3
+
+
+class Talk:
+    """A client and a backend in conversation."""
+
+    def __init__(self, world: World, fam: Family, hook: str, proto: int, *, local: bool) -> None:
+        """Enter a service with one backend."""
+        self.world, self.fam, self.hook, self.proto, self.local = world, fam, hook, proto, local
+        address = fam.local(1) if local else fam.remote(1)
+        self.backend: BackendRow = world.backend(fam, address, 8080, proto, local=local)
+        world.service(fam, fam.vip, 80, proto, [self.backend])
+        self.source = ("", 0)
+
+    def say(self, flags: str = "A") -> Outcome:
+        """Send a packet of the client."""
+        packet = craft.segment(self.fam, self.proto, self.fam.client, 40000, self.fam.vip, 80, flags)
+        out = self.world.run(self.hook, craft.frame(packet))
+        if not out.dropped:
+            self.source = expect.source(out)
+        return out
+
+    def hear(self, flags: str = "A") -> Outcome:
+        """Send a packet of the backend."""
+        if self.local:
+            frame = expect.local_reply(self.fam, self.proto, self.backend, *self.source, flags)
+            return expect.at_pod(self.world, frame)
+        frame = expect.remote_reply(self.fam, self.proto, self.backend, self.source[1], flags)
+        return self.world.run(self.hook, frame, self.world.net.lb1)
+
+    @property
+    def state(self) -> int:
+        """State of the flow."""
+        return table.only(self.world, self.fam).state
+
+
+@pytest.fixture(params=[False, True], ids=["remote", "local"])
+def local(request: pytest.FixtureRequest) -> bool:
+    """Run the test with a remote and with a local backend."""
+    return bool(request.param)
+
+
+def test_entry_says_who_talks_to_whom(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """Client, port, protocol, backend and SNAT port stand in the table."""
+    for proto in (TCP, UDP):
+        world.reset()
+        talk = Talk(world, fam, hook, proto, local=local)
+        talk.say("S")
+        flow = table.only(world, fam)
+        assert (flow.client, flow.port, flow.udp, flow.backend) == (fam.client, 40000, proto == UDP, talk.backend.id)
+        assert flow.snat_port == (0 if local else talk.source[1])
+        assert table.held_slots(world, fam) == (0 if local else 1)
+
+
+def test_tcp_from_syn_to_close(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """NEW after the SYN, established by the handshake, closing after both sides' FIN."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    talk.say("S")
+    assert talk.state == NEW
+    talk.hear("SA")
+    talk.say("A")
+    assert talk.state == EST
+    talk.say("FA")
+    assert talk.state == EST
+    talk.hear("A")
+    assert talk.state == EST
+    talk.hear("FA")
+    assert talk.state == CLOSING
+    assert talk.say("A").packet != b""
+    assert talk.state == CLOSING
+
+
+@pytest.mark.parametrize("who", ["client", "backend"])
+def test_rst_closes(world: World, fam: Family, hook: str, who: str, *, local: bool) -> None:
+    """A RST of either side closes the flow and is passed on."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    talk.say("S")
+    talk.hear("SA")
+    talk.say("A")
+    out = talk.say("R") if who == "client" else talk.hear("R")
+    assert not out.dropped
+    assert talk.state == CLOSING
+
+
+def test_syn_flood_makes_no_established_flow(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """SYNs alone, however often, and SYN-ACKs alone do not establish."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    for _ in range(5):
+        talk.say("S")
+        talk.hear("SA")
+        assert talk.state == NEW
+
+
+def test_first_packet_in_the_middle(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """A flow whose SYN was not seen is marked so until it goes on."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    talk.say("A")
+    assert talk.state == MID
+    talk.hear("A")
+    assert talk.state == EST
+
+
+def test_udp_is_established_only_by_a_reply(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """Any number of datagrams from the client leave the flow NEW."""
+    talk = Talk(world, fam, hook, UDP, local=local)
+    for _ in range(5):
+        talk.say()
+        assert talk.state == NEW
+    talk.hear()
+    assert talk.state == EST
+
+
+# --- time ---
+
+
+def sweep(world: World, fam: Family, half: int = 0) -> int:
+    """Run the sweeper over the whole table; return the live flows it counted."""
+    count = world.maps.specs[f"lb{fam.version}_flow"].value_size // (
+        layout.FLOW4_SIZE if fam.version == 4 else layout.FLOW6_SIZE
+    ) // layout.FLOW_WAYS  # fmt: skip
+    first = live = 0
+    while first < count:
+        data = layout.LB_SWEEP.pack(first, count - first, half, 0)
+        result = run_xdp(world.programs[f"sweep{fam.version}"], data)
+        first, _, _, found = layout.LB_SWEEP.unpack(result.packet)  # type: ignore[assignment]
+        live += int(found)
+    return live
+
+
+TIMEOUTS = {
+    "new": (TCP, ["S"], DEFAULTS.timeout_new_s),
+    "established": (TCP, ["S", "<SA", "A"], DEFAULTS.timeout_tcp_s),
+    "closing": (TCP, ["S", "<SA", "A", "<R"], DEFAULTS.timeout_closing_s),
+    "middle": (TCP, ["A"], DEFAULTS.timeout_new_s),
+    "udp-new": (UDP, [""], DEFAULTS.timeout_new_s),
+    "udp": (UDP, ["", "<"], DEFAULTS.timeout_udp_s),
+}
+
+
+@pytest.mark.parametrize("case", list(TIMEOUTS))
+def test_time_outs(world: World, fam: Family, hook: str, case: str, *, local: bool) -> None:
+    """The sweeper leaves a flow alone just before its time-out and frees it, port included, after it."""
+    proto, packets, seconds = TIMEOUTS[case]
+    talk = Talk(world, fam, hook, proto, local=local)
+    for packet in packets:
+        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
+    assert sweep(world, fam) == 1
+    table.age(world, fam, int(seconds / TICK_S) - 2)
+    assert sweep(world, fam) == 1
+    assert table.only(world, fam)
+    table.age(world, fam, 5)
+    assert sweep(world, fam) == 0
+    assert table.flows(world, fam) == []
+    assert table.held_slots(world, fam) == 0
+
+
+def test_a_packet_renews_a_flow(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """Either direction resets the age."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    for packet in ("S", "<SA", "A"):
+        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
+    for speak in (talk.say, talk.hear):
+        before = table.only(world, fam).seen
+        table.age(world, fam, 100)
+        assert table.only(world, fam).seen == (before - 100) & 0xFFFF
+        speak("A")
+        if speak == talk.say or local:  # a remote reply may be noted by the slot alone for some ticks
+            assert (table.only(world, fam).seen - before) & 0xFFFF < 10
+
+
+def test_sweeper_counts_live_flows_by_backend(world: World, fam: Family, hook: str) -> None:
+    """Each half of lb_live gets the flows of each backend."""
+    backends = [world.backend(fam, fam.remote(n), 8080) for n in range(1, 4)]
+    world.service(fam, fam.vip, 80, TCP, backends)
+    places = [
+        expect.destination(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 41000 + n, fam.vip, 80)))) for n in range(60)
+    ]
+    world.clear("lb_live")
+    assert sweep(world, fam, half=1) == 60
+    for backend in backends:
+        offset = (world.sizes.backends + backend.id) * 4
+        with world.maps.window("lb_live", offset, 4) as view:
+            assert struct.unpack("=I", view)[0] == places.count(backend.endpoint)
+
+
+def test_expired_flow_gives_its_place_to_a_new_one(world: World, fam: Family, hook: str) -> None:
+    """An expired connection that goes on after all is either the same as before or a new one, never a third party's."""
+    talk = Talk(world, fam, hook, TCP, local=False)
+    for packet in ("S", "<SA", "A"):
+        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
+    table.age(world, fam, ticks(DEFAULTS.timeout_tcp_s))
+    out = talk.say("A")
+    assert out.forwarded
+    back = talk.hear("A")
+    assert expect.destination(back) == (fam.client, 40000)
