@@ -125,8 +125,8 @@ class IdBook:
         What is the same object at both ends of the two States costs next to nothing: well below 1 ms for one change of 20,000.
         """
         old, new = self._last.services, state.services
-        front = _common(old, new)
-        back = _common(old[front:][::-1], new[front:][::-1])
+        front = common_start(old, new)
+        back = common_start(old[front:][::-1], new[front:][::-1])
         self.errors = []
         keys = [id(svc) for svc in new[front : len(new) - back]]
         gone = {id(svc) for svc in old[front : len(old) - back]}.difference(keys)
@@ -192,6 +192,6 @@ class IdBook:
                     ids.release(address)
 
 
-def _common(one: Sequence[SVC], two: Sequence[SVC]) -> int:
+def common_start(one: Sequence[SVC], two: Sequence[SVC]) -> int:
     """Return how many objects are the same from the start on; without a Python step per object."""
     return next(compress(count(), map(is_not, one, two)), min(len(one), len(two)))

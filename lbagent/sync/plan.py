@@ -14,6 +14,7 @@ from lbagent.maps.base import PathInfo
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
+from lbagent.model.ids import common_start
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.sync.backends import BackendPlanner
@@ -81,14 +82,9 @@ def _changes(desired: State, shadow: Shadow) -> list[Change]:
 
 def differences(old: Sequence[SVC], new: Sequence[SVC]) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
     """Return (frontends that are new or not the same object, frontends that are gone)."""
-    start, ends = 0, (len(old), len(new))
-    for before, after in zip(old, new, strict=False):
-        if before is not after:
-            break
-        start += 1
-    end_old, end_new = ends
-    while end_old > start and end_new > start and old[end_old - 1] is new[end_new - 1]:
-        end_old, end_new = end_old - 1, end_new - 1
+    start = common_start(old, new)
+    same = common_start(old[start:][::-1], new[start:][::-1])
+    end_old, end_new = len(old) - same, len(new) - same
     before_by = {svc.frontend: svc for svc in old[start:end_old]}
     wanted = {}
     for svc in new[start:end_new]:
