@@ -29,9 +29,9 @@ BACKEND_PORT = 5353
 class Wire:
     """The programs of one laboratory's ends: generator at the client, sinks at both ends."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, vip: str = VIP) -> None:
         """Load, attach the sinks, make neighbours permanent."""
-        self.lab = lab
+        self.lab, self.vip = lab, vip
         self.cpus = os.cpu_count() or 1
         self.maps = Maps(
             {
@@ -55,7 +55,7 @@ class Wire:
         self.maps.put("frame_hop", bytes(4), hop)
         self.control = Wrapper.view(self.maps.fds["undo_control"])
         self.plan = Plan(
-            Tuple(ip("10.77.0.2"), ip(VIP), 0, PORT), 64, proto=UDP, dmac=lab.node.mac("wan"), smac=lab.client.mac("c0")
+            Tuple(ip("10.77.0.2"), ip(vip), 0, PORT), 64, proto=UDP, dmac=lab.node.mac("wan"), smac=lab.client.mac("c0")
         )
 
     def counted(self) -> int:
@@ -86,7 +86,7 @@ class Wire:
         self.maps.close()
 
 
-def nft_rules() -> str:
+def nft_rules(vip: str) -> str:
     """Return the service as kube-proxy's nftables mode lays it out: verdict map, one chain a service and endpoint."""
     chains = "\n".join(
         f"chain ep{n} {{\n meta l4proto udp dnat to {address}:{BACKEND_PORT}\n}}" for n, address in enumerate(BACKENDS)
@@ -99,7 +99,7 @@ chain svc {{
 }}
 map service-ips {{
   type ipv4_addr . inet_proto . inet_service : verdict
-  elements = {{ {VIP} . udp . {PORT} : goto svc }}
+  elements = {{ {vip} . udp . {PORT} : goto svc }}
 }}
 chain prerouting {{
   type nat hook prerouting priority dstnat
@@ -113,9 +113,9 @@ chain postrouting {{
 """
 
 
-def nft_on(lab: Lab) -> None:
+def nft_on(lab: Lab, vip: str = VIP) -> None:
     """Put the rules into the node's namespace."""
-    run(*lab.node.command(["nft", "-f", "-"]), text=nft_rules())
+    run(*lab.node.command(["nft", "-f", "-"]), text=nft_rules(vip))
 
 
 def nft_off(lab: Lab) -> None:
@@ -123,4 +123,24 @@ def nft_off(lab: Lab) -> None:
     run(*lab.node.command(["nft", "delete", "table", "ip", "lab"]))
 
 
-__all__ = ["Wire", "nft_off", "nft_on", "pinned"]
+def manifest(vip: str = VIP) -> str:
+    """Return the service that is measured, as a manifest."""
+    endpoints = "".join(f"  - {{addresses: [{address}], conditions: {{ready: true}}}}\n" for address in BACKENDS)
+    return f"""apiVersion: v1
+kind: Service
+metadata: {{name: cost, namespace: bench}}
+spec:
+  type: ClusterIP
+  clusterIP: {vip}
+  ports: [{{name: dns, protocol: UDP, port: {PORT}, targetPort: {BACKEND_PORT}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: cost-v4, namespace: bench, labels: {{kubernetes.io/service-name: cost}}}}
+addressType: IPv4
+ports: [{{name: dns, protocol: UDP, port: {BACKEND_PORT}}}]
+endpoints:
+{endpoints}"""
+
+
+__all__ = ["Wire", "manifest", "nft_off", "nft_on", "pinned"]

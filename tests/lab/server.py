@@ -18,11 +18,6 @@ from urllib.parse import parse_qs, urlsplit
 CHUNK = b"x" * 1024
 
 
-def plain(address: str) -> str:
-    """Return an address as a person writes it (a dual-stack socket shows IPv4 as ::ffff:10.0.0.1)."""
-    return address.removeprefix("::ffff:")
-
-
 async def respond(name: str, target: str, peer: str, writer: asyncio.StreamWriter) -> None:
     """Answer one request."""
     url = urlsplit(target)
@@ -44,7 +39,7 @@ async def respond(name: str, target: str, peer: str, writer: asyncio.StreamWrite
 
 async def serve(name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Serve one connection until the client closes it."""
-    peer = plain(writer.get_extra_info("peername")[0])
+    peer = writer.get_extra_info("peername")[0]
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -68,17 +63,17 @@ class Dns(asyncio.DatagramProtocol):
         if len(data) < 12:
             self.transport.sendto(data, addr)
             return
-        text = f"{self.name} {plain(addr[0])}".encode()
+        text = f"{self.name} {addr[0]}".encode()
         answer = struct.pack(">HHHIHB", 0xC00C, 16, 1, 0, len(text) + 1, len(text)) + text
         self.transport.sendto(data[:2] + struct.pack(">HHHHH", 0x8180, 1, 1, 0, 0) + data[12:] + answer, addr)
 
 
-async def main(name: str, http: int, dns: int) -> None:
+async def main(name: str, http: int, dns: int, addresses: tuple[str, str]) -> None:
     """Listen on both families and never return."""
     loop = asyncio.get_running_loop()
-    listener = socket.create_server(("::", http), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    await asyncio.start_server(lambda r, w: serve(name, r, w), sock=listener)
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+    for family, address in zip((socket.AF_INET, socket.AF_INET6), addresses, strict=True):
+        listener = socket.create_server((address, http), family=family, backlog=1024)
+        await asyncio.start_server(lambda r, w: serve(name, r, w), sock=listener)
         sock = socket.socket(family, socket.SOCK_DGRAM)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -93,5 +88,7 @@ if __name__ == "__main__":
     parser.add_argument("name")
     parser.add_argument("--http", type=int, default=8080)
     parser.add_argument("--dns", type=int, default=5353)
+    parser.add_argument("--ipv4", default="0.0.0.0")
+    parser.add_argument("--ipv6", default="::")
     options = parser.parse_args()
-    asyncio.run(main(options.name, options.http, options.dns))
+    asyncio.run(main(options.name, options.http, options.dns, (options.ipv4, options.ipv6)))

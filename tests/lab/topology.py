@@ -144,12 +144,17 @@ class Lab:
 
     # --- servers ---
 
-    def serve(self, role: str, name: str | None = None, *, http: int = HTTP_PORT, dns: int = DNS_PORT) -> Backend:
-        """Start a server in a backend's namespace under a name (another name and port: one more backend there)."""
-        home = self.backends[role]
-        backend = Backend(role, name or role, home.ipv4, home.ipv6)
+    def serve(
+        self, role: str, name: str | None = None, *, http: int = HTTP_PORT, dns: int = DNS_PORT, host: int = 2
+    ) -> Backend:
+        """Start a server in a backend's namespace under a name, on the address that ends in `host` and no other."""
+        home, space = self.backends[role], self.namespaces[role]
+        backend = Backend(role, name or role, f"{home.ipv4[:-1]}{host}", f"{home.ipv6[:-1]}{host}")
+        if host != 2:
+            space.ip(f"addr add {backend.ipv4}/24 dev e0", f"addr add {backend.ipv6}/64 dev e0 nodad")
         argv = [sys.executable, "-m", "tests.lab.server", backend.name, "--http", str(http), "--dns", str(dns)]
-        process = self.namespaces[role].popen(argv, stdout=subprocess.PIPE, cwd=ROOT)
+        argv += ["--ipv4", backend.ipv4, "--ipv6", backend.ipv6]
+        process = space.popen(argv, stdout=subprocess.PIPE, cwd=ROOT)
         self.closing.callback(end, process)
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":

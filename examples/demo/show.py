@@ -1,0 +1,61 @@
+"""What the demo prints: titles, bars, ticks. Colours only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+BAR = 40  # characters of the longest bar
+COLOURS = sys.stdout.isatty()
+
+
+def paint(text: str, code: str) -> str:
+    """Return the text in a colour, if there are any."""
+    return f"\033[{code}m{text}\033[0m" if COLOURS else text
+
+
+class Show:
+    """Prints the story and keeps count of what turned out not to be true."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.chapter = 0
+        self.untrue: list[str] = []
+
+    def title(self, text: str) -> None:
+        """Begin a chapter."""
+        self.chapter += 1
+        stamp = paint(f"{time.monotonic() - self.start:5.1f} s", "2")
+        print(f"\n{stamp}  {paint(f'{self.chapter}. {text}', '1;36')}", flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a line of the story."""
+        print(f"         {text}", flush=True)
+
+    def block(self, text: str) -> None:
+        """Print the output of a program."""
+        for line in text.rstrip().splitlines():
+            print(f"         {paint('|', '2')} {line}")
+        sys.stdout.flush()
+
+    def command(self, text: str) -> None:
+        """Print a command as a person would type it."""
+        print(f"         {paint('$ ' + text, '33')}", flush=True)
+
+    def claim(self, true: object, text: str, why: str = "") -> None:
+        """Print a claim with a tick if it is true; the demo ends with an error if one is not."""
+        if true:
+            print(f"         {paint('ok', '1;32')}  {text}", flush=True)
+            return
+        self.untrue.append(text)
+        print(f"         {paint('NOT TRUE', '1;31')}  {text}" + (f" ({why})" if why else ""), flush=True)
+
+    def bars(self, label: str, counts: Mapping[str, int]) -> None:
+        """Print how requests spread over backends."""
+        print(f"         {label}")
+        most = max(counts.values(), default=1) or 1
+        for name in sorted(counts):
+            bar = "█" * round(BAR * counts[name] / most)
+            print(f"           {name:<4}{paint(bar.ljust(BAR), '34')} {counts[name]}")
+        sys.stdout.flush()
