@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lbagent.errors import LbError
 from lbagent.maps import codec
-from lbagent.maps.base import PathInfo
+from lbagent.maps.base import PathInfo, map_full
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
@@ -33,14 +33,17 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
     steps = Steps()
     changes = _changes(desired, shadow)
     out = Plan(changes, [], {}, desired.services, full=shadow.full)
-    _refuse(out, shadow)
+    room = Room(shadow)
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
-        if owner in out.refused:
+        old = rows_of(change.old) or Rows(0, {})
+        new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+        if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
+            out.refused[owner] = error
             continue
         backends.count(owner, change)
-        _service_steps(steps, owner, change, shadow.sizes.maglev_size)
+        _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
         if change.svc is not None:
             bits[codec.vip_bit(change.frontend.address)] = None
     out.refs = backends.plan()
@@ -103,12 +106,6 @@ def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone
             gone.append(frontend)
 
 
-def _refuse(out: Plan, shadow: Shadow) -> None:
-    for owner, change in enumerate(out.changes):
-        if change.svc is not None and (error := _cannot(change.svc, shadow)):
-            out.refused[owner] = error
-
-
 def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     slots = codec.entry_count(svc) - 1
     if slots > codec.MAX_SLOTS:
@@ -130,6 +127,34 @@ def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     return None
 
 
+class Room:
+    """What still fits. A service that does not is refused whole: half of it would take the room of others for nothing.
+
+    Entries that leave with the same plan leave after the new ones came; who waits for their room is planned again.
+    """
+
+    def __init__(self, shadow: Shadow) -> None:
+        """Start with what is used now."""
+        self._specs = shadow.specs
+        self._used = dict(shadow.used)
+
+    def take(self, frontend: L3n4Addr, old: Rows, new: Rows) -> LbError | None:
+        """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
+        digit = codec.family(frontend.address)
+        needs = {f"lb{digit}_service": len(new.slots) - len(old.slots)}
+        if new.affinity:
+            needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
+        if new.ranges:
+            needs[f"lb{digit}_source_range"] = len(new.ranges - old.ranges)
+        for name, needed in needs.items():
+            used, limit = self._used.get(name, 0), self._specs[name].max_entries
+            if needed > 0 and used + needed > limit:
+                return map_full(name, used, limit, needed=needed)
+        for name, needed in needs.items():
+            self._used[name] = self._used.get(name, 0) + max(0, needed)
+        return None
+
+
 # --- one frontend ---
 
 
@@ -140,11 +165,9 @@ def rows_of(entry: Entry | None) -> Rows | None:
     return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
 
 
-def _service_steps(steps: Steps, owner: int, change: Change, table_size: int) -> None:
-    old = rows_of(change.old) or Rows(0, {})
-    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
-    digit = codec.family(change.frontend.address)
-    _slot_steps(steps, owner, change.frontend, old, new)
+def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows, table_size: int) -> None:
+    digit = codec.family(frontend.address)
+    _slot_steps(steps, owner, frontend, old, new)
     _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
     _set_steps(steps, owner, digit, old, new)
     name, ident = f"lb{digit}_reverse_nat", codec.U32.pack

@@ -36,6 +36,8 @@ def backend(text: str, state: BackendState = ACTIVE, weight: int = 100) -> Backe
 
 def service(text: str, *selectable: Backend, flags: int = ServiceFlags.ROUTABLE, **more) -> SVC:
     """Return a frontend of "10.96.0.1:80/TCP" and its backends."""
+    if more.get("session_affinity"):
+        flags |= ServiceFlags.SESSION_AFFINITY
     return SVC(L3n4Addr.parse(text), selectable=selectable, flags=ServiceFlags(flags), **more)
 
 
