@@ -1,0 +1,145 @@
+"""Frames the fuzzer starts from: everything the programs have a rule for, around flows that are under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scapy.layers.inet import ICMP, IPOption_NOP
+from scapy.layers.inet import TCP as TcpLayer
+from scapy.layers.inet import UDP as UdpLayer
+from scapy.layers.inet6 import (
+    ICMPv6EchoRequest,
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrFragment,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+)
+from scapy.packet import Raw
+
+from tests.packet import craft, expect
+from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, Family
+from tests.packet.world import MAGLEV, ROUTABLE, SOURCE_RANGE, TC_EGRESS, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, World
+
+PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
+
+
+@dataclass
+class Scene:
+    """The seeds and what is allowed to come of them."""
+
+    world: World
+    seeds: list[tuple[str, int, bytes]] = field(default_factory=list)  # hook, device, frame
+    backends: set[tuple[bytes, int, int]] = field(default_factory=set)  # address, port, protocol
+    frontends: set[tuple[bytes, int, int]] = field(default_factory=set)
+    clients: set[tuple[bytes, int, int]] = field(default_factory=set)  # who has a flow
+    snat: set[bytes] = field(default_factory=set)
+
+    def add(self, frame: bytes, device: int, *hooks: str) -> None:
+        """Take a seed for some hooks."""
+        for hook in hooks:
+            self.seeds.append((hook, device, frame))
+
+
+def build(world: World) -> Scene:
+    """Fill an empty world with services, open flows, and return the seeds."""
+    world.reset()
+    scene = Scene(world)
+    for fam in craft.FAMILIES.values():
+        scene.snat |= {fam.packed(fam.node), fam.packed(fam.node2)}
+        for proto in (TCP, UDP):
+            _services(scene, fam, proto)
+            _flows(scene, fam, proto)
+        _odd(scene, fam)
+    return scene
+
+
+def _services(scene: Scene, fam: Family, proto: int) -> None:
+    world = scene.world
+    remote = [world.backend(fam, fam.remote(n), 8080, proto) for n in (1, 2)]
+    local = [world.backend(fam, fam.local(n), 8080, proto, local=True) for n in (1, 2)]
+    small = [world.backend(fam, fam.remote(3), 8080, proto, mtu=1000)]
+    scene.backends |= {(fam.packed(b.address), b.port, proto) for b in (*remote, *local, *small)}
+    maglev = world.service(fam, fam.vip, PORTS["maglev"], proto, remote, algorithm=MAGLEV)
+    world.maglev(maglev, [remote[i % 2].id for i in range(world.sizes.maglev_size)])
+    ranged = ["198.51.100.0/25"] if fam.version == 4 else ["2001:db8:100::/64"]
+    rows = [
+        world.service(fam, fam.vip, PORTS["mixed"], proto, [*remote, *local]),
+        maglev,
+        world.service(fam, fam.vip, PORTS["sticky"], proto, [*remote, *local], affinity_s=60),
+        world.service(fam, fam.vip, PORTS["empty"], proto),
+        world.service(
+            fam, fam.vip, PORTS["ranged"], proto, remote, flags=TYPE_LOAD_BALANCER | ROUTABLE | SOURCE_RANGE, ranges=ranged
+        ),
+        world.service(fam, fam.vip, PORTS["small"], proto, small),
+        world.service(fam, fam.node2, 30080, proto, [*remote, *local]),
+        world.service(fam, fam.vip2, 80, proto, remote, flags=0),
+    ]
+    world.wildcard(fam, fam.vip2)
+    scene.frontends |= {(fam.packed(row.address), row.port, proto) for row in rows}
+
+
+def _flows(scene: Scene, fam: Family, proto: int) -> None:
+    """Open flows to each service and add requests, replies and errors about them."""
+    world = scene.world
+    lb0, lb1, pod = world.net.lb0, world.net.lb1, world.net.pod0
+    targets = [(fam.vip, port) for port in PORTS.values()] + [(fam.node2, 30080), (fam.vip2, 80), (fam.vip2, 99)]
+    for n, (vip, port) in enumerate(targets * 2):
+        sport = 40000 + n
+        first = craft.frame(craft.segment(fam, proto, fam.client, sport, vip, port, "S"))
+        out = world.run(XDP, first)
+        for flags, vlans in (("S", ()), ("PA", ()), ("FA", (5,)), ("A", (5, 6))):
+            packet = craft.segment(fam, proto, fam.client, sport, vip, port, flags, load=b"payload" * n)
+            scene.add(craft.frame(packet, vlans=vlans), lb0, XDP, TC_INGRESS)
+        place = expect.destination(out)
+        if (fam.packed(place[0]), place[1], proto) not in scene.backends:
+            continue
+        scene.clients.add((fam.packed(fam.client), sport, proto))
+        source = expect.source(out)
+        answer = craft.segment(fam, proto, *place, *source, "SA", load=b"answer" * n)
+        macs = (LOCAL_MAC, POD_MAC) if source[0] == fam.client else (BACKEND_MAC, NODE2_MAC)
+        device = pod if source[0] == fam.client else lb1
+        scene.add(craft.frame(answer, src=macs[0], dst=macs[1]), device, XDP, TC_INGRESS)
+        scene.add(craft.frame(answer, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
+        _errors(scene, fam, bytes(out.packet[14:]), source[0], (vip, port), (fam.client, sport), proto)
+
+
+def _errors(
+    scene: Scene, fam: Family, request: bytes, source: str, vip: tuple[str, int], client: tuple[str, int], proto: int
+) -> None:
+    """Add ICMP errors about the request as forwarded and about a reply as the client got it."""
+    net = scene.world.net
+    reply = bytes(craft.segment(fam, proto, *vip, *client, "PA", load=b"z" * 30))
+    for kind in (fam.unreachable(), fam.too_big(1280), fam.time_exceeded()):
+        for cut in (28, 48, None):
+            about_request = craft.icmp_error(fam, fam.router2, source, kind, request[:cut])
+            scene.add(craft.frame(about_request, src=BACKEND_MAC, dst=NODE2_MAC), net.lb1, XDP, TC_INGRESS)
+            scene.add(craft.frame(about_request, src=LOCAL_MAC, dst=POD_MAC), net.pod0, TC_INGRESS)
+            scene.add(craft.frame(about_request, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
+            about_reply = craft.icmp_error(fam, fam.router, vip[0], kind, reply[:cut])
+            scene.add(craft.frame(about_reply), net.lb0, XDP, TC_INGRESS)
+
+
+def _odd(scene: Scene, fam: Family) -> None:
+    """Add fragments, options, extension headers, pings and what is nobody's."""
+    lb0 = scene.world.net.lb0
+    ip = fam.ip(fam.client, fam.vip)
+    layers = [UdpLayer(sport=40100, dport=80, chksum=0) / Raw(b"none"), TcpLayer(sport=40101, dport=80, flags="S")]
+    packets = [fam.ip(fam.client, fam.vip) / layer for layer in layers]
+    packets.append(ip / (ICMP() if fam.version == 4 else ICMPv6EchoRequest()) / Raw(b"ping"))
+    packets.append(fam.ip(fam.client, fam.router2) / TcpLayer(sport=1, dport=2))
+    if fam.version == 4:
+        packets.append(fam.ip(fam.client, fam.vip, options=[IPOption_NOP()] * 5) / layers[1])
+        packets.append(fam.ip(fam.client, fam.vip, flags="MF", id=5) / UdpLayer(sport=40102, dport=80) / Raw(b"f" * 64))
+        packets.append(fam.ip(fam.client, fam.vip, frag=9, id=5, proto=17) / Raw(b"later" * 10))
+    else:
+        for chain in (
+            IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt(),
+            IPv6ExtHdrRouting(addresses=[fam.vip2], segleft=1),
+            IPv6ExtHdrFragment(m=0, offset=0),
+        ):
+            packets.append(fam.ip(fam.client, fam.vip) / chain / layers[1])
+        packets.append(ip / IPv6ExtHdrFragment(m=1, offset=0, id=5) / UdpLayer(sport=40102, dport=80) / Raw(b"f" * 64))
+        packets.append(ip / IPv6ExtHdrFragment(m=0, offset=9, id=5, nh=17) / Raw(b"later" * 10))
+    for packet in packets:
+        scene.add(craft.frame(packet), lb0, XDP, TC_INGRESS)
+        scene.add(craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)

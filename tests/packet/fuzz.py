@@ -1,0 +1,205 @@
+"""Fuzzer of the packet programs: `python -m tests.packet.fuzz [N] [--seed S]`.
+
+Whatever comes in: a valid verdict, no packet to anybody who is neither backend nor client, right checksums wherever the ones
+that came in were right, payload and hop count as they must be. What cannot be parsed is never forwarded and never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+
+from lbagent.bpf.run import Tc, Xdp
+from tests.packet import corpus, craft, wire
+from tests.packet.corpus import Scene
+from tests.packet.harness import open_world
+from tests.packet.mutate import mutate
+from tests.packet.world import XDP, World, runnable
+
+SEED = 20260731
+EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
+SAMPLE = 997  # of the translated packets one in so many is held against scapy
+VALID = {True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT}, False: {Tc.UNSPEC, Tc.OK, Tc.SHOT, Tc.REDIRECT}}
+SENT = {True: {Xdp.TX, Xdp.REDIRECT}, False: {Tc.REDIRECT}}
+DROPPED = {Xdp.DROP: True, Tc.SHOT: False}
+
+
+class Bad(AssertionError):
+    """A packet for which a rule does not hold."""
+
+
+class Checker:
+    """Judges what came of each frame; knows the scene and who has opened a flow since."""
+
+    def __init__(self, scene: Scene) -> None:
+        """Take a scene whose flows are open."""
+        self.scene = scene
+        self.seen: Counter[str] = Counter()
+
+    def judge(self, hook: str, frame: bytes, verdict: int, out: bytes) -> None:
+        """Raise Bad if a rule is broken."""
+        xdp = hook == XDP
+        if verdict not in VALID[xdp]:
+            raise Bad(f"verdict {verdict}")
+        if verdict == (Xdp.DROP if xdp else Tc.SHOT):
+            self.seen["dropped"] += 1
+            return
+        sent = verdict in SENT[xdp]
+        if not sent and out == frame:
+            self.seen["untouched"] += 1
+            return
+        before, after = wire.parse(frame), wire.parse(out)
+        if before is None:
+            raise Bad("a frame that is no readable packet was touched")
+        if after is None:
+            raise Bad("what came out is no readable packet")
+        if after.ttl == 0 and sent:
+            raise Bad("sent with hop count 0")
+        if not before.bad and after.bad:
+            raise Bad(f"wrong checksum: {after.bad}")
+        self._what(frame, before, out, after, sent=sent)
+
+    def _what(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, sent: bool) -> None:
+        if sent and after.dst == before.src and after.src == before.dst and out[:6] == frame[6:12]:
+            self._answer(frame, before, out, after)
+        elif before.icmp is not None:
+            self._error(before, after)
+        else:
+            self._translated(frame, before, out, after, sent=sent)
+
+    def _answer(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
+        """The program's own words: a RST or an ICMP error about this very packet."""
+        self.seen["answered"] += 1
+        if after.bad:
+            raise Bad(f"an answer with a wrong checksum: {after.bad}")
+        if after.icmp is not None:
+            if not frame[before.l2 :].startswith(out[after.l4 + 8 : after.end]):
+                raise Bad("an answer that quotes something else")
+        elif after.proto != wire.TCP or not out[after.l4 + 13] & 4:
+            raise Bad("an answer that is neither ICMP nor RST")
+
+    def _error(self, before: wire.Wire, after: wire.Wire) -> None:
+        """A translated ICMP error goes to a client or a backend and quotes what that one sent."""
+        self.seen["errors"] += 1
+        scene, quoted = self.scene, after.quoted
+        if quoted is None or before.quoted is None or after.icmp != before.icmp:
+            raise Bad("an ICMP message without a quoted packet was touched")
+        if after.dst != quoted.src:
+            raise Bad("the error is not for the sender of the quoted packet")
+        sender, target = (quoted.src, quoted.sport, quoted.proto), (quoted.dst, quoted.dport, quoted.proto)
+        to_backend = sender in scene.backends and (quoted.dst in scene.snat or target in scene.clients)
+        to_client = sender in scene.clients and target in scene.frontends
+        if not to_backend and not to_client:
+            raise Bad(f"the error went to a stranger: {sender} about {target}")
+
+    def _translated(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, sent: bool) -> None:
+        """A request to a backend or a reply to a client; nothing but addresses, ports, sums and hop count changed."""
+        scene = self.scene
+        if before.first and frame[before.l4 + 4 : before.l4 + 6] != out[after.l4 + 4 : after.l4 + 6]:
+            raise Bad("the L4 header was changed")
+        skip = 18 if before.proto == wire.TCP else 8
+        if before.first and wire.l4_bytes(frame, before)[skip:] != wire.l4_bytes(out, after)[skip:]:
+            raise Bad("the payload was changed")
+        if after.ttl != before.ttl - sent:
+            raise Bad(f"hop count {before.ttl} became {after.ttl}")
+        if before.proto == wire.TCP and ("tcp" in before.bad) != ("tcp" in after.bad):
+            raise Bad("a wrong TCP checksum was made right")
+        if not before.first:
+            self._later(before, after)
+            return
+        source, target = (after.src, after.sport, after.proto), (after.dst, after.dport, after.proto)
+        if target in scene.backends:
+            self.seen["requests"] += 1
+            if after.src != before.src and after.src not in scene.snat:
+                raise Bad("a request with a source that is neither the client's nor ours")
+            scene.clients.add((before.src, before.sport, before.proto))
+        elif source in scene.frontends and target in scene.clients:
+            self.seen["replies"] += 1
+        else:
+            raise Bad(f"from {source} to {target}: neither backend nor client")
+
+    def _later(self, before: wire.Wire, after: wire.Wire) -> None:
+        """Later fragments have no ports: the addresses must do."""
+        self.seen["fragments"] += 1
+        backends = {address for address, _, _ in self.scene.backends}
+        clients = {address for address, _, _ in self.scene.clients}
+        frontends = {address for address, _, _ in self.scene.frontends}
+        if after.dst not in backends and not (after.src in frontends and after.dst in clients):
+            raise Bad("a later fragment went to a stranger")
+
+
+def against_scapy(frame: bytes, out: bytes) -> None:
+    """Hold one translated packet against scapy: if it reproduces the input's checksums, it must reproduce the output's."""
+    if craft.recomputed(craft.decode(frame)) == frame and craft.recomputed(craft.decode(out)) != out:
+        raise Bad("scapy computes another checksum")
+
+
+def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
+    """Run `count` packets; return how many ended how. Raises Bad with all that is needed to repeat the packet."""
+    rng = random.Random(seed)
+    total: Counter[str] = Counter()
+    done = translated = 0
+    while done < count:
+        scene = corpus.build(world)
+        checker = Checker(scene)
+        with world.net.inside():
+            for hook, device, frame in stream(rng, scene, min(EPOCH, count - done), every_length=done == 0):
+                done += 1
+                if not runnable(hook, frame):
+                    total["refused by the kernel"] += 1
+                    continue
+                result = world.raw(hook, frame, device)
+                try:
+                    checker.judge(hook, frame, result.verdict, result.packet)
+                    if result.packet != frame:
+                        translated += 1
+                        if translated % SAMPLE == 0:
+                            against_scapy(frame, result.packet)
+                except Bad as error:
+                    raise Bad(
+                        f"packet {done} of seed {seed}: {error}\n {hook} at device {device}, verdict {result.verdict}"
+                        f"\n in  {frame.hex()}\n out {result.packet.hex()}"
+                    ) from None
+        total += checker.seen
+    return total
+
+
+def stream(rng: random.Random, scene: Scene, count: int, *, every_length: bool):  # noqa: ANN201 - a plain generator
+    """Yield (hook, device, frame): first every seed cut at every length, then mutations."""
+    yielded = 0
+    if every_length:
+        shapes = {(hook, len(frame) // 24, frame[12:16]): (hook, device, frame) for hook, device, frame in scene.seeds}
+        for hook, device, frame in shapes.values():
+            for length in range(14, min(len(frame), 130)):
+                yield hook, device, frame[:length]
+                yielded += 1
+    seeds = scene.seeds
+    for _ in range(count - yielded):
+        hook, device, frame = seeds[rng.randrange(len(seeds))]
+        yield hook, device, mutate(rng, frame, seeds[rng.randrange(len(seeds))][2])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.packet.fuzz", description=__doc__)
+    parser.add_argument("count", nargs="?", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=SEED, help=f"default {SEED}; 0: a new one")
+    options = parser.parse_args(arguments)
+    seed = options.seed or random.SystemRandom().randrange(1, 1 << 31)
+    print(f"seed {seed}", flush=True)
+    start = time.monotonic()
+    with open_world() as world:
+        try:
+            total = fuzz(world, options.count, seed)
+        except Bad as error:
+            print(error, file=sys.stderr)
+            return 1
+    print(f"{options.count} packets in {time.monotonic() - start:.0f} s: " + ", ".join(f"{n} {what}" for what, n in total.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
