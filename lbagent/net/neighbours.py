@@ -18,6 +18,7 @@ from lbagent.net.paths import Hop
 NTF_USE = 1
 NTF_EXT_MANAGED = 1
 NUD_NONE = 0
+NUD_PERMANENT = 0x80
 OUR_PROTOCOL = 76  # marks the entries we asked for (`ip -d neigh`: proto 76); `cleanup` finds them by it
 MANAGED_MAX = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 
@@ -43,7 +44,8 @@ class NeighbourKeeper:
             for hop in sorted(self._kept - chosen):
                 await self._request(ipr, hop, managed=False)
             for hop in sorted(ask):
-                await self._request(ipr, hop, managed=self.managed)
+                if not await _configured(ipr, hop):
+                    await self._request(ipr, hop, managed=self.managed)
         self._kept = chosen
 
     async def _request(self, ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> None:
@@ -57,6 +59,17 @@ class NeighbourKeeper:
                 self.managed = False
                 await self._request(ipr, hop, managed=False)
             # ENODEV, ENETDOWN and the like: the device is going, its event follows
+
+
+async def _configured(ipr: AsyncIPRoute, hop: Hop) -> bool:
+    """Ask the kernel whether the entry is permanent now: its event may still be on the way."""
+    ifindex, address = hop
+    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    try:
+        answer = await ipr.neigh("get", dst=socket.inet_ntop(family, address), ifindex=ifindex, family=family)
+    except NetlinkError:
+        return False  # ENOENT: none yet
+    return any(message["state"] & NUD_PERMANENT for message in answer)
 
 
 async def release_all() -> int:
