@@ -12,7 +12,7 @@ from typing import Self
 from lbagent.errors import KernelError, LbError, NotFound
 from lbagent.maps import bpfsys, pins
 from lbagent.maps import window as windows
-from lbagent.maps.base import Counter, Item, map_full
+from lbagent.maps.base import GENERATION_MAPS, Counter, Item, map_full
 from lbagent.maps.inner import InnerTables
 from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
@@ -28,7 +28,7 @@ class KernelMaps:
         """Take open descriptors of every map; use `open`."""
         self.bpffs = Path(bpffs)
         self.sizes = sizes
-        self.specs: dict[str, MapSpec] = map_specs(sizes)
+        self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n not in GENERATION_MAPS}
         self.fds = fds
         self._cpus = bpfsys.possible_cpus()
         inner = maglev_inner(sizes)

@@ -7,7 +7,7 @@ and is part of the next plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -19,8 +19,8 @@ from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import SVC, Algorithm
 from lbagent.sync.backends import tokens
-from lbagent.sync.plan import rows_of
-from lbagent.sync.shadow import PIN, Entry, Partial, Shadow
+from lbagent.sync.replay import body_words, entries_by_owner, meta_words, replay
+from lbagent.sync.shadow import PIN, Entry, Partial, Shadow, rows_of
 from lbagent.sync.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 64  # Maglev tables in memory at a time, 64 KiB each
@@ -145,10 +145,10 @@ class _Run:
         self.maps.delete_maglev(step.map, [step.number(i) for i in range(start, stop)])
 
     def _path_body(self, step: Step, start: int, stop: int) -> None:
-        self.maps.store(step.map, _body_words(step, start, stop))
+        self.maps.store(step.map, body_words(step, start, stop))
 
     def _path_meta(self, step: Step, start: int, stop: int) -> None:
-        self.maps.store(step.map, _meta_words(step, start, stop))
+        self.maps.store(step.map, meta_words(step, start, stop))
 
     def _filter(self, step: Step, start: int, stop: int) -> None:
         self._store_bits([step.number(i) for i in range(start, stop)], on=True)
@@ -201,7 +201,7 @@ class _Run:
         for ident, refs in plan.refs.items():
             if not refs:
                 shadow.refs.pop(ident, None)
-        broken = _entries_by_owner(plan, self.stopped_at)
+        broken = entries_by_owner(plan, self.stopped_at)
         for owner, change in enumerate(plan.changes):
             if owner in self.failed:
                 self._keep_partial(owner, change, broken.get(owner, []))
@@ -249,7 +249,7 @@ class _Run:
         """Remember the entries a failed change has really got, and pin every backend they may name."""
         shadow = self.shadow
         before, after = tokens(change.old), tokens(change.svc)
-        rows = _replay(change, done)
+        rows = replay(change, done)
         if owner in self.plan.refused:  # its backends were never counted, nor written
             counted, after = before, {}
         else:
@@ -300,78 +300,6 @@ def _sizes(digit: str, entry: Entry | None) -> Counter[str]:
             f"lb{digit}_maglev": int(rows.has_table),
         }
     )
-
-
-# --- words ---
-
-
-def _body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Yield every word of the records but the meta word."""
-    values, size = step.values, len(step.values) // len(step.owners)
-    meta = codec.META_AT[size]
-    parts = [at for at in range(0, size, 8) if at < meta]
-    for i in range(start, stop):
-        base, record = step.number(i) * size, i * size
-        for at in parts:
-            yield base + at, bytes(values[record + at : record + at + 8])
-
-
-def _meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    values, size = step.values, len(step.values) // len(step.owners)
-    meta = codec.META_AT[size]
-    for i in range(start, stop):
-        at = i * size + meta
-        yield step.number(i) * size + meta, bytes(values[at : at + 8])
-
-
-# --- what a failed change has got ---
-
-
-def _entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict[int, list[tuple[Step, int]]]:
-    """Return for each failed change the entries of its own that were done, in order."""
-    out: dict[int, list[tuple[Step, int]]] = {}
-    if not stopped_at:
-        return out
-    for index, step in enumerate(plan.steps):
-        for entry, owner in enumerate(step.owners):
-            if isinstance(owner, int) and (where := stopped_at.get(owner)) and (index, entry) < where:
-                out.setdefault(owner, []).append((step, entry))
-    return out
-
-
-def _replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
-    """Return the rows of a change after the entries that were done."""
-    old = rows_of(change.old)
-    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
-    rows = (
-        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table)
-        if old
-        else Rows(new.id, {})
-    )
-    for step, entry in done:
-        _replay_one(rows, new, step, entry)
-    return rows
-
-
-def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
-    key = step.key(entry)
-    if step.map.endswith("_service"):
-        slot = codec.split_service_key(key)[1]
-        if step.kind is Kind.PUT:
-            rows.slots[slot] = step.value(entry)
-        else:
-            rows.slots.pop(slot, None)
-    elif step.map.endswith("_source_range"):
-        rows.ranges = rows.ranges | {key} if step.kind is Kind.PUT else rows.ranges - {key}
-    elif step.map == "lb_affinity_match":
-        ident = codec.affinity_ids(key)[1]
-        rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
-    elif step.map.endswith("_reverse_nat"):
-        rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
-    elif step.kind is Kind.TABLE:
-        rows.members, rows.table = new.members, None
-    elif step.kind is Kind.TABLE_OUT:
-        rows.members, rows.table = (), None
 
 
 __all__ = ["Applied", "apply"]

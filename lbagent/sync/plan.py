@@ -18,7 +18,7 @@ from lbagent.model.ids import common_start
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.sync.backends import BackendPlanner
-from lbagent.sync.shadow import Entry, Partial, Shadow
+from lbagent.sync.shadow import Shadow, rows_of
 from lbagent.sync.steps import NOBODY, Change, Phase, Plan, Steps
 
 Paths = Callable[[Backend], PathInfo]
@@ -156,13 +156,6 @@ class Room:
 
 
 # --- one frontend ---
-
-
-def rows_of(entry: Entry | None) -> Rows | None:
-    """Return what the maps hold for an entry."""
-    if entry is None:
-        return None
-    return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
 
 
 def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows, table_size: int) -> None:

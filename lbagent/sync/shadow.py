@@ -48,6 +48,13 @@ class Partial(Struct):
 Entry = SVC | Partial
 
 
+def rows_of(entry: Entry | None) -> Rows | None:
+    """Return what the maps hold for an entry."""
+    if entry is None:
+        return None
+    return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
+
+
 class Image:
     """Fixed-size records by index. Anonymous memory: pages of ids nobody has cost nothing."""
 

@@ -1,0 +1,82 @@
+"""Entries of a plan taken out again: as words to store, and as the rows a change has got when it broke off. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.sync.shadow import rows_of
+from lbagent.sync.steps import Change, Kind, Phase, Plan, Step
+
+# --- words ---
+
+
+def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield every word of the records but the meta word."""
+    values, size = step.values, len(step.values) // len(step.owners)
+    meta = codec.META_AT[size]
+    parts = [at for at in range(0, size, 8) if at < meta]
+    for i in range(start, stop):
+        base, record = step.number(i) * size, i * size
+        for at in parts:
+            yield base + at, bytes(values[record + at : record + at + 8])
+
+
+def meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the meta word of the records."""
+    values, size = step.values, len(step.values) // len(step.owners)
+    meta = codec.META_AT[size]
+    for i in range(start, stop):
+        at = i * size + meta
+        yield step.number(i) * size + meta, bytes(values[at : at + 8])
+
+
+# --- what a failed change has got ---
+
+
+def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict[int, list[tuple[Step, int]]]:
+    """Return for each failed change the entries of its own that were done, in order."""
+    out: dict[int, list[tuple[Step, int]]] = {}
+    if not stopped_at:
+        return out
+    for index, step in enumerate(plan.steps):
+        for entry, owner in enumerate(step.owners):
+            if isinstance(owner, int) and (where := stopped_at.get(owner)) and (index, entry) < where:
+                out.setdefault(owner, []).append((step, entry))
+    return out
+
+
+def replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
+    """Return the rows of a change after the entries that were done."""
+    old = rows_of(change.old)
+    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+    rows = (
+        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table)
+        if old
+        else Rows(new.id, {})
+    )
+    for step, entry in done:
+        _replay_one(rows, new, step, entry)
+    return rows
+
+
+def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
+    key = step.key(entry)
+    if step.map.endswith("_service"):
+        slot = codec.split_service_key(key)[1]
+        if step.kind is Kind.PUT:
+            rows.slots[slot] = step.value(entry)
+        else:
+            rows.slots.pop(slot, None)
+    elif step.map.endswith("_source_range"):
+        rows.ranges = rows.ranges | {key} if step.kind is Kind.PUT else rows.ranges - {key}
+    elif step.map == "lb_affinity_match":
+        ident = codec.affinity_ids(key)[1]
+        rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
+    elif step.map.endswith("_reverse_nat"):
+        rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
+    elif step.kind is Kind.TABLE:
+        rows.members, rows.table = new.members, None
+    elif step.kind is Kind.TABLE_OUT:
+        rows.members, rows.table = (), None
