@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2  # also stands for what build.py does after the compiler: another number makes it compile again
 _LD_IMM64 = 0x18
 _PSEUDO_FD, _PSEUDO_VALUE = 1, 2
 _CALL, _PSEUDO_CALL = 0x85, 1
@@ -131,7 +131,7 @@ def current_layouts() -> dict[str, Any]:
 
 def text_hash(text: str, flags: Sequence[str]) -> str:
     """Hash one unit's input: same hash, same instructions (given the same BCC)."""
-    return hashlib.sha256("\0".join([text, *flags]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([str(FORMAT), text, *flags]).encode()).hexdigest()[:32]
 
 
 def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:

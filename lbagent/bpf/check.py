@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
+import time
 from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys, clock, settings
-from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_generation
+from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_program, own_maps
+from lbagent.errors import VerifierError
 from lbagent.maps import layout
 from lbagent.maps.layout import Sizes
 
@@ -46,26 +47,32 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
 def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
     """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
 
-    Returns 0; raises VerifierError for the first program that is refused.
+    Goes on after one that is refused; returns 1 if there was any.
     """
     config = settings.pack(settings.Settings(), sizes, settings.Seeds.fresh(), clock.hz())
-    with scratch_maps(sizes) as fds:
-        made = load_generation(artifact, fds, config)
-        try:
+    refused = 0
+    with scratch_maps(sizes) as shared, own_maps(config) as own:
+        fds = {**shared, **own}
+        print(
+            f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
+        )
+        for name, program in artifact.programs.items():
+            start = time.perf_counter()
+            try:
+                fd = load_program(program, fds)
+            except VerifierError as error:
+                print(f"{name:<28}{program.unit:<10} REFUSED: {error}")
+                refused = 1
+                continue
+            taken_ms = (time.perf_counter() - start) * 1e3
+            verified, states, stack = _statistics(program, fds)
             print(
-                f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
+                f"{name:<28}{program.unit:<10}{program.count:>7}{verified:>10}{states:>8}{stack:>10}"
+                f"{bpfsys.prog_info(fd).jited_bytes:>11}{taken_ms:>9.1f}",
+                flush=True,
             )
-            for name, program in artifact.programs.items():
-                verified, states, stack = _statistics(program, {**fds, **made.maps})
-                jited = bpfsys.prog_info(made.programs[name]).jited_bytes
-                print(
-                    f"{name:<28}{program.unit:<10}{program.count:>7}{verified:>10}{states:>8}{stack:>10}{jited:>11}"
-                    f"{made.load_ms[name]:>9.1f}"
-                )
-        finally:
-            made.close()
-    sys.stdout.flush()
-    return 0
+            os.close(fd)
+    return refused
 
 
 def _statistics(program: Program, fds: dict[str, int]) -> tuple[str, str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lbagent.bpf import artifact as artifacts
 from lbagent.bpf import attach as attachments
 from lbagent.bpf import clock, generation, settings
 from lbagent.bpf.attach import Attachment
@@ -86,9 +87,10 @@ def start(
     """Bring the programs of `artifact` in force under `root`: adopt the pinned ones if they are the same, else load.
 
     `shared_maps` are the descriptors of maps/kernel.py by name. Devices that an earlier process attached to go over
-    to the new programs. Raises Unsupported, VerifierError, KernelError.
+    to the new programs. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
     """
     require_kernel()
+    artifacts.check(artifact, "the built programs")
     seeds = generation.pinned_seeds(root) or settings.Seeds.fresh()
     config = settings.pack(options, sizes, seeds, clock.hz())
     key = generation.generation_key(artifact, shared_maps, config)

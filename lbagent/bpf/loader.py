@@ -8,6 +8,7 @@ and services are shared by all generations and belong to maps/kernel.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -23,7 +24,7 @@ from lbagent.maps import bpfsys as maps
 from lbagent.maps import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.artifact import Artifact, Program
     from lbagent.maps.layout import MapSpec
@@ -72,7 +73,7 @@ def load_generation(
     """
     made = Generation()
     try:
-        _create_own_maps(made, config)
+        _create_own_maps(made.maps, config)
         fds = {**shared_maps, **made.maps}
         for program in artifact.programs.values():
             start = time.perf_counter()
@@ -88,13 +89,26 @@ def load_generation(
     return made
 
 
-def _create_own_maps(made: Generation, config: bytes) -> None:
+def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
+    """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
     specs = layout.map_specs()
     for name in OWN_MAPS:
-        made.maps[name] = create_map(specs[name])
+        fds[name] = create_map(specs[name])
     with bpfsys.kernel_errors("write and freeze", "lb_config"):
-        maps.map_update(made.maps["lb_config"], bytes(4), config)
-        maps.map_freeze(made.maps["lb_config"])
+        maps.map_update(fds["lb_config"], bytes(4), config)
+        maps.map_freeze(fds["lb_config"])
+
+
+@contextlib.contextmanager
+def own_maps(config: bytes) -> Iterator[dict[str, int]]:
+    """Create the maps of one generation for a while: settings frozen, tail call arrays empty."""
+    fds: dict[str, int] = {}
+    try:
+        _create_own_maps(fds, config)
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
 
 
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
