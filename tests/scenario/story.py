@@ -1,0 +1,164 @@
+"""Reads scenario files and plays their blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lbagent.maps.base import PathInfo
+from lbagent.maps.check import check
+from lbagent.maps.dump import dump
+from lbagent.maps.layout import Sizes
+from lbagent.maps.memory import MemoryMaps
+from lbagent.model.address import L3n4Addr, parse_ip
+from lbagent.model.backend import BackendState as State
+from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.sync.apply import apply
+from lbagent.sync.dryrun import dry_run
+from lbagent.sync.files import Files
+from lbagent.sync.objects import BackendState, Change
+from lbagent.sync.plan import plan
+from lbagent.sync.resolve import Options, Resolver
+from lbagent.sync.restore import restore
+from lbagent.sync.shadow import Shadow
+
+_BLOCK = re.compile(r"^-- (.+) --$")
+MANIFEST = (".yaml", ".yml", ".json")
+
+
+@dataclass
+class Block:
+    words: list[str]
+    line: int
+    text: list[str] = field(default_factory=list)
+
+
+def blocks(text: str) -> list[Block]:
+    found: list[Block] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _BLOCK.match(line):
+            found.append(Block(match[1].split(), number))
+        elif found:
+            found[-1].text.append(line)
+        else:
+            assert not line or line.startswith("#"), f"line {number}: the story begins with a block"
+    return found
+
+
+@dataclass
+class Flags:
+    node: str = "n1"
+    node_ips: tuple[str, ...] = ()
+    table_size: int = 251
+    only: tuple[str, ...] = ()
+
+
+def flags(words: list[str]) -> Flags:
+    out = Flags()
+    rest = iter(words)
+    for word in rest:
+        if word == "--node":
+            out.node = next(rest)
+        elif word == "--node-ip":
+            out.node_ips += (next(rest),)
+        elif word == "--maglev-table-size":
+            out.table_size = int(next(rest))
+        elif word == "only":
+            out.only = tuple(rest)
+        else:
+            raise AssertionError(f"unknown word {word}")
+    return out
+
+
+class Agent:
+    """What the agent does with objects, without a kernel: files -> resolve -> ids -> plan -> maps."""
+
+    def __init__(self, folder: Path, given: Flags) -> None:
+        self.folder, self.given = folder, given
+        self.maps = MemoryMaps(Sizes(backends=1024, maglev_size=given.table_size))
+        self.said: dict[str, BackendState] = {}
+        self._start(Shadow(self.maps.sizes))
+
+    def _start(self, shadow: Shadow) -> None:
+        options = Options(self.given.node, tuple(map(parse_ip, self.given.node_ips)), keep_existing=True)
+        self.resolver, self.files, self.shadow = Resolver(options), Files(), shadow
+        self.book = IdBook(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
+        self.resolver.update(Change("BackendState", name, None, state) for name, state in self.said.items())
+
+    def restart(self) -> None:
+        found = restore(self.maps)
+        self._start(found.shadow)
+        self.book.service_ids.restore(found.service_ids)
+        self.book.backend_ids.restore(found.backend_ids)
+
+    def set_state(self, state: str, text: str) -> None:
+        address = L3n4Addr.parse(text)
+        new = BackendState(text, address, State.parse(state))
+        self.resolver.update([Change("BackendState", text, self.said.get(text), new)])
+        self.said[text] = new
+
+    def sync(self) -> None:
+        present = {str(path) for path in self.folder.iterdir()}
+        for path in sorted(present | set(self.files.paths)):
+            changes = self.files.read(path) if path in present else self.files.remove(path)
+            self.resolver.update(changes)
+        self.resolution = self.resolver.resolve()
+        desired = self.book.assign(self.resolution.state)
+        result = apply(plan(desired, self.shadow, lambda _: PathInfo()), self.maps, self.shadow)
+        assert result.complete, result
+        assert check(self.maps) == []
+
+    def messages(self):
+        return [*self.files.problems(), *self.resolution.messages]
+
+
+class Story:
+    """Plays the blocks of one file in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agent: Agent | None = None
+
+    def play(self, block: Block) -> None:
+        first, *rest = block.words
+        if not rest and first.endswith(MANIFEST):
+            (self.folder / first).write_text("\n".join(block.text) + "\n")
+        elif first == "rm":
+            (self.folder / rest[0]).unlink()
+        elif first == "plan":
+            given = flags(rest)
+            result = dry_run(str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size)
+            self.compare(block, given, result.lines, result.messages)
+            assert result.exit_code == any(line.startswith("! ") for line in block.text)
+        elif first == "agent":
+            self.agent = Agent(self.folder, flags(rest))
+            self.sync(block, self.agent.given)
+        else:
+            assert self.agent is not None, f"line {block.line}: there is no agent"
+            if first == "set-state":
+                self.agent.set_state(*rest)
+                assert not any(block.text), f"line {block.line}: set-state says nothing; sync does"
+            elif first == "restart":
+                self.agent.restart()
+                assert not any(block.text), f"line {block.line}: restart says nothing; sync does"
+            elif first == "sync":
+                self.sync(block, flags(rest))
+            else:
+                raise AssertionError(f"line {block.line}: unknown block {first}")
+
+    def sync(self, block: Block, given: Flags) -> None:
+        self.agent.sync()
+        self.compare(block, given, dump(self.agent.maps), self.agent.messages())
+
+    def compare(self, block: Block, given: Flags, lines, messages) -> None:
+        said = [f"{'~' if message.warning else '!'} {str(message).replace(f'{self.folder}/', '')}" for message in messages]
+        wanted = [line for line in block.text if line and line[0] not in "!~#"]
+        if given.only:
+            lines = [line for line in lines if line.split(":")[0] in given.only]
+        assert lines == wanted, f"block at line {block.line}"
+        expected = [line for line in block.text if line[:2] in ("! ", "~ ")]
+        assert len(said) == len(expected), f"block at line {block.line}: {said}"
+        for text, pattern in zip(said, expected, strict=True):
+            regex = ".*".join(re.escape(part) for part in pattern.split("..."))
+            assert re.fullmatch(regex, text), f"block at line {block.line}: {text!r}"
