@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 RUN = Path("/run/netns")
+FOLDER = "lbagent-lab-"  # under the temporary directory, the pid follows
 PREFIX = "lbx"  # names are lbx<pid>-<role>, so that a later run can tell whose they are
 CLONE_NEWNET = 0x40000000
 SIOCETHTOOL = 0x8946
@@ -143,17 +146,28 @@ def veth(left: Namespace, left_device: str, right: Namespace, right_device: str,
 
 
 def sweep() -> list[str]:
-    """Remove namespaces whose owner is dead; return their names."""
+    """Remove namespaces and folders whose owner is dead (killed before it could clean up); return their names."""
     gone = []
     for path in RUN.glob(f"{PREFIX}*-*") if RUN.is_dir() else ():
-        owner = path.name[len(PREFIX) :].split("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
+        if owner_is_dead(path.name[len(PREFIX) :]):
             for pid in run("ip", "netns", "pids", path.name).split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             run("ip", "netns", "del", path.name)
             gone.append(path.name)
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        if owner_is_dead(path.name[len(FOLDER) :]):
+            with contextlib.suppress(LabError):
+                run("umount", "-l", str(path / "bpf"))
+            shutil.rmtree(path, ignore_errors=True)
+            gone.append(path.name)
     return gone
+
+
+def owner_is_dead(rest: str) -> bool:
+    """Tell from what follows a prefix, `<pid>-...`, whether that process is gone."""
+    owner = rest.split("-")[0]
+    return owner.isdigit() and not Path("/proc", owner).exists()
 
 
 def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 10.0, step_s: float = 0.02) -> T:

@@ -63,7 +63,7 @@ class Lab:
         """Build it. What was built is taken away again when building fails."""
         netns.sweep()
         self.closing.callback(self._forget_folder)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"lbagent-lab-{os.getpid()}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{netns.FOLDER}{os.getpid()}-"))
         try:
             self._mount()
             self._build()
