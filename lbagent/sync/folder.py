@@ -7,6 +7,7 @@ A file is deleted when it has been away for a moment: editors replace files by t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from lbagent.sync.files import Files, is_manifest, manifest_names
 from lbagent.sync.inotify import LOST, Event, Mask, Watch
 from lbagent.sync.objects import Change, Message, Objects
 from lbagent.sync.source import Changed
+from lbagent.sync.told import Told
+
+log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # without inotify, or while the folder is gone
 LOOK_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
@@ -44,6 +48,7 @@ class FolderSource:
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
         self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
+        self._told = Told(log, "manifest refused")
         self._recovering = False
         self._wake = asyncio.Event()
         self._rescan = True
@@ -133,8 +138,11 @@ class FolderSource:
                 changes = []
             await asyncio.sleep(0)
         changes += self._delete()
-        if changes or first or before != (self._problem, self._files.revision):
+        refused = before != (self._problem, self._files.revision)
+        if changes or first or refused:
             changed(changes)
+        if refused:
+            self._told.tell(self.problems())
 
     def _read_some(self) -> list[Change]:
         """Read pending files for a moment."""

@@ -6,6 +6,7 @@ One JSON file in the state directory, replaced whole: written, synced, renamed. 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,7 @@ from lbagent.sync import manifests
 from lbagent.sync.manifests import Unparsable
 from lbagent.sync.objects import BackendState, Change, Message, Objects
 from lbagent.sync.source import Changed, listed
+from lbagent.sync.told import Told
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000
@@ -51,6 +53,7 @@ class OperatorSource:
     async def run(self, changed: Changed) -> None:
         """Tell what was said before; later changes are told by `set_states`."""
         self._changed = changed
+        Told(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
         changed(listed(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()

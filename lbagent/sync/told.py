@@ -1,0 +1,28 @@
+"""Log what is wrong once: when it turns up, and when it is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from lbagent.sync.objects import Message
+
+
+class Told:
+    """The messages that the log has seen and that still hold."""
+
+    def __init__(self, log: logging.Logger, event: str) -> None:
+        """Log under this logger; `event` is the constant message of what turns up."""
+        self._log = log
+        self._event = event
+        self._known: dict[Message, None] = {}
+
+    def tell(self, messages: Sequence[Message]) -> None:
+        """Log what is new among all that is wrong now, and say when nothing is left."""
+        known, self._known = self._known, dict.fromkeys(messages)
+        for message in self._known:
+            if message not in known:
+                level = logging.WARNING if message.warning else logging.ERROR
+                self._log.log(level, self._event, extra={"error": str(message)})
+        if known and not messages:
+            self._log.info("nothing is refused any more")
