@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -52,6 +52,9 @@ class LBMaps(Protocol):
 
     def items(self, map_name: str) -> list[Item]:
         """Return all entries; of an array those that are not all zero."""
+
+    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield (keys side by side, values side by side, count): `items` without an object an entry, zeros included."""
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
         """Swap in whole lookup tables (u32 backend ids) by service id; equal tables may share one inner map."""
@@ -105,7 +108,10 @@ def map_full(map_name: str, used: int, limit: int, errno: int = 7, *, needed: in
     option = SIZE_OPTION.get(map_name, "")
     advice = f"raise {option}; " if option else ""
     return MapFull(
-        "insert", errno, map_name, f"{used} of {limit} entries used{more}; {advice}everything already written keeps serving"
+        "insert",
+        errno,
+        map_name,
+        f"{used} of {limit} entries used{more}; {advice}everything already written keeps serving",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from array import array
 from functools import lru_cache
 from typing import Final
 
@@ -134,7 +135,7 @@ def frontend_of(name: bytes) -> L3n4Addr:
     return L3n4Addr(address, int.from_bytes(rest[:2], "big"), L4Type.from_number(rest[2]), Scope(rest[3]))
 
 
-def service_id_of(value: bytes) -> int:
+def service_id_of(value: bytes | bytearray) -> int:
     """Return the id in a slot's value."""
     return int.from_bytes(value[6:8], "big")
 
@@ -153,6 +154,11 @@ def reverse_frontend(value: bytes) -> L3n4Addr:
     size = 4 if len(value) == LB4_REVERSE_NAT.size else 16
     port, number, scope = int.from_bytes(value[size : size + 2], "big"), value[size + 2], value[size + 3]
     return L3n4Addr(value[:size], port, L4Type.from_number(number), Scope(scope & 1))
+
+
+def numbers(keys: bytes) -> array[int]:
+    """Return keys that are numbers."""
+    return array("I", keys)
 
 
 def affinity_key(service_id: int, backend_id: int) -> bytes:

@@ -142,7 +142,7 @@ class KernelMaps:
         size = self._value_bytes(spec)
         zero = bytes(size) if spec.type in _ARRAYS else b""
         out: list[Item] = []
-        for keys, values, count in self._pieces(map_name, spec, size):
+        for keys, values, count in self.pieces(map_name):
             if zero and not values.strip(b"\0"):
                 continue
             split = [
@@ -152,8 +152,10 @@ class KernelMaps:
             out += [item for item in split if item[1] != zero] if zero else split
         return out
 
-    def _pieces(self, map_name: str, spec: MapSpec, size: int) -> Iterator[tuple[bytes, bytes, int]]:
-        fd = self.fds[map_name]
+    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield (keys side by side, values side by side, count). Raises KernelError."""
+        spec, fd = self.specs[map_name], self.fds[map_name]
+        size = self._value_bytes(spec)
         reader = bpfsys.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
         with pins.kernel_errors("read", map_name):
             try:

@@ -69,6 +69,11 @@ class MemoryMaps:
             return sorted(item for item in entries if item[1].strip(b"\0"))
         return list(entries)
 
+    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield (keys side by side, values side by side, count), of an array those that are not all zero."""
+        if found := self.items(map_name):
+            yield b"".join([key for key, _ in found]), b"".join([value for _, value in found]), len(found)
+
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
         """Swap in whole lookup tables by service id."""
         if any(len(table) != 4 * self.sizes.maglev_size for table in tables.values()):
@@ -181,6 +186,10 @@ class FaultyMaps:
     def items(self, map_name: str) -> list[Item]:
         """Read."""
         return self.inner.items(map_name)
+
+    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Read."""
+        return self.inner.pieces(map_name)
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
         """Swap table by table."""

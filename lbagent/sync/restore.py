@@ -19,7 +19,7 @@ from lbagent.sync.shadow import FAMILIES, Partial, Shadow
 
 
 class Restored(Struct):
-    """What was found. The pairs are for IdAllocator.restore; a pair that comes twice names the same frontend or backend."""
+    """What was found. The pairs are for IdAllocator.restore; `states` are those of backends that are not active."""
 
     shadow: Shadow
     service_ids: list[tuple[L3n4Addr, int]]
@@ -43,15 +43,18 @@ def restore(maps: LBMaps) -> Restored:
 
 def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
     name = f"lb{family}_backend"
-    for key, value in maps.items(name):
-        ident = codec.U32.unpack(key)[0]
-        if ident >= maps.sizes.backends:
-            continue
-        address, state = codec.backend_of(value)
-        found.shadow.rows[family].set(ident, value)
-        found.shadow.count(name, 1)
-        found.backend_ids.append((address, ident))
-        found.states[address] = state
+    image = found.shadow.rows[family]
+    for keys, values, count in maps.pieces(name):
+        for i, ident in enumerate(codec.numbers(keys)):
+            if ident >= maps.sizes.backends:
+                continue
+            value = values[i * image.record : (i + 1) * image.record]
+            address, state = codec.backend_of(value)
+            image.set(ident, value)
+            found.backend_ids.append((address, ident))
+            if state is not BackendState.ACTIVE:
+                found.states[address] = state
+        found.shadow.count(name, count)
 
 
 def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
@@ -80,24 +83,45 @@ def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]
 
 def _read_frontends(maps: LBMaps, found: Restored) -> None:
     groups: dict[L3n4Addr, Rows] = {}
+    slots: dict[L3n4Addr, bytes] = {}
     for family in FAMILIES:
-        by_name: dict[bytes, Rows] = {}
-        for key, value in maps.items(f"lb{family}_service"):
-            name, slot = codec.split_service_key(key)
-            rows = by_name.get(name)
-            if rows is None:
-                rows = by_name[name] = Rows(codec.service_id_of(value), {})
-            rows.slots[slot] = value
-            if not slot:
-                rows.id = codec.service_id_of(value)
-        groups.update((codec.frontend_of(name), rows) for name, rows in by_name.items())
+        for name, packed in _read_slots(maps, family).items():
+            frontend = codec.frontend_of(name)
+            groups[frontend], slots[frontend] = Rows(_id_in(packed), {}), bytes(packed)
         _read_reverse(maps, family, groups, found.shadow)
     found.service_ids += [(frontend, rows.id) for frontend, rows in groups.items() if rows.id]
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
-        found.shadow.frontends[frontend] = Partial(rows)
+        found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
         found.shadow.count_filter(codec.vip_bit(frontend.address), 1)
-        _count(found.shadow, codec.family(frontend.address), rows)
+        _count(found.shadow, codec.family(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
+
+
+def _read_slots(maps: LBMaps, family: str) -> dict[bytes, bytearray]:
+    """Return (slot, value) side by side for each frontend, by what names it in the keys."""
+    name = f"lb{family}_service"
+    size = maps.specs[name].key_size
+    out: dict[bytes, bytearray] = {}
+    for keys, values, count in maps.pieces(name):
+        for i in range(count):
+            end = (i + 1) * size
+            frontend = keys[end - size : end - 6] + keys[end - 4 : end]  # all but the slot
+            found = out.get(frontend)
+            if found is None:
+                found = out[frontend] = bytearray()
+            found += keys[end - 6 : end - 4] + values[i * 12 : i * 12 + 12]
+    return out
+
+
+_SLOT_BYTES = 14
+
+
+def _id_in(packed: bytearray) -> int:
+    """Return the id of the master, of any slot where there is none."""
+    for at in range(0, len(packed), _SLOT_BYTES):
+        if packed[at : at + 2] == b"\0\0":
+            return codec.service_id_of(packed[at + 2 : at + _SLOT_BYTES])
+    return codec.service_id_of(packed[2:_SLOT_BYTES])
 
 
 def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
@@ -150,9 +174,9 @@ def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows
         owners[service, family].ranges = frozenset(keys)
 
 
-def _count(shadow: Shadow, digit: str, rows: Rows) -> None:
+def _count(shadow: Shadow, digit: str, rows: Rows, slots: int) -> None:
     for name, number in (
-        (f"lb{digit}_service", len(rows.slots)),
+        (f"lb{digit}_service", slots),
         (f"lb{digit}_reverse_nat", int(bool(rows.reverse))),
         ("lb_affinity_match", len(rows.affinity)),
         (f"lb{digit}_source_range", len(rows.ranges)),

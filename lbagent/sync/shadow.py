@@ -7,6 +7,7 @@ id. Only `apply` and `restore` change a Shadow.
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -38,13 +39,24 @@ _LIVE = PathFlag.LIVE | PathFlag.LOCAL
 class Partial(Struct):
     """A frontend whose entries are not those of one SVC: just read from the maps, or a plan that broke off.
 
-    `pins` are backends that must not be deleted, because its slots may name them.
+    `pins` are backends that must not be deleted, because its slots may name them. `slots` are (slot, value) side by side
+    that are not in `rest`: a start holds 100,000 of them for a moment.
     """
 
-    rows: Rows
+    rest: Rows
     pins: frozenset[int] = frozenset()
+    slots: bytes = b""
+
+    @property
+    def rows(self) -> Rows:
+        """The entries; do not change them."""
+        if not self.slots:
+            return self.rest
+        rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
+        return Rows(rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.members, rest.table)
 
 
+_SLOT_AND_VALUE = struct.Struct("=H12s")
 Entry = SVC | Partial
 
 
