@@ -28,16 +28,20 @@ class Scene:
     """The seeds and what is allowed to come of them."""
 
     world: World
-    seeds: list[tuple[str, int, bytes]] = field(default_factory=list)  # hook, device, frame
+    kinds: dict[str, list[tuple[str, int, bytes]]] = field(default_factory=dict)  # hook, device, frame
     backends: set[tuple[bytes, int, int]] = field(default_factory=set)  # address, port, protocol
     frontends: set[tuple[bytes, int, int]] = field(default_factory=set)
     clients: set[tuple[bytes, int, int]] = field(default_factory=set)  # who has a flow
     snat: set[bytes] = field(default_factory=set)
 
-    def add(self, frame: bytes, device: int, *hooks: str) -> None:
+    def add(self, kind: str, frame: bytes, device: int, *hooks: str) -> None:
         """Take a seed for some hooks."""
-        for hook in hooks:
-            self.seeds.append((hook, device, frame))
+        self.kinds.setdefault(kind, []).extend((hook, device, frame) for hook in hooks)
+
+    @property
+    def seeds(self) -> list[tuple[str, int, bytes]]:
+        """All seeds."""
+        return [seed for seeds in self.kinds.values() for seed in seeds]
 
 
 def build(world: World) -> Scene:
@@ -89,7 +93,7 @@ def _flows(scene: Scene, fam: Family, proto: int) -> None:
         out = world.run(XDP, first)
         for flags, vlans in (("S", ()), ("PA", ()), ("FA", (5,)), ("A", (5, 6))):
             packet = craft.segment(fam, proto, fam.client, sport, vip, port, flags, load=b"payload" * n)
-            scene.add(craft.frame(packet, vlans=vlans), lb0, XDP, TC_INGRESS)
+            scene.add("request", craft.frame(packet, vlans=vlans), lb0, XDP, TC_INGRESS)
         place = expect.destination(out)
         if (fam.packed(place[0]), place[1], proto) not in scene.backends:
             continue
@@ -98,8 +102,8 @@ def _flows(scene: Scene, fam: Family, proto: int) -> None:
         answer = craft.segment(fam, proto, *place, *source, "SA", load=b"answer" * n)
         macs = (LOCAL_MAC, POD_MAC) if source[0] == fam.client else (BACKEND_MAC, NODE2_MAC)
         device = pod if source[0] == fam.client else lb1
-        scene.add(craft.frame(answer, src=macs[0], dst=macs[1]), device, XDP, TC_INGRESS)
-        scene.add(craft.frame(answer, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
+        scene.add("reply", craft.frame(answer, src=macs[0], dst=macs[1]), device, XDP, TC_INGRESS)
+        scene.add("reply", craft.frame(answer, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
         _errors(scene, fam, bytes(out.packet[14:]), source[0], (vip, port), (fam.client, sport), proto)
 
 
@@ -112,11 +116,11 @@ def _errors(
     for kind in (fam.unreachable(), fam.too_big(1280), fam.time_exceeded()):
         for cut in (28, 48, None):
             about_request = craft.icmp_error(fam, fam.router2, source, kind, request[:cut])
-            scene.add(craft.frame(about_request, src=BACKEND_MAC, dst=NODE2_MAC), net.lb1, XDP, TC_INGRESS)
-            scene.add(craft.frame(about_request, src=LOCAL_MAC, dst=POD_MAC), net.pod0, TC_INGRESS)
-            scene.add(craft.frame(about_request, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
+            scene.add("error", craft.frame(about_request, src=BACKEND_MAC, dst=NODE2_MAC), net.lb1, XDP, TC_INGRESS)
+            scene.add("error", craft.frame(about_request, src=LOCAL_MAC, dst=POD_MAC), net.pod0, TC_INGRESS)
+            scene.add("error", craft.frame(about_request, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
             about_reply = craft.icmp_error(fam, fam.router, vip[0], kind, reply[:cut])
-            scene.add(craft.frame(about_reply), net.lb0, XDP, TC_INGRESS)
+            scene.add("error", craft.frame(about_reply), net.lb0, XDP, TC_INGRESS)
 
 
 def _odd(scene: Scene, fam: Family) -> None:
@@ -141,5 +145,5 @@ def _odd(scene: Scene, fam: Family) -> None:
         packets.append(ip / IPv6ExtHdrFragment(m=1, offset=0, id=5) / UdpLayer(sport=40102, dport=80) / Raw(b"f" * 64))
         packets.append(ip / IPv6ExtHdrFragment(m=0, offset=9, id=5, nh=17) / Raw(b"later" * 10))
     for packet in packets:
-        scene.add(craft.frame(packet), lb0, XDP, TC_INGRESS)
-        scene.add(craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
+        scene.add("odd", craft.frame(packet), lb0, XDP, TC_INGRESS)
+        scene.add("odd", craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)

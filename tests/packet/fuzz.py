@@ -13,6 +13,7 @@ import time
 from collections import Counter
 
 from lbagent.bpf.run import Tc, Xdp
+from lbagent.maps.reasons import Reason
 from tests.packet import corpus, craft, wire
 from tests.packet.corpus import Scene
 from tests.packet.harness import open_world
@@ -22,9 +23,10 @@ from tests.packet.world import XDP, World, runnable
 SEED = 20260731
 EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
+WEIGHTED = ("request", "request", "request", "reply", "reply", "error", "error", "odd", "odd")  # shares of the seeds
+NEVER = (Reason.DROP_INTERNAL, Reason.DROP_MISSING_BACKEND)  # counted only when we are wrong
 VALID = {True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT}, False: {Tc.UNSPEC, Tc.OK, Tc.SHOT, Tc.REDIRECT}}
 SENT = {True: {Xdp.TX, Xdp.REDIRECT}, False: {Tc.REDIRECT}}
-DROPPED = {Xdp.DROP: True, Tc.SHOT: False}
 
 
 class Bad(AssertionError):
@@ -38,6 +40,7 @@ class Checker:
         """Take a scene whose flows are open."""
         self.scene = scene
         self.seen: Counter[str] = Counter()
+        self.local = {fam.packed(fam.local(n)) for fam in craft.FAMILIES.values() for n in (1, 2)}
 
     def judge(self, hook: str, frame: bytes, verdict: int, out: bytes) -> None:
         """Raise Bad if a rule is broken."""
@@ -56,19 +59,20 @@ class Checker:
             raise Bad("a frame that is no readable packet was touched")
         if after is None:
             raise Bad("what came out is no readable packet")
-        if after.ttl == 0 and sent:
+        back_up = after.src == before.src and after.dst in self.local  # tc_egress: was leaving, its backend is here
+        if after.ttl == 0 and sent and not back_up:
             raise Bad("sent with hop count 0")
         if not before.bad and after.bad:
             raise Bad(f"wrong checksum: {after.bad}")
-        self._what(frame, before, out, after, sent=sent)
+        self._what(frame, before, out, after, hops=sent and not back_up)
 
-    def _what(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, sent: bool) -> None:
-        if sent and after.dst == before.src and after.src == before.dst and out[:6] == frame[6:12]:
+    def _what(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, hops: bool) -> None:
+        if hops and after.dst == before.src and after.src == before.dst and out[:6] == frame[6:12]:
             self._answer(frame, before, out, after)
         elif before.icmp is not None:
             self._error(before, after)
         else:
-            self._translated(frame, before, out, after, sent=sent)
+            self._translated(frame, before, out, after, hops=hops)
 
     def _answer(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
         """The program's own words: a RST or an ICMP error about this very packet."""
@@ -95,7 +99,7 @@ class Checker:
         if not to_backend and not to_client:
             raise Bad(f"the error went to a stranger: {sender} about {target}")
 
-    def _translated(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, sent: bool) -> None:
+    def _translated(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire, *, hops: bool) -> None:
         """A request to a backend or a reply to a client; nothing but addresses, ports, sums and hop count changed."""
         scene = self.scene
         if before.first and frame[before.l4 + 4 : before.l4 + 6] != out[after.l4 + 4 : after.l4 + 6]:
@@ -103,7 +107,7 @@ class Checker:
         skip = 18 if before.proto == wire.TCP else 8
         if before.first and wire.l4_bytes(frame, before)[skip:] != wire.l4_bytes(out, after)[skip:]:
             raise Bad("the payload was changed")
-        if after.ttl != before.ttl - sent:
+        if after.ttl != before.ttl - hops:
             raise Bad(f"hop count {before.ttl} became {after.ttl}")
         if before.proto == wire.TCP and ("tcp" in before.bad) != ("tcp" in after.bad):
             raise Bad("a wrong TCP checksum was made right")
@@ -141,6 +145,7 @@ def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
     """Run `count` packets; return how many ended how. Raises Bad with all that is needed to repeat the packet."""
     rng = random.Random(seed)
     total: Counter[str] = Counter()
+    before = {reason: world.counter(reason)[0] for reason in NEVER}
     done = translated = 0
     while done < count:
         scene = corpus.build(world)
@@ -164,6 +169,9 @@ def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
                         f"\n in  {frame.hex()}\n out {result.packet.hex()}"
                     ) from None
         total += checker.seen
+        found = {reason: packets for reason in NEVER if (packets := world.counter(reason)[0] - before[reason])}
+        if found:
+            raise Bad(f"within {done} packets of seed {seed}: {found}")
     return total
 
 
@@ -176,9 +184,10 @@ def stream(rng: random.Random, scene: Scene, count: int, *, every_length: bool):
             for length in range(14, min(len(frame), 130)):
                 yield hook, device, frame[:length]
                 yielded += 1
-    seeds = scene.seeds
+    kinds, seeds = [scene.kinds[kind] for kind in WEIGHTED], scene.seeds
     for _ in range(count - yielded):
-        hook, device, frame = seeds[rng.randrange(len(seeds))]
+        chosen = kinds[rng.randrange(len(kinds))]
+        hook, device, frame = chosen[rng.randrange(len(chosen))]
         yield hook, device, mutate(rng, frame, seeds[rng.randrange(len(seeds))][2])
 
 

@@ -75,18 +75,18 @@ def parse4(frame: bytes, at: int, limit: int, *, strict: bool) -> Wire | None:
         return None
     header = (frame[at] & 15) * 4
     total, ident_flags = struct.unpack_from("!2xH2xH", frame, at)
-    if header < 20 or limit < at + header or total < header or (strict and at + total > limit):
+    if header < 20 or limit < at + header or (strict and not header <= total <= limit - at):
         return None
     wire = Wire(family=4, l2=at, src=frame[at + 12 : at + 16], dst=frame[at + 16 : at + 20])
     wire.ttl, wire.proto = frame[at + 8], frame[at + 9]
-    wire.end = min(limit, at + total)
+    wire.end = min(limit, at + total) if strict else limit  # what quoted lengths say is not believed
     wire.first = not ident_flags & 0x1FFF
     wire.fragment = bool(ident_flags & 0x3FFF)
     if ones_sum(frame[at : at + header]):
         wire.bad.append("ip")
     if wire.first:
-        pseudo = wire.src + wire.dst + struct.pack("!HH", wire.proto, total - header)
-        whole = at + total <= limit and not wire.fragment
+        pseudo = wire.src + wire.dst + struct.pack("!HH", wire.proto, (total - header) & 0xFFFF)
+        whole = header <= total <= limit - at and not wire.fragment
         _l4(frame, wire, at + header, pseudo, whole=whole)
     return wire
 
@@ -100,7 +100,7 @@ def parse6(frame: bytes, at: int, limit: int, *, strict: bool) -> Wire | None:
         return None
     wire = Wire(family=6, l2=at, src=frame[at + 8 : at + 24], dst=frame[at + 24 : at + 40])
     wire.ttl = frame[at + 7]
-    wire.end = min(limit, at + 40 + length)
+    wire.end = min(limit, at + 40 + length) if strict else limit
     proto, l4 = frame[at + 6], at + 40
     for _ in range(MAX_EXTENSIONS):
         if proto not in (*EXTENSIONS, FRAGMENT, AUTH) or not wire.first:
@@ -115,8 +115,8 @@ def parse6(frame: bytes, at: int, limit: int, *, strict: bool) -> Wire | None:
         proto, l4 = frame[l4], l4 + size
     wire.proto = proto
     if wire.first and l4 <= wire.end:
-        whole = at + 40 + length <= limit and not wire.fragment
-        pseudo = wire.src + wire.dst + struct.pack("!II", at + 40 + length - l4, proto)
+        whole = l4 <= at + 40 + length <= limit and not wire.fragment
+        pseudo = wire.src + wire.dst + struct.pack("!II", max(at + 40 + length - l4, 0), proto)
         _l4(frame, wire, l4, pseudo, whole=whole)
     return wire
 
