@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf import artifact as artifacts
 from lbagent.bpf.artifact import Artifact, Program
-from lbagent.bpf.cfg import mend_loops
 from lbagent.bpf.compile import MISSING, bcc_version, compile_text
+from lbagent.bpf.mend import mend
 from lbagent.bpf.source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
 from lbagent.errors import CompileError, LbError
 
@@ -76,7 +76,7 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     done = compile_text(text, flags, unit.name)
     if done.warnings:
         print(done.warnings, file=sys.stderr)
-    mended = {name: mend_loops(code)[0] for name, code in sorted(done.functions.items())}
+    mended = {name: mend(code) for name, code in sorted(done.functions.items())}
     return [
         Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
         for name, code in mended.items()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from lbagent.bpf.mend import CAS_CALL
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
@@ -127,6 +128,7 @@ def constants() -> dict[str, int]:
         if name.isupper() and type(value) is int and not name.startswith(("_", "F_"))
     }
     found["REASON_SLOTS"] = REASON_SLOTS
+    found["CAS_CALL"] = CAS_CALL
     found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)
     return found
 

@@ -79,7 +79,7 @@ def test_save_and_load_keep_everything(artifact, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["copy.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 99}', '{"format": 1}', "[1]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 99}', '{"format": 2}', "[1]"])
 def test_what_is_no_artifact_is_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(CompileError, match="lbagent bpf build"):

@@ -1,9 +1,12 @@
-"""Loops as older kernels (6.1 among them) want them: back to the head by a jump, never by falling into it.
+"""Instructions as older kernels want them and older compilers cannot write them; done after the compiler, for every program.
 
-LLVM likes to put a loop's body in front of its test, so that the last instruction of the body simply runs into the test.
-Their `check_cfg` refuses that ("back-edge from insn"). An empty jump (`ja +0`) in between satisfies it, and the
-verifier takes it out again (`opt_remove_nops`): it costs nothing. Found and mended here, after the compiler.
-Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (behaviour).
+Loops: LLVM likes to put a loop's body in front of its test, so that the last instruction of the body simply runs into the
+test. `check_cfg` of older kernels (6.1 among them) refuses that ("back-edge from insn"). An empty jump (`ja +0`) in between
+satisfies it, and the verifier takes it out again (`opt_remove_nops`): it costs nothing.
+
+Compare-and-swap: LLVM before 12 (Ubuntu 22.04) has no such instruction for BPF. There the sources call a helper that does not
+exist (`CAS_CALL`), and the call is replaced: its arguments and result are where the instruction wants them, but for one move.
+Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (behaviour); Documentation/bpf instruction set.
 """
 
 from __future__ import annotations
@@ -16,6 +19,22 @@ _JA, _CALL, _EXIT = 0x05, 0x85, 0x95
 _LD_IMM64 = 0x18
 _EMPTY_JUMP = struct.pack("<BBhi", _JA, 0, 0, 0)
 
+CAS_CALL = 0x7E000001  # helper number the sources call; the generated prelude has it
+_MOVE_R0_R2 = struct.pack("<BBhi", 0xBF, 0x20, 0, 0)
+_CMPXCHG_R1_R3 = struct.pack("<BBhi", 0xDB, 0x31, 0, 0xF1)  # r0 = cmpxchg_64(r1 + 0, r0, r3)
+
+
+def mend(insns: bytes) -> bytes:
+    """Return the instructions with both kinds of mending done."""
+    return mend_loops(put_compare_and_swap(insns))[0]
+
+
+def put_compare_and_swap(insns: bytes) -> bytes:
+    """Replace the calls of `CAS_CALL` by the instruction."""
+    call = struct.pack("<BBhi", _CALL, 0, 0, CAS_CALL)
+    places = [at // 8 for at in range(0, len(insns), 8) if insns[at : at + 8] == call]
+    return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
+
 
 def mend_loops(insns: bytes) -> tuple[bytes, list[int]]:
     """Return the instructions with an empty jump at every place an old kernel would refuse, and those places.
@@ -23,7 +42,7 @@ def mend_loops(insns: bytes) -> tuple[bytes, list[int]]:
     The places are indexes into the old instructions; the jump stands in front of each.
     """
     places = sorted(set(falling_back_edges(insns)))
-    return (_insert_jumps(insns, places), places) if places else (insns, [])
+    return (_rewrite(insns, dict.fromkeys(places, _EMPTY_JUMP), {}), places) if places else (insns, [])
 
 
 def falling_back_edges(insns: bytes) -> list[int]:
@@ -65,22 +84,22 @@ def _successors(codes: list[tuple[int, int, int, int]], at: int) -> list[tuple[i
     return [(at + 1, False)]
 
 
-def _insert_jumps(insns: bytes, places: list[int]) -> bytes:
-    """Put an empty jump in front of each place; only what falls into the place meets it, jumps go past it."""
+def _rewrite(insns: bytes, before: dict[int, bytes], instead: dict[int, bytes]) -> bytes:
+    """Put code in front of instructions (jumps go past it, only what falls in meets it) or in their place."""
     count = len(insns) // 8
-    moved, shift = [0] * (count + 1), 0
-    for index in range(count + 1):
-        shift += index in places
-        moved[index] = index + shift
+    moved, at = [], 0
+    for index in range(count):
+        at += len(before.get(index, b"")) // 8
+        moved.append(at)
+        at += len(instead.get(index, b"8 bytes.")) // 8
     out = bytearray()
     index = 0
     while index < count:
-        if index in places:
-            out += _EMPTY_JUMP
+        out += before.get(index, b"")
         code, registers, offset, imm = struct.unpack_from("<BBhi", insns, index * 8)
         if code & 7 in (_JMP, _JMP32) and code not in (_CALL, _EXIT):
             offset = moved[index + 1 + offset] - moved[index] - 1
-        out += struct.pack("<BBhi", code, registers, offset, imm)
+        out += instead.get(index, struct.pack("<BBhi", code, registers, offset, imm))
         if code == _LD_IMM64:  # its second half is data
             index += 1
             out += insns[index * 8 : index * 8 + 8]

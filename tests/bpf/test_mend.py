@@ -1,4 +1,4 @@
-"""Loops are mended for older kernels, and the program stays the same program."""
+"""Instructions are mended for older kernels and compilers, and the program stays the same program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from lbagent.bpf import bpfsys
-from lbagent.bpf.cfg import falling_back_edges, mend_loops
+from lbagent.bpf.mend import CAS_CALL, falling_back_edges, mend, mend_loops, put_compare_and_swap
 
 
 def insn(code, dst=0, src=0, offset=0, imm=0):
@@ -64,3 +64,30 @@ def test_mended_code_counts_the_same():
     assert len(mended) == len(BODY_FIRST) + 8
     assert falling_back_edges(mended) == []
     assert run(mended) == 55
+
+
+def swapping(old, new):
+    """A word of 5 on the stack; swap `old` for `new`; return result * 100 + word. A jump over the swap is there too."""
+    return b"".join(
+        [
+            insn(0x7A, 10, offset=-8, imm=5), insn(0xBF, 1, src=10), insn(ADD, 1, imm=-8), insn(MOV, 2, imm=old), insn(MOV, 3, imm=new),
+            insn(JNE, 2, offset=1, imm=99),  # to the call
+            insn(JA, offset=4),  # past it
+            insn(0x85, imm=CAS_CALL), insn(0x27, 0, imm=100), insn(0x79, 1, src=10, offset=-8), insn(0x0F, 0, src=1), insn(EXIT),
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize(("old", "new", "result"), [(5, 7, 507), (4, 7, 505)])
+def test_the_call_becomes_a_compare_and_swap(old, new, result):
+    code = swapping(old, new).replace(insn(JA, offset=4), insn(MOV, 0))
+    assert run(mend(code)) == result
+
+
+def test_jumps_around_a_replaced_call_still_reach_their_places():
+    mended = put_compare_and_swap(swapping(5, 7))
+    assert len(mended) == len(swapping(5, 7)) + 8
+    assert struct.unpack_from("<BBhi", mended, 5 * 8)[2] == 1
+    assert struct.unpack_from("<BBhi", mended, 6 * 8)[2] == 5
