@@ -37,7 +37,7 @@ def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list
             left_out.append(link.name)
             continue
         places[ifindex] = position
-        record = LB_DEVICE.pack(ifindex, DeviceFlag.POD if pod else 0, link.mac or bytes(6), b"")
+        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), DeviceFlag.POD if pod else 0, b"")
         at = position * LB_DEVICE.size
         if record != present[at : at + LB_DEVICE.size]:
             words += [(at + HALF, record[HALF:]), (at, record[:HALF])]

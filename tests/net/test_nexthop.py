@@ -248,7 +248,7 @@ def devices(maps: MemoryMaps) -> dict[int, tuple[int, bytes]]:
         raw = bytes(view)
     found = {}
     for at in range(0, len(raw), 16):
-        ifindex, flags, mac = struct.unpack_from("<IH6s", raw, at)
+        ifindex, mac, flags = struct.unpack_from("<I6sH", raw, at)
         if ifindex:
             assert at // 16 in [(ifindex + probe) & 1023 for probe in range(4)]
             found[ifindex] = (flags, mac)

@@ -150,7 +150,7 @@ class World:
 
     def device(self, ifindex: int, flags: int, mac: str) -> None:
         """Say what a device is and which MAC address is its own."""
-        row = layout.LB_DEVICE.pack(ifindex, flags, _mac(mac), bytes(4))
+        row = layout.LB_DEVICE.pack(ifindex, _mac(mac), flags, bytes(4))
         for probe in range(layout.DEVICE_PROBES):
             at = layout.device_position(ifindex, probe) * len(row)
             with self.maps.window("lb_device", at, len(row)) as view:
@@ -168,7 +168,9 @@ class World:
             row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
             with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
                 view[:] = row
-            self.put("lb_nexthop_id", [(layout.LB_NEXTHOP_KEY.pack(ifindex, _mac(dmac), b"\0\0"), struct.pack("=I", index))])
+            self.put(
+                "lb_nexthop_id", [(layout.LB_NEXTHOP_KEY.pack(ifindex, _mac(dmac), b"\0\0"), struct.pack("=I", index))]
+            )
         return self._nexthops[key]
 
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
@@ -195,7 +197,11 @@ class World:
         codec = layout.LB4_BACKEND if family.version == 4 else layout.LB6_BACKEND
         self.put(f"lb{family.version}_backend", [(struct.pack("=I", row.id), codec.pack(*value))])
         if nexthop is None:
-            hop = (self.net.pod0, craft.LOCAL_MAC, craft.POD_MAC) if local else (self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC)
+            hop = (
+                (self.net.pod0, craft.LOCAL_MAC, craft.POD_MAC)
+                if local
+                else (self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC)
+            )
             nexthop = self.nexthop(*hop)
         flags = PathFlag.LIVE | (PathFlag.LOCAL if local else 0) | (PathFlag.HOST if host else 0)
         flags |= PathFlag.UDP if proto == UDP else 0
@@ -205,11 +211,21 @@ class World:
             self.filter("source", family.packed(address))
         return row
 
-    def path(self, row: BackendRow, *, flags: int, nexthop: int = 0, mtu: int = 1500, gen: int = 1, snat: str = "") -> None:
+    def path(
+        self, row: BackendRow, *, flags: int, nexthop: int = 0, mtu: int = 1500, gen: int = 1, snat: str = ""
+    ) -> None:
         """Write a backend's path record."""
         fam = row.family
         source = fam.packed(snat or (fam.node if flags & PathFlag.LOCAL else fam.node2))
-        values: list[bytes | int] = [fam.packed(row.address), source, row.port.to_bytes(2, "big"), gen, flags, nexthop, mtu]
+        values: list[bytes | int] = [
+            fam.packed(row.address),
+            source,
+            row.port.to_bytes(2, "big"),
+            gen,
+            flags,
+            nexthop,
+            mtu,
+        ]
         record = layout.LB4_PATH.pack(*values) if fam.version == 4 else layout.LB6_PATH.pack(*values, bytes(24))
         with self.maps.window(f"lb{fam.version}_path", row.id * len(record), len(record)) as view:
             view[:] = record
@@ -233,24 +249,28 @@ class World:
     def service(
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
-        affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, id: int | None = None,
+        affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, ident: int | None = None,
         elsewhere: bool = False,
     ) -> ServiceRow:  # fmt: skip
         """Enter a frontend with everything a new flow looks at; slot 0 last."""
-        if id is None:
+        if ident is None:
             self._service_id += 1
-            id = self._service_id
+            ident = self._service_id
         flags |= (AFFINITY if affinity_s else 0) | (RANGE_DENY if deny else 0)
-        row = ServiceRow(id, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s)
+        row = ServiceRow(
+            ident, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s
+        )
         slots = [*backends, *others]
         if affinity_s:
-            match = [(layout.LB_AFFINITY_MATCH.pack(b.id, id.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
+            match = [(layout.LB_AFFINITY_MATCH.pack(b.id, ident.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
             self.put("lb_affinity_match", match)
         self.ranges(row, ranges)
         rev_scope = scope | (layout.REVNAT_ELSEWHERE if elsewhere else 0)
-        rev = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope] + ([] if family.version == 4 else [bytes(4)])
+        rev: list[bytes | int] = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope]
+        if family.version == 6:
+            rev.append(bytes(4))
         codec = layout.LB4_REVERSE_NAT if family.version == 4 else layout.LB6_REVERSE_NAT
-        self.put(f"lb{family.version}_reverse_nat", [(struct.pack("=I", id), codec.pack(*rev))])
+        self.put(f"lb{family.version}_reverse_nat", [(struct.pack("=I", ident), codec.pack(*rev))])
         self.filter("vip", family.packed(address))
         for n, backend in enumerate(slots, 1):
             self.slot(row, n, target=backend.id)
@@ -268,7 +288,7 @@ class World:
 
     def wildcard(self, family: Family, address: str) -> ServiceRow:
         """Enter the `ID=0 ADDR=IP:0/ANY` row by which an undefined port of a ClusterIP is rejected."""
-        return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, id=0)
+        return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
 
     def ranges(self, row: ServiceRow, cidrs: Iterable[str]) -> None:
         """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
@@ -301,7 +321,9 @@ class World:
         with self.net.inside():
             result = self.raw(hook, frame, device)
         now = self._read_counters()
-        counted = Counter({reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]})
+        counted = Counter(
+            {reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]}
+        )
         self._counters = now
         return Outcome(hook, result.verdict, result.packet, counted)
 

@@ -8,13 +8,12 @@
 
 #define CSUM_ONES 0xffffffffULL
 
-/* Folds any sum of less than 2^48 into 16 bits; 0 only for 0. */
+/* Folds a sum of less than 2^47 into 16 bits; 0 only for 0. */
 AI u64 csum_fold(u64 sum)
 {
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
+	sum = (sum >> 16) + (sum & 0xffff); /* < 2^31 + 2^16 */
+	sum = (sum >> 16) + (sum & 0xffff); /* < 2^16 + 2^15 + 2: the last carry brings no new one */
+	return (sum >> 16) + sum & 0xffff;
 }
 
 AI u64 addr_sum(const lb_addr *a)

@@ -156,30 +156,61 @@ AI void ct_renew_slot(const struct ct_flow *f, u64 value, const struct ct_key *k
 	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
 }
 
-/* Notes a packet of a known flow: last seen (once a tick), state, lease of the SNAT slot. */
-AI void ct_refresh(struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+/* Is the backend still the one the flow with this value was given? */
+AI bool path_serves(u64 meta, u64 value)
 {
-	u64 last = RD16(f->seen_at), next;
+	return ((meta >> 16 ^ V_BACKEND_GEN(value)) & 0x1ff) == PATH_LIVE << 8;
+}
 
-	if (UNLIKELY(last != now)) {
-		u64 renew = V_STATE(f->value) == CT_EST ? 8 : 3; /* a first lease is short: renewed every 8 ticks, others every 256 */
+/* Once a tick: last seen, stamps, lease of the SNAT slot. */
+AI void ct_touch_flow(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
+{
+	u64 renew = V_STATE(f->value) == CT_EST ? 8 : 3; /* a first lease is short: renewed every 8 ticks, others every 256 */
 
-		WR16(f->seen_at, now);
-		if (f->second)
-			WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
-		if (f->spilled)
-			WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
-		if (V_SNAT(f->value) && (last ^ now) >> renew)
-			ct_renew_slot(f, f->value, key, now);
-	}
-	if (LIKELY(V_STATE(f->value) == CT_EST && !(pk->tcp_flags & (TCP_FIN | TCP_RST))))
-		return;
-	next = ct_advance(f->value, pk, from_backend);
+	WR16(f->seen_at, now);
+	if (f->second)
+		WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
+	if (f->spilled)
+		WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
+	if (V_SNAT(f->value) && (last ^ now) >> renew)
+		ct_renew_slot(f, f->value, key, now);
+}
+
+AI void ct_change(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+{
+	u64 next = ct_advance(f->value, pk, from_backend);
+
 	if (next == f->value)
 		return;
 	CAS(f->value_at, f->value, next);
 	if (V_SNAT(next) && V_STATE(next) == CT_EST)
 		ct_renew_slot(f, next, key, now);
+}
+
+/* Notes a packet of a known flow. */
+AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+{
+	u64 last = RD16(f->seen_at);
+
+	if (last != now)
+		ct_touch_flow(f, key, now, last);
+	ct_change(f, key, pk, now, from_backend);
+}
+
+/* The same for a client's packet on the quick path. Returns false, with nothing noted, if the slow path must do it: a flow not
+ * seen for so long that it may have expired, or whose state changes. */
+AI bool ct_refresh_quick(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now)
+{
+	u64 last = RD16(f->seen_at);
+
+	if (UNLIKELY(V_STATE(f->value) != CT_EST || pk->tcp_flags & (TCP_FIN | TCP_RST)) && ct_advance(f->value, pk, false) != f->value)
+		return false;
+	if (UNLIKELY(last != now)) {
+		if (((now - last) & 0xffff) > CFG->timeout_new)
+			return false;
+		ct_touch_flow(f, key, now, last);
+	}
+	return true;
 }
 
 /* Finds the flow of a local backend's reply: its client is the packet's destination, its backend the source. */

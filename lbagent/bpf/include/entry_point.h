@@ -36,7 +36,7 @@ AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 }
 
 /* A frame of this family that concerns us. */
-AI int entry_known(lb_ctx *ctx, struct lb_pkt *pk)
+AI int entry_known(lb_ctx *ctx, u8 *data, u8 *end, struct lb_pkt *pk)
 {
 	struct ct_key key;
 	struct ct_flow flow;
@@ -49,7 +49,7 @@ AI int entry_known(lb_ctx *ctx, struct lb_pkt *pk)
 		struct slot_view view;
 
 		if (LIKELY(snat_find(pk, &view))) {
-			rc = reply_quick(ctx, pk, &view, now);
+			rc = reply_quick(ctx, data, end, pk, &view, now);
 			return LIKELY(rc >= 0) ? rc : lb_call_with(ctx, pk, SLOT_REPLY);
 		}
 	}
@@ -59,7 +59,7 @@ AI int entry_known(lb_ctx *ctx, struct lb_pkt *pk)
 		return lb_call_with(ctx, pk, SLOT_FLOW);
 	}
 	if (LIKELY(ct_find(hash, &key, now, &flow))) {
-		rc = flow_quick(ctx, pk, &key, &flow, now);
+		rc = flow_quick(ctx, data, end, pk, &key, &flow, now);
 		if (LIKELY(rc >= 0))
 			return rc;
 	}
@@ -91,7 +91,7 @@ AI u16 hook_flags(lb_ctx *ctx, u16 flags)
 	if (flags & PKT_EGRESS)
 		return flags;
 	device = device_find(CTX_IFINDEX(ctx));
-	return device && DEVICE_FLAGS(RD64(device)) & DEVICE_POD ? PKT_INTERNAL : 0;
+	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
 }
 #endif
 
@@ -128,13 +128,13 @@ AI int entry(lb_ctx *ctx, u16 flags)
 		pk.concern = CONCERN_SOURCE;
 	}
 #ifdef LB_HOOK_XDP
-	if (UNLIKELY(!frame_is_ours(ctx, data)))
+	if (UNLIKELY(!frame_is_ours(CTX_IFINDEX(ctx), data)))
 		return LB_PASS;
 #endif
 	flags = hook_flags(ctx, flags);
-	if (UNLIKELY(parse_quick(data, end, &pk) || pk.l3_len + ETH_HLEN > CTX_LEN(ctx)))
+	if (UNLIKELY(parse_quick(data, end, &pk) || pk.l3_len + ETH_HLEN > FRAME_LEN(ctx, data, end)))
 		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
 	pk.flags |= flags;
 	pkt_whole(ctx, &pk);
-	return entry_known(ctx, &pk);
+	return entry_known(ctx, data, end, &pk);
 }

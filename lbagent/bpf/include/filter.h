@@ -35,33 +35,41 @@ AI bool filter_src(const lb_addr *a)
 	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (p >> 6) * 8) >> (p & 63) & 1;
 }
 
-/* Returns the first word of a device's record (ifindex 32, flags 16, first half of the MAC 16), 0 if it is not one of ours. */
-AI u64 *device_find(u64 ifindex)
+/* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16. */
+#define DEVICE_FLAGS(d) (RD64((d) + 1) >> 16 & 0xffff)
+
+AI u64 *device_at(u64 position)
 {
-	u64 *d = 0;
-
-#pragma unroll
-	for (u64 n = 0; n < DEVICE_PROBES; n++) {
-		u64 *at = (u64 *)((u8 *)MAPVAL(lb_device) + ((ifindex + n) & (DEVICES - 1)) * sizeof(struct lb_device));
-
-		if ((RD64(at) & 0xffffffff) == ifindex) {
-			d = at;
-			break;
-		}
-	}
-	return d;
+	return (u64 *)((u8 *)MAPVAL(lb_device) + (position & (DEVICES - 1)) * sizeof(struct lb_device));
 }
 
-#define DEVICE_FLAGS(word) ((word) >> 32 & 0xffff)
+/* Returns the record of a device, NULL if it is not one of ours. */
+AI u64 *device_find(u64 ifindex)
+{
+#pragma unroll
+	for (u64 n = 0; n < DEVICE_PROBES; n++) {
+		u64 *d = device_at(ifindex + n);
+
+		if ((RD64(d) & 0xffffffff) == ifindex)
+			return d;
+	}
+	return 0;
+}
 
 #ifdef LB_HOOK_XDP
-/* Is the frame for this device's MAC address? A device nobody told us about is taken at its word, multicast excepted. */
-AI bool frame_is_ours(lb_ctx *ctx, const u8 *data)
+AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 {
-	u64 *d = device_find(CTX_IFINDEX(ctx));
+	return RD64(d) == (ifindex | (u64)*(u32 *)mac << 32) && (u16)RD64(d + 1) == *(u16 *)(mac + 4);
+}
 
-	if (UNLIKELY(!d))
-		return !(*data & 1);
-	return !((u32)(RD64(d) >> 48 ^ *(u16 *)data) | ((u32)d[1] ^ *(u32 *)(data + 2)));
+/* Is the frame for this device's MAC address? A device nobody told us about is taken at its word, multicast excepted. */
+AI bool frame_is_ours(u64 ifindex, const u8 *data)
+{
+	u64 *d = device_at(ifindex);
+
+	if (LIKELY(device_has_mac(d, ifindex, data)))
+		return true;
+	d = device_find(ifindex);
+	return d ? device_has_mac(d, ifindex, data) : !(*data & 1);
 }
 #endif

@@ -67,7 +67,7 @@ AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u
 	}
 	count(flow_reason(pk, here, reason), len);
 	count_flow(service, V_BACKEND(value), len);
-	if (nat_write(ctx, pk, &to, !here))
+	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
 	return here ? send_here(ctx, pk) : out_go(ctx, pk, out, &nh);
 }

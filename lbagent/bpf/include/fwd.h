@@ -97,22 +97,24 @@ AI int untag(lb_ctx *ctx, const struct lb_pkt *pk)
 }
 
 /* Sends the frame by a next hop. */
-AI int out_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct nexthop *nh)
+AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
-	u8 *data;
 
-	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back && untag(ctx, pk))
-		return LB_DROP;
-	data = CTX_DATA(ctx);
-	if (data + ETH_HLEN > CTX_END(ctx))
+	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back) {
+		if (untag(ctx, pk))
+			return LB_DROP;
+		data = CTX_DATA(ctx);
+		end = CTX_END(ctx);
+	}
+	if (data + ETH_HLEN > end)
 		return LB_DROP;
 	*(u64 *)data = nh->macs;
 	*(u32 *)(data + 8) = nh->rest;
 	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }
 #else
-AI int out_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct nexthop *nh)
+AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	u64 macs[2] = {nh->macs, nh->rest};
 
@@ -133,5 +135,5 @@ AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nextho
 	if (out == OUT_NEIGHBOR)
 		return redirect_neigh(NEXTHOP_IFINDEX(nh), 0, 0, 0);
 #endif
-	return out_send(ctx, pk, nh);
+	return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, nh);
 }

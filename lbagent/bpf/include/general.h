@@ -243,7 +243,7 @@ AI int general_main(lb_ctx *ctx)
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && general_icmp_error(l3, end)))
 		return LB_PASS;
 #ifdef LB_HOOK_XDP
-	if (!frame_is_ours(ctx, data))
+	if (!frame_is_ours(CTX_IFINDEX(ctx), data))
 		return LB_PASS;
 #endif
 	reason = general_parse(ctx, pk, &info, at);

@@ -36,9 +36,9 @@ AI bool stays_here(u64 meta, u64 value)
 	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
 }
 
-AI int flow_quick(lb_ctx *ctx, const struct lb_pkt *pk, const struct ct_key *key, struct ct_flow *f, u64 now)
+AI int flow_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
-	u64 v = f->value, meta, len = CTX_LEN(ctx);
+	u64 v = f->value, meta, len = FRAME_LEN(ctx, data, end);
 	lb_path *path = path_of(V_BACKEND(v));
 	struct nexthop nh;
 	struct lb_tuple to;
@@ -46,19 +46,18 @@ AI int flow_quick(lb_ctx *ctx, const struct lb_pkt *pk, const struct ct_key *key
 
 	meta = PATH_META(path);
 	here = stays_here(meta, v);
-	if (UNLIKELY(META_GEN(meta) != V_BACKEND_GEN(v) || !META_IS(meta, PATH_LIVE) || over_mtu(pk->l3_len, META_MTU(meta))))
+	if (UNLIKELY(!path_serves(meta, v) || over_mtu(pk->l3_len, META_MTU(meta))))
 		return GO_SLOW;
 	if (!here && UNLIKELY(pk->ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh)))
 		return GO_SLOW;
-	if (UNLIKELY(ct_age(f, now) > CFG->timeout_new || pk->flags & PKT_EGRESS))
-		return GO_SLOW; /* perhaps expired */
-	ct_refresh(f, key, pk, now, false);
+	if (UNLIKELY(pk->flags & PKT_EGRESS || !ct_refresh_quick(f, key, pk, now)))
+		return GO_SLOW;
 	count(here ? REASON_FWD_LOCAL : REASON_FWD_ESTABLISHED, len);
 	count_flow(SEEN_SERVICE(f->seen_at), V_BACKEND(v), len);
 	flow_tuple(pk, path, meta, v, &to);
-	if (nat_write(ctx, pk, &to, !here))
+	if (nat_write(ctx, data, end, pk, &to, !here))
 		return LB_DROP;
-	return here ? LB_PASS : out_send(ctx, pk, &nh);
+	return here ? LB_PASS : out_send(ctx, data, end, pk, &nh);
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */
@@ -82,9 +81,9 @@ AI bool snat_port(u16 port)
 }
 
 /* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
-AI int reply_quick(lb_ctx *ctx, const struct lb_pkt *pk, const struct slot_view *view, u64 now)
+AI int reply_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct slot_view *view, u64 now)
 {
-	u64 len = CTX_LEN(ctx);
+	u64 len = FRAME_LEN(ctx, data, end);
 	struct lb_tuple to;
 	struct nexthop nh;
 
@@ -96,7 +95,7 @@ AI int reply_quick(lb_ctx *ctx, const struct lb_pkt *pk, const struct slot_view 
 	to.dport = view->client_port;
 	count(REASON_FWD_REPLY, len);
 	count_flow(SLOT_SERVICE(view->meta), SLOT_BACKEND(view->meta), len);
-	if (nat_write(ctx, pk, &to, 1))
+	if (nat_write(ctx, data, end, pk, &to, 1))
 		return LB_DROP;
-	return out_send(ctx, pk, &nh);
+	return out_send(ctx, data, end, pk, &nh);
 }

@@ -24,32 +24,34 @@ AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 	t->dport = pk->dport;
 }
 
+/* A TTL (the low byte of its word: both architectures are little-endian) less 1: ~m + (m - 1). */
+#define HOP_DIFF 0xfffe
+
 #ifdef LB_HOOK_XDP
 AI int nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
 {
 #if LB_FAMILY == 4
 	if (hops) {
-		u16 old = *(u16 *)(l3 + 8); /* TTL in the low byte (both architectures are little-endian), protocol */
-
-		diff += word_diff(old, old - 1);
-		l3[8]--;
+		diff += HOP_DIFF;
+		l3[8] = pk->ttl - 1;
 	}
 	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), diff);
 	addr_store(l3 + 12, &to->saddr);
 	addr_store(l3 + 16, &to->daddr);
 #else
 	if (hops)
-		l3[7]--;
+		l3[7] = pk->ttl - 1;
 	addr_store(l3 + 8, &to->saddr);
 	addr_store(l3 + 24, &to->daddr);
 #endif
 	return 0;
 }
 
-/* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short. */
-AI int nat_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
+/* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short.
+ * `data`, `end`: the context's, which tc does not need. */
+AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
 {
-	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
+	u8 *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
 	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
 
 	if (l3 + IP_HLEN > end)
@@ -89,7 +91,7 @@ AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u
 	return skb_store(ctx, L4_OFF(pk), both, sizeof(both), 0) ? -1 : 0;
 }
 
-AI int nat_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
+AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
 {
 	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
 	lb_addr both[2] = {to->saddr, to->daddr};
@@ -98,7 +100,7 @@ AI int nat_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to
 	if (!(pk->flags & PKT_LATER) && nat_l4(ctx, pk, to, diff))
 		return -1;
 #if LB_FAMILY == 4
-	diff += word_diff(pk->ttl, ttl); /* the low byte of its word */
+	diff += hops ? HOP_DIFF : 0;
 	if (l3_csum(ctx, L3_OFF(pk) + 10, 0, csum_fold(diff), 0) || skb_store(ctx, L3_OFF(pk) + 8, &ttl, 1, 0))
 		return -1;
 	return skb_store(ctx, L3_OFF(pk) + 12, both, sizeof(both), 0) ? -1 : 0;

@@ -27,7 +27,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	}
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
-	if (nat_write(ctx, pk, to, out != OUT_STACK))
+	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
 	return out_go(ctx, pk, out, &nh);
 }

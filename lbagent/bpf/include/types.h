@@ -21,19 +21,14 @@
 #define WR64(p, v) (*(volatile u64 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
-#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/mend.py puts the instruction in for this call */
-static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
-#define CAS(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
-#else
 #define CAS(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
-#endif
 #define OPAQUE(x) asm volatile("" : "+r"(x)) /* or the compiler turns arithmetic back into branches */
 #define FENCE(x) asm volatile("" : "+r"(x)::"memory")
 #ifdef LB_ARM64 /* weak memory order: an atomic with its result used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \
 		u64 mb_ = 0; \
-		mb_ = CAS(&mb_, 0, 1); \
+		mb_ = __sync_fetch_and_add(&mb_, 1); \
 		asm volatile("" ::"r"(mb_) : "memory"); \
 	} while (0)
 #else /* x86 keeps stores in order and loads in order */
@@ -128,6 +123,7 @@ typedef struct xdp_md lb_ctx;
 #define CALL_NAME(n, name) call_xdp_##n##_##name
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ingress_ifindex)
 #define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))
+#define FRAME_LEN(ctx, data, end) ((u64)((end) - (data))) /* the same, of pointers at hand */
 #else
 typedef struct __sk_buff lb_ctx;
 #define LB_PASS 0 /* TC_ACT_OK */
@@ -136,6 +132,7 @@ typedef struct __sk_buff lb_ctx;
 #define CALL_NAME(n, name) call_tc_##n##_##name
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
 #define CTX_LEN(ctx) ((u64)(ctx)->len)
+#define FRAME_LEN(ctx, data, end) CTX_LEN(ctx)
 #endif
 #define CTX_DATA(ctx) ((u8 *)(long)(ctx)->data)
 #define CTX_END(ctx) ((u8 *)(long)(ctx)->data_end)
