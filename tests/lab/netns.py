@@ -53,10 +53,10 @@ def setns(path: Path | str) -> None:
 class Namespace:
     """One named network namespace."""
 
-    def __init__(self, role: str, owner: int | None = None) -> None:
+    def __init__(self, role: str, tag: str = "") -> None:
         """Make it, with loopback up and IPv6 without duplicate address detection (which costs a second)."""
         self.role = role
-        self.name = f"{PREFIX}{owner or os.getpid()}-{role}"
+        self.name = f"{PREFIX}{os.getpid()}-{tag}{role}"
         self.path = RUN / self.name
         run("ip", "netns", "add", self.name)
         self.ip("link set lo up")

@@ -101,7 +101,7 @@ class Lab:
 
     def namespace(self, role: str) -> Namespace:
         """Make one more namespace of this laboratory."""
-        space = Namespace(self.tag + role)
+        space = Namespace(role, self.tag)
         self.namespaces[role] = space
         self.closing.callback(space.delete)
         return space
@@ -127,7 +127,7 @@ class Lab:
         space.ip(f"addr add {net4}.2/{bits} dev {device}", f"addr add {net6}::2/64 dev {device} nodad")
         self.node.ip(f"addr add {net4}.1/{bits} dev {node_device}", f"addr add {net6}::1/64 dev {node_device} nodad")
         space.ip(f"route add default via {net4}.1", f"route add default via {net6}::1")
-        self._links.append((space.role[len(self.tag) :], device, node_device, net4, net6))
+        self._links.append((space.role, device, node_device, net4, net6))
         if nic:
             space.checksum_offload_off(device)
             self.node.checksum_offload_off(node_device)

@@ -1,0 +1,1 @@
+"""Real traffic through the real agent, in network namespaces."""

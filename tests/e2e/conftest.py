@@ -1,0 +1,68 @@
+"""Laboratories for the end-to-end tests: one a module and attach mode, as building one takes a second."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.lab.topology import Lab
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs root and BPF."""
+    for item in items:
+        if "/e2e/" in str(item.path):
+            item.add_marker(pytest.mark.root)
+            item.add_marker(pytest.mark.bpf)
+
+
+@contextlib.contextmanager
+def opened(attach: str, arguments: Sequence[str] = ()) -> Iterator[Cluster]:
+    """Build a laboratory with servers and an agent that is not started."""
+    with Lab(tag=f"{attach}-") as lab:
+        lab.serve_all()
+        yield Cluster(lab, attach, arguments)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_root() -> None:
+    """Skip where namespaces cannot be made at all."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sudo make test")
+
+
+@pytest.fixture(scope="module", params=["xdp", "tc"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A running agent that serves web and dns on all three backends, attached both ways."""
+    with opened(request.param) as made:
+        made.web().write(made.folder)
+        made.dns().write(made.folder)
+        made.agent.start()
+        yield made
+
+
+@pytest.fixture
+def served(cluster: Cluster) -> Cluster:
+    """The cluster with web and dns on all three backends again, whatever the test before did."""
+    for path in cluster.folder.iterdir():
+        if path.name not in ("web.yaml", "dns.yaml"):
+            path.unlink()
+    cluster.serve(cluster.web(), cluster.dns())
+    return cluster
+
+
+@pytest.fixture
+def fresh() -> Iterator[Callable[..., Cluster]]:
+    """Make laboratories of the test's own: fresh(attach, *agent flags); the agent is not started."""
+    with contextlib.ExitStack() as stack:
+
+        def make(attach: str = "xdp", *arguments: str) -> Cluster:
+            return stack.enter_context(opened(attach, arguments))
+
+        yield make
