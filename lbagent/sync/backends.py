@@ -161,12 +161,8 @@ class BackendPlanner:
         """Yield what restore found in the maps and no service names in that family."""
         for family in FAMILIES:
             rows, paths = self._shadow.rows[family], self._shadow.paths[family]
-            protocols, flags = (
-                rows.column(4 + 2 if family == "4" else 16 + 2),
-                paths.column(codec.FLAGS_AT[paths.record]),
-            )
-            for ident, pair in enumerate(zip(protocols, flags, strict=True)):
-                if pair != (0, 0) and (pair[0] or pair[1] & _LIVE) and not self._named(ident, family):
+            for ident in sorted({*rows.used(), *paths.used()}):
+                if not self._named(ident, family):
                     yield family, ident
 
     def _named(self, ident: int, family: str) -> bool:

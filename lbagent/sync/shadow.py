@@ -88,9 +88,14 @@ class Image:
         """Zero a record."""
         self.set(index, self._zero)
 
-    def column(self, offset: int) -> bytes:
-        """Return one byte of every record."""
-        return self.memory[offset : self.record * self.count : self.record]
+    def used(self) -> Iterator[int]:
+        """Yield the index of each record that is not all zero."""
+        step = 256
+        for start in range(0, self.count, step):
+            piece = self.memory[start * self.record : (start + step) * self.record]
+            if piece.strip(b"\0"):
+                records = range(0, len(piece), self.record)
+                yield from (start + at // self.record for at in records if any(piece[at : at + self.record]))
 
 
 class Shadow:
