@@ -21,14 +21,19 @@
 #define WR64(p, v) (*(volatile u64 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
+#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/mend.py puts the instruction in for this call */
+static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
+#define CAS(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
+#else
 #define CAS(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
+#endif
 #define OPAQUE(x) asm volatile("" : "+r"(x)) /* or the compiler turns arithmetic back into branches */
 #define FENCE(x) asm volatile("" : "+r"(x)::"memory")
 #ifdef LB_ARM64 /* weak memory order: an atomic with its result used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \
 		u64 mb_ = 0; \
-		mb_ = __sync_fetch_and_add(&mb_, 1); \
+		mb_ = CAS(&mb_, 0, 1); \
 		asm volatile("" ::"r"(mb_) : "memory"); \
 	} while (0)
 #else /* x86 keeps stores in order and loads in order */
