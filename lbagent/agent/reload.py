@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from msgspec.structs import asdict
 
@@ -69,8 +70,10 @@ class Reloader:
         log.info("configuration taken over", extra={"keys": sorted(changed & RELOADABLE)})
 
     async def _programs(self, settings: Settings) -> None:
-        datapath, maps = self._parts.datapath, self._parts.maps
-        if datapath is not None:
+        datapath, maps, sweeper = self._parts.datapath, self._parts.maps, self._parts.sweeper
+        if datapath is None:
+            return
+        async with sweeper.busy if sweeper else nullcontext():
             await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
 
 

@@ -18,8 +18,7 @@ from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.reasons import Reason
 
 log = logging.getLogger(__name__)
-SLICE_S = 0.002  # the loop is not held up longer than this at a time
-CHUNK_FIRST, CHUNK_MOST = 256, 1 << 16  # buckets a run; the size follows the time a run takes
+CHUNK = 1 << 17  # buckets a run: some ten milliseconds of kernel time
 # What says that a table had no room, and what to raise.
 FULL: Mapping[Reason, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
@@ -43,9 +42,9 @@ class Sweeper:
         self.live: dict[int, int] | None = None
         self.last_duration_s = 0.0
         self.sweeps = 0
+        self.busy = asyncio.Lock()  # held during a sweep: whoever replaces the programs waits for it
         self._half = 0
         self._flows = {"4": 0, "6": 0}
-        self._chunk = CHUNK_FIRST
         self._seen: dict[Reason, int] | None = None
         self._full: dict[Reason, float] = {}  # until when it counts as a problem
         self._said: dict[Reason, float] = {}
@@ -67,7 +66,8 @@ class Sweeper:
         while True:
             began = time.monotonic()
             try:
-                await self.sweep()
+                async with self.busy:
+                    await self.sweep()
                 self._watch_full()
                 self._error = ""
             except LbError as error:
@@ -91,21 +91,13 @@ class Sweeper:
         return self.live
 
     async def _sweep_table(self, family: str, buckets: int, half: int) -> int:
-        """Sweep one table in slices; return its live flows."""
-        live = first = 0
-        while first < buckets:
-            began = time.monotonic()
-            count = min(self._chunk, buckets - first)
-            program, steps = self._programs()[f"sweep{family}"], -(-count // SWEEP_STEP)
-            output = bpfsys.prog_test_run(program, LB_SWEEP.pack(first, count, half, 0), repeat=steps)
+        """Sweep one table; return its live flows. In a thread: each run waits some 70 ms for the kernel's XDP dispatcher."""
+        live = 0
+        for first in range(0, buckets, CHUNK):
+            count = min(CHUNK, buckets - first)
+            program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
+            output = await asyncio.to_thread(bpfsys.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval
-            first += count
-            took = time.monotonic() - began
-            if took > SLICE_S:
-                self._chunk = max(CHUNK_FIRST, self._chunk // 2)
-            elif took < SLICE_S / 4:
-                self._chunk = min(CHUNK_MOST, self._chunk * 2)
-            await asyncio.sleep(0)
         return live
 
     async def _read_live(self, half: int) -> dict[int, int]:

@@ -1,0 +1,303 @@
+"""The daemon as a process: start, stop, kill, restart, reload, a second one, and everything that keeps it from starting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+
+import pytest
+
+from tests.agent.conftest import Box, endpoints, service, web
+from tests.lab.agent import program
+from tests.lab.netns import wait_for
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+
+def one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """The last line on stderr is the error, alone, without a traceback, and names these."""
+    text = done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in text
+
+
+def pins(box: Box) -> list[str]:
+    return sorted(str(path.relative_to(box.bpffs)) for path in box.bpffs.rglob("*"))
+
+
+def applied(box: Box) -> int:
+    return box.agent.log.read_text().count("plan applied")
+
+
+def test_start_serve_stop_and_start_again_with_nothing_to_write(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
+    box.agent.start()
+    status = box.agent.json("status")
+    assert status["ready"]
+    assert status["services"] == 1
+    assert [device["name"] for device in status["devices"]] == ["eth0"]
+    assert status["devices"][0]["hooks"]
+    assert stat.S_IMODE(box.socket.stat().st_mode) == 0o600
+    before = box.agent.dump()
+    assert any("ADDR=10.96.0.10:80/TCP SLOT=2" in line for line in before)
+    assert {"v1/prog/xdp", "v1/prog/tc_ingress", "v1/prog/tc_egress"} <= set(pins(box))
+    programs = pins(box)
+    assert box.agent.stop() == 0
+    assert not box.socket.exists()
+    assert pins(box) == programs
+    assert box.agent.dump() == before
+    assert applied(box) == 1
+    box.agent.start()
+    assert box.agent.dump() == before
+    assert applied(box) == 1
+    assert box.run("verify", "--bpffs", str(box.bpffs)).returncode == 0
+
+
+def test_killed_and_started_again_it_keeps_ids_and_takes_up_what_changed_meanwhile(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
+    box.write("old.json", service("old", "10.96.0.20"), endpoints("old", "10.7.0.9"))
+    box.agent.start()
+    before = {line for line in box.agent.dump() if "10.96.0.10" in line}
+    box.agent.kill()
+    (box.manifests / "old.json").unlink()
+    box.write("new.json", service("new", "10.96.0.30"), endpoints("new", "10.7.0.5"))
+    box.agent.start()
+    dump = box.agent.dump()
+    assert before <= set(dump)
+    assert any("10.96.0.30:80" in line for line in dump)
+    assert not any("10.96.0.20" in line for line in dump)
+
+
+def test_a_second_agent_on_the_same_pins_is_refused(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    done = box.failed_start("--socket", str(box.folder / "other.sock"))
+    assert done.returncode == 4
+    assert box.agent.process is not None
+    one_sentence(done, str(box.agent.json("status")["pid"]), str(box.bpffs))
+    assert box.agent.json("status")["ready"]
+
+
+def test_a_device_that_does_not_exist(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    done = box.failed_start("--device", "nosuch0")
+    assert done.returncode == 3
+    one_sentence(done, "nosuch0", "eth0")
+    assert not (box.bpffs / "v1" / "link").exists()
+
+
+def test_no_source_is_a_usage_error(box: Box) -> None:
+    done = box.run("agent", "--bpffs", str(box.bpffs), "--socket", str(box.socket))
+    assert done.returncode == 2
+    one_sentence(done, "--manifests")
+
+
+def test_a_wrong_configuration_names_file_and_key(box: Box) -> None:
+    (box.folder / "c.yaml").write_text("reject-rate: 5\nnode-ips: [10.0.0.1]\n")
+    done = box.failed_start("--config", str(box.folder / "c.yaml"))
+    assert done.returncode == 2
+    one_sentence(done, "c.yaml:2", "node-ips", "node-ip")
+
+
+def test_no_root(box: Box) -> None:
+    os.chmod(box.folder, 0o755)
+    words = box.make_agent().argv()[len(program()) :]
+    argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", *program(), *words]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    )
+    assert done.returncode == 1
+    one_sentence(done, "root")
+
+
+def test_pins_of_another_size_are_not_taken_over_silently(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    box.agent.stop()
+    done = box.failed_start("--max-backends", "1024")
+    assert done.returncode == 1
+    one_sentence(done, "lb4_backend", "cleanup")
+    assert box.agent.dump()
+
+
+def test_cleanup_is_refused_while_an_agent_runs_and_leaves_nothing_after(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    refused = box.run("cleanup", "--bpffs", str(box.bpffs))
+    assert refused.returncode == 4
+    one_sentence(refused, "process")
+    box.agent.stop()
+    assert box.run("cleanup", "--bpffs", str(box.bpffs)).returncode == 0
+    assert not (box.bpffs / "v1").exists()
+    links = box.node.call(
+        lambda: subprocess.run(["ip", "-d", "link", "show", "eth0"], capture_output=True, text=True).stdout
+    )
+    assert "xdp" not in links
+    assert box.run("cleanup", "--bpffs", str(box.bpffs)).returncode == 0
+
+
+def test_ready_is_told_to_the_supervisor(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    path = box.folder / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(path))
+        sock.settimeout(30)
+        box.agent.start(env={"NOTIFY_SOCKET": str(path)})
+        assert sock.recv(100) == b"READY=1"
+        assert box.agent.process is not None
+        box.agent.process.send_signal(signal.SIGHUP)
+        assert sock.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        assert sock.recv(100) == b"READY=1"
+        box.agent.stop()
+        assert sock.recv(100) == b"STOPPING=1"
+
+
+def test_sighup_takes_a_new_configuration_over_and_keeps_the_old_one_when_it_is_bad(box: Box) -> None:
+    config = box.folder / "c.yaml"
+    config.write_text("log-format: text\n")
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent = box.make_agent("--config", str(config))
+    box.agent.start()
+    artifact = box.agent.json("status")["artifact"]
+
+    def hangup() -> None:
+        assert box.agent.process is not None
+        box.agent.process.send_signal(signal.SIGHUP)
+
+    config.write_text("log-format: json\nreject-rate: 7\n")
+    hangup()
+    wait_for(lambda: '"message": "configuration taken over"' in box.agent.log.read_text(), "reload")
+    assert box.agent.json("status")["artifact"] != artifact  # the rate is part of the programs
+    config.write_text("log-format: xml\n")
+    hangup()
+    wait_for(lambda: any("xml" in text for text in box.agent.json("status")["problems"]), "problem")
+    assert box.agent.json("status")["ready"]
+    config.write_text("log-format: json\nreject-rate: 7\nmax-backends: 1024\n")
+    hangup()
+    wait_for(lambda: "max_backends" in box.agent.log.read_text(), "warning")
+    wait_for(lambda: not box.agent.json("status")["problems"], "the problem to go")
+
+
+def test_the_operators_word_survives_a_restart_and_is_checked(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
+    box.agent.start()
+    box.agent.cli("backend", "set-state", "10.7.0.5:8080", "maintenance")
+    dump = box.agent.dump()
+    assert any("10.7.0.5:8080/TCP STATE=maintenance" in line for line in dump)
+    assert any("SLOT=0" in line and "COUNT=1 " in line for line in dump)
+    refused = box.agent.cli("backend", "set-state", "10.7.0.5:8080", "quarantined", check=False)
+    assert refused.returncode == 4
+    one_sentence(refused, "maintenance", "quarantined")
+    missing = box.agent.cli("backend", "set-state", "10.7.0.77:8080", "maintenance", check=False)
+    assert missing.returncode == 3
+    box.agent.kill()
+    box.agent.start()
+    assert box.agent.dump() == dump
+    box.agent.cli("backend", "set-state", "10.7.0.5:8080", "active")
+    assert any("SLOT=0" in line and "COUNT=2 " in line for line in box.agent.dump())
+
+
+def test_a_folder_that_goes_or_is_emptied_takes_nothing_away(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    before = box.agent.dump()
+    shutil.move(box.manifests, box.folder / "away")
+    wait_for(lambda: any(source["messages"] for source in box.agent.json("status")["sources"]), "a message")
+    assert box.agent.dump() == before
+    box.agent.kill()
+    box.agent.start(wait=False)
+    wait_for(
+        lambda: box.socket.exists() and "nothing is written yet" in box.agent.log.read_text(), "the agent to hold on"
+    )
+    waiting = box.agent.cli("status", "--wait", "0.2s", check=False)
+    assert waiting.returncode == 6
+    assert box.agent.dump() == before
+    shutil.move(box.folder / "away", box.manifests)
+    box.agent.wait_ready()
+    assert box.agent.dump() == before
+
+
+def test_a_file_that_does_not_parse_keeps_its_last_objects_and_is_named(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    before = box.agent.dump()
+    (box.manifests / "web.json").write_text('{"kind": "List",\n "items": [')
+    wait_for(
+        lambda: any("web.json:" in m for s in box.agent.json("status")["sources"] for m in s["messages"]), "a message"
+    )
+    assert box.agent.dump() == before
+    assert "web.json:" in box.agent.log.read_text()
+
+
+def test_a_change_of_a_manifest_reaches_the_maps(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6", "10.7.0.7"))
+    box.until_dump(lambda lines: any("SLOT=3 " in line for line in lines), "three slots")
+    box.write("web.json", *web("10.7.0.7"))
+    lines = box.until_dump(lambda lines: not any("SLOT=2 " in line for line in lines), "one slot")
+    assert sum(line.startswith("BE:") for line in lines) == 1
+
+
+def test_a_device_that_goes_and_returns_is_attached_again(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    box.node.ip("link del eth0")
+    wait_for(lambda: box.agent.json("status")["devices"][0]["problem"], "the problem")
+    assert box.agent.json("status")["ready"]
+    box.add_device()
+    device = wait_for(
+        lambda: next((d for d in box.agent.json("status")["devices"] if d["hooks"] and not d["problem"]), None),
+        "the device",
+    )
+    assert device["ifindex"] == box.node.ifindex("eth0")
+
+
+def test_next_hops_follow_neighbours(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.2", "192.0.2.1"))
+    box.agent.start()
+    wait_for(
+        lambda: next(m["used"] for m in box.agent.json("status")["maps"] if m["name"] == "lb_nexthop") >= 1,
+        "a next hop",
+    )
+    assert "10.7.0.2" in subprocess.run(["ip", "-n", box.node.name, "neigh"], capture_output=True, text=True).stdout
+
+
+def test_metrics_and_sweeps(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent = box.make_agent("--sweep-interval", "1")
+    box.agent.start()
+    wait_for(lambda: box.agent.json("status")["sweeps"] >= 2, "two sweeps")
+    assert not box.agent.json("status")["problems"]
+    text = box.agent.cli("metrics").stdout
+    assert "lbagent_ready 1" in text
+    assert 'lbagent_map_entries{map="lb4_flow"} 0' in text
+
+
+def test_little_memory_with_few_services(box: Box) -> None:
+    for number in range(10):
+        name = f"s{number}"
+        box.write(f"{name}.json", service(name, f"10.96.1.{number}"), endpoints(name, "10.7.0.5", "10.7.0.6"))
+    box.agent.start()
+    pid = box.agent.json("status")["pid"]
+    with open(f"/proc/{pid}/status") as stream:
+        resident = next(int(line.split()[1]) for line in stream if line.startswith("VmRSS"))
+    assert resident <= 60 * 1024
+
+
+def test_it_ends_soon_when_told_during_the_start(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start(wait=False)
+    assert box.agent.process is not None
+    wait_for(lambda: "agent starts" in box.agent.log.read_text(), "the start")
+    began = time.monotonic()
+    assert box.agent.stop() == 0
+    assert time.monotonic() - began < 10
+    box.agent.start()
+    assert box.agent.json("status")["ready"]
