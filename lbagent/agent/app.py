@@ -156,7 +156,9 @@ class Agent:
             group.create_task(source.run(reconciler.feed(source)))
         parts.network.on_paths = reconciler.paths_changed
         group.create_task(parts.network.run())
+        reconciler.resync_s = config.resync_interval
         group.create_task(reconciler.run())
+        group.create_task(reconciler.watch_drift())
         parts.datapath = await loading
         self._closing.callback(parts.datapath.close)
         await reconciler.first_try.wait()

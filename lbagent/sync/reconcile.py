@@ -23,15 +23,19 @@ from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.apply import Applied, apply
 from lbagent.sync.backoff import delays
+from lbagent.sync.drift import drift
 from lbagent.sync.objects import Change, Message
 from lbagent.sync.plan import plan, plan_paths
 from lbagent.sync.resolve import Resolver
+from lbagent.sync.restore import restore
 from lbagent.sync.shadow import Shadow
 from lbagent.sync.source import Source, Store
 from lbagent.sync.steps import Plan
 
 log = logging.getLogger(__name__)
 BREATH_MOST_S = 0.2  # pause after a pass: as long as it took, at most this
+DRIFT_MOST = 20  # differences told before everything is read again
+RESYNC_S = 60.0
 LOGGED_MOST = 20  # failing frontends named one by one in a pass
 
 
@@ -62,6 +66,7 @@ class Counts(Struct):
     syncs: int = 0
     errors: int = 0
     writes: int = 0
+    drifts: int = 0  # times that somebody else had changed the maps
     last_duration_s: float = 0.0
     last_sync_at: float = 0.0  # seconds since the epoch
 
@@ -87,6 +92,7 @@ class Reconciler:
         self.held = {source.name: Held() for source in sources}
         self.ready = asyncio.Event()  # the first full State is in the maps
         self.first_try = asyncio.Event()  # ready, or held back while what is in the maps keeps serving
+        self.resync_s = RESYNC_S
         self.waiting = ""  # why nothing is written yet
         self.trouble = ""  # what fails and belongs to no frontend
         self.retry_at: float | None = None
@@ -168,6 +174,34 @@ class Reconciler:
             self.first_try.set()
             await self._announce(asked)
             await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
+
+    async def watch_drift(self) -> None:
+        """Look for ever, every `resync_s`, whether somebody else changed the maps, and put them right."""
+        while True:
+            await asyncio.sleep(self.resync_s)
+            await self.ready.wait()
+            try:
+                await self.resync()
+            except LbError as error:
+                log.error("the maps could not be compared", extra={"error": str(error)})
+
+    async def resync(self) -> list[str]:
+        """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
+        found = []
+        for difference in drift(self._maps, self.shadow):
+            if difference:
+                found.append(difference)
+                if len(found) >= DRIFT_MOST:
+                    break
+            else:
+                await asyncio.sleep(0)
+        for difference in found:
+            log.warning("the maps were changed by somebody else", extra={"difference": difference})
+        if found:
+            self.counts.drifts += 1
+            self.shadow = restore(self._maps).shadow
+            self._request()
+        return found
 
     async def _next(self) -> None:
         """Wait for a change, or until something that failed is due."""

@@ -16,9 +16,9 @@ from lbagent.sync import backoff, reconcile
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 
-async def until(condition, what: str = "condition") -> None:  # type: ignore[no-untyped-def]
+async def until(condition) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
 
 
@@ -234,3 +234,27 @@ async def test_the_generation_moves_and_can_be_waited_for() -> None:
         assert not waiter.done()
         source.put(endpoints(1, 1, 2))
         assert await asyncio.wait_for(waiter, 5) > now
+
+
+async def test_what_a_stranger_changed_is_put_right() -> None:
+    maps = MemoryMaps(SMALL)
+    source = ListSource()
+    reconciler, _ = make(maps, source)
+    async with running(reconciler):
+        source.first_list(service(1, affinity_timeout_s=60), endpoints(1, 1, 2), service(2), endpoints(2, 3))
+        await reconciler.settled()
+        before = dump(maps)
+        assert await reconciler.resync() == []
+        for name in ("lb4_service", "lb4_backend", "lb_affinity_match"):
+            key = maps.items(name)[0][0]
+            maps.delete_many(name, [key])
+            assert dump(maps) != before
+            assert await reconciler.resync()
+            await reconciler.settled()
+            assert dump(maps) == before
+        stranger = next(item for item in maps.items("lb4_service") if item[0][6:8] == b"\0\0")  # a master
+        maps.put_many("lb4_service", [(b"\xc0\0\2\1" + stranger[0][4:], stranger[1])])
+        assert any("192.0.2.1" in text for text in await reconciler.resync())
+        await reconciler.settled()
+        assert dump(maps) == before
+    assert check(maps, settled=True) == []
