@@ -76,7 +76,7 @@ class Files:
 
     def fail(self, path: str, message: Message) -> list[Change]:
         """Keep what a file held when it was good, and say so."""
-        known = self._files.setdefault(path, _File(Parsed(), self.generation))
+        known = self._files.setdefault(path, _File(Parsed(), 0))
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
             kept += f" of generation {known.generation}"
@@ -165,8 +165,8 @@ def manifest_names(folder: str) -> list[str]:
 
 
 def is_manifest(name: str) -> bool:
-    """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, not starting with a dot."""
-    return name.endswith(manifests.SUFFIXES) and not name.startswith(".")
+    """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
+    return name.endswith(manifests.SUFFIXES) and not name.startswith(".") and name.isprintable()
 
 
 def load(path: str) -> Files:

@@ -45,11 +45,13 @@ def read_text(path: str, *, any_file: bool = False) -> str:
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if any_file else os.O_NONBLOCK))
-        with open(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not (any_file or stat.S_ISREG(status.st_mode)):
+        try:
+            if not (any_file or stat.S_ISREG(os.fstat(handle).st_mode)):
                 raise Unparsable(Message("not a regular file", file=path))
-            data = file.read(MAX_BYTES + 1)
+            with open(handle, "rb", closefd=False) as file:
+                data = file.read(MAX_BYTES + 1)
+        finally:
+            os.close(handle)
     except OSError as error:
         raise Unparsable(Message(f"cannot be read: {error.strerror}", file=path)) from None
     return decode(data, path)

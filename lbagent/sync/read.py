@@ -60,13 +60,22 @@ def read_object(raw: dict[str, Any], origin: Origin, locate: Callable[[Path], in
     namespace, name = _names(raw, known.namespaced)
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
     report = Report(origin, subject, locate)
-    if not name or len(name) > MAX_NAME or len(namespace) > MAX_NAME:
+    if problem := _bad_name(name) or _bad_name(namespace or "-"):
         report.subject = kind
-        report.error(("metadata", "name"), "too long" if name else "the name is missing", "the object is left out")
+        report.error(("metadata", "name"), problem, "the object is left out")
         return Read(None, kind, "", tuple(report.messages))
     converted = wire.convert(raw, known.wire, report.error)
     obj = known.read(converted, namespace, name, report) if converted is not None else None
     return Read(obj, kind, f"{namespace}/{name}" if known.namespaced else name, tuple(report.messages))
+
+
+def _bad_name(name: str) -> str:
+    """Return what is wrong with a name, '' for nothing. Kubernetes checks the rest; we must print it, and hold many."""
+    if not name:
+        return "the name is missing"
+    if len(name) > MAX_NAME:
+        return f"longer than {MAX_NAME} characters"
+    return "" if name.isprintable() else "not printable"
 
 
 def _names(raw: dict[str, Any], namespaced: bool) -> tuple[str, str]:

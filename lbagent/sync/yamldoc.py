@@ -15,7 +15,7 @@ import yaml
 from lbagent.sync.wire import Path
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
-MAX_VALUES = 20_000_000  # values of one file, aliases counted each time they are used
+MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size
 
 
 class YamlError(Exception):
@@ -70,7 +70,7 @@ class _Reader:
         self._get: Callable[[], Any] = yaml.CSafeLoader(text).get_event
         self._anchors: dict[str, Any] = {}
         self._lines = lines
-        self._left = MAX_VALUES
+        self._left = MAX_COPIES
 
     def documents(self) -> Iterator[tuple[int, Any]]:
         get = self._get
@@ -86,14 +86,13 @@ class _Reader:
 
     def _value(self, event: Any, depth: int) -> Any:
         kind = type(event)
-        self._left -= 1
         if kind is yaml.ScalarEvent:
             if self._lines:
                 return self._keep(event, Lines(_line(event), {}))
             plain = event.implicit[0] and event.tag is None
             return self._keep(event, _scalar(event.value) if plain else self._tagged(event))
-        if depth >= MAX_DEPTH or self._left < 0:
-            raise YamlError(_line(event), f"more than {MAX_DEPTH} levels" if self._left >= 0 else "too many values")
+        if depth >= MAX_DEPTH:
+            raise YamlError(_line(event), f"more than {MAX_DEPTH} levels")
         if kind is yaml.MappingStartEvent:
             return self._keep(event, self._mapping(event, depth + 1))
         if kind is yaml.SequenceStartEvent:
@@ -122,7 +121,7 @@ class _Reader:
     def _copy(self, value: Any, line: int) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise YamlError(line, "too many values")
+            raise YamlError(line, f"aliases stand for more than {MAX_COPIES} values")
         if isinstance(value, dict):
             return {key: self._copy(item, line) for key, item in value.items()}
         return [self._copy(item, line) for item in value] if isinstance(value, list) else value
@@ -165,7 +164,8 @@ def _documents(text: str, *, lines: bool) -> Iterator[tuple[int, Any]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlError(mark.line + 1 if mark is not None else 1, problem or "not YAML") from None
+        last = len(text.splitlines()) or 1  # the end of the text is behind its last line
+        raise YamlError(min(mark.line + 1, last) if mark is not None else 1, problem or "not YAML") from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         position = getattr(error, "position", 0)
         raise YamlError(text.count("\n", 0, position) + 1, getattr(error, "reason", "not YAML")) from None

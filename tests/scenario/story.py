@@ -128,7 +128,9 @@ class Story:
             (self.folder / rest[0]).unlink()
         elif first == "plan":
             given = flags(rest)
-            result = dry_run(str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size)
+            result = dry_run(
+                str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size
+            )
             self.compare(block, given, result.lines, result.messages)
             assert result.exit_code == any(line.startswith("! ") for line in block.text)
         elif first == "agent":
@@ -152,7 +154,9 @@ class Story:
         self.compare(block, given, dump(self.agent.maps), self.agent.messages())
 
     def compare(self, block: Block, given: Flags, lines, messages) -> None:
-        said = [f"{'~' if message.warning else '!'} {str(message).replace(f'{self.folder}/', '')}" for message in messages]
+        said = [
+            f"{'~' if message.warning else '!'} {str(message).replace(f'{self.folder}/', '')}" for message in messages
+        ]
         wanted = [line for line in block.text if line and line[0] not in "!~#"]
         if given.only:
             lines = [line for line in lines if line.split(":")[0] in given.only]

@@ -33,6 +33,7 @@ VIPS = tuple(bytes((10, 96, 0, last)) for last in (1, 2))
 PODS = tuple(bytes((10, 244, 0, last)) for last in (1, 2, 3))
 NODE_IP = bytes((192, 168, 0, 1))
 
+
 class Dice:
     """Draws objects that meet each other: few names, few addresses. Hypothesis draws the seed, and smaller worlds first."""
 
@@ -114,7 +115,8 @@ def play(history):
 def test_changes_one_by_one_give_what_all_objects_give(history, keep_existing, every):
     options = Options("n1", (), keep_existing)
     resolver = Resolver(options)
-    for number, (changes, store) in enumerate(play(history)):
+    for number, (changes, now) in enumerate(play(history)):
+        store = now
         resolver.update(changes)
         if number % every == 0:
             resolver.resolve()
