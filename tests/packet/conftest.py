@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +15,15 @@ from tests.packet.world import TC_INGRESS, XDP, World
 
 if TYPE_CHECKING:
     from _pytest.fixtures import SubRequest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what loads programs, which is what asks for a world."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if Path(__file__).parent in item.path.parents and any(name.endswith("world") for name in names):
+            item.add_marker("root")
+            item.add_marker("bpf")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,18 @@ from scapy.packet import Raw
 
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, Family
-from tests.packet.world import MAGLEV, ROUTABLE, SOURCE_RANGE, TC_EGRESS, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, World
+from tests.packet.world import (
+    MAGLEV,
+    ROUTABLE,
+    SOURCE_RANGE,
+    TC_EGRESS,
+    TC_INGRESS,
+    TCP,
+    TYPE_LOAD_BALANCER,
+    UDP,
+    XDP,
+    World,
+)
 
 PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
 
@@ -72,7 +83,13 @@ def _services(scene: Scene, fam: Family, proto: int) -> None:
         world.service(fam, fam.vip, PORTS["sticky"], proto, [*remote, *local], affinity_s=60),
         world.service(fam, fam.vip, PORTS["empty"], proto),
         world.service(
-            fam, fam.vip, PORTS["ranged"], proto, remote, flags=TYPE_LOAD_BALANCER | ROUTABLE | SOURCE_RANGE, ranges=ranged
+            fam,
+            fam.vip,
+            PORTS["ranged"],
+            proto,
+            remote,
+            flags=TYPE_LOAD_BALANCER | ROUTABLE | SOURCE_RANGE,
+            ranges=ranged,
         ),
         world.service(fam, fam.vip, PORTS["small"], proto, small),
         world.service(fam, fam.node2, 30080, proto, [*remote, *local]),

@@ -1,7 +1,7 @@
 """Frames for the packet tests, built by scapy, and the addresses of the small world they travel in.
 
-        client 198.51.100.7 -- router -- [lb0 node 192.0.2.1] -- lb1 -- remote backends 10.1.0.n
-                                               pod0 -- local backends 10.2.0.n
+client 198.51.100.7 -- router -- [lb0 node 192.0.2.1] -- lb1 -- remote backends 10.1.0.n
+                                       pod0 -- local backends 10.2.0.n
 """
 
 from __future__ import annotations
@@ -101,19 +101,30 @@ def frame(packet: Packet, *, src: str = ROUTER_MAC, dst: str = NODE_MAC, vlans: 
     head: Packet = Ether(src=src, dst=dst)
     for n, vlan in enumerate(vlans):
         if len(vlans) == 2 and n == 0:
-            head = Ether(src=src, dst=dst, type=0x88A8) / Dot1Q(vlan=vlan)
-        else:
-            head = head / Dot1Q(vlan=vlan)
+            head.type = 0x88A8
+        head = head / Dot1Q(vlan=vlan)
     return bytes(head / packet)
 
 
-def tcp(fam: Family, src: str, sport: int, dst: str, dport: int, flags: str = "S", *, load: bytes = b"", **kw: Any) -> Packet:
+def tcp(
+    fam: Family, src: str, sport: int, dst: str, dport: int, flags: str = "S", *, load: bytes = b"", **kw: Any
+) -> Packet:
     """Return an IP/TCP packet; `seq`, `ack`, `options` go to TCP, the rest to IP."""
     own = {k: kw.pop(k) for k in ("seq", "ack", "options", "window") if k in kw}
     return fam.ip(src, dst, **kw) / TCP(sport=sport, dport=dport, flags=flags, **own) / Raw(load)
 
 
-def udp(fam: Family, src: str, sport: int, dst: str, dport: int, load: bytes = b"question", *, chksum: int | None = None, **kw: Any) -> Packet:
+def udp(
+    fam: Family,
+    src: str,
+    sport: int,
+    dst: str,
+    dport: int,
+    load: bytes = b"question",
+    *,
+    chksum: int | None = None,
+    **kw: Any,
+) -> Packet:
     """Return an IP/UDP packet."""
     return fam.ip(src, dst, **kw) / UDP(sport=sport, dport=dport, chksum=chksum) / Raw(load)
 
@@ -142,9 +153,9 @@ def recomputed(packet: Packet) -> bytes:
     """
     fresh = packet.copy()
     layer: Packet | None = fresh
-    while layer is not None and not layer.name.endswith("in ICMP") and not layer.name.endswith("in ICMPv6"):
+    while layer is not None and not str(layer.name).endswith(("in ICMP", "in ICMPv6")):
         for name in ("chksum", "cksum"):
             if name in layer.fields and not (layer.name == "UDP" and layer.chksum == 0):
                 delattr(layer, name)
-        layer = layer.payload if layer.payload else None
+        layer = layer.payload or None
     return bytes(fresh)

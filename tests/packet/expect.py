@@ -28,7 +28,7 @@ def translated(
         ip.ttl -= hop
     else:
         ip.hlim -= hop
-    ports = packet[TCP] if TCP in packet else packet[UDP] if UDP in packet else None
+    ports = packet.getlayer(TCP) or packet.getlayer(UDP)
     if ports is not None:
         ports.sport = ports.sport if sport is None else sport
         ports.dport = ports.dport if dport is None else dport
@@ -78,9 +78,7 @@ def handed_up_to(outcome: Outcome, frame: bytes, backend: BackendRow) -> None:
 def replied(outcome: Outcome, frame: bytes, service: ServiceRow, client: str, port: int) -> None:
     """Assert that a remote backend's reply went to the client as the frontend's."""
     assert outcome.forwarded, outcome
-    wanted = translated(
-        frame, src=service.address, sport=service.port, dst=client, dport=port, hop=1, **TO_CLIENT
-    )
+    wanted = translated(frame, src=service.address, sport=service.port, dst=client, dport=port, hop=1, **TO_CLIENT)
     assert outcome.packet == wanted, difference(outcome.packet, wanted)
 
 
@@ -111,13 +109,15 @@ def _text(packed: bytes) -> str:
 
 def remote_reply(fam: Family, proto: int, backend: BackendRow, port: int, flags: str = "SA", **kw: object) -> bytes:
     """Return a remote backend's packet to the SNAT port, as it comes in by lb1."""
-    packet = craft.segment(fam, proto, backend.address, backend.port, fam.node2, port, flags, **kw)  # type: ignore[arg-type]
+    packet = craft.segment(fam, proto, backend.address, backend.port, fam.node2, port, flags, **kw)
     return craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
 
 
-def local_reply(fam: Family, proto: int, backend: BackendRow, client: str, port: int, flags: str = "SA", **kw: object) -> bytes:
+def local_reply(
+    fam: Family, proto: int, backend: BackendRow, client: str, port: int, flags: str = "SA", **kw: object
+) -> bytes:
     """Return a local backend's packet to the client, as it leaves the pod."""
-    packet = craft.segment(fam, proto, backend.address, backend.port, client, port, flags, **kw)  # type: ignore[arg-type]
+    packet = craft.segment(fam, proto, backend.address, backend.port, client, port, flags, **kw)
     return craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC)
 
 
@@ -129,5 +129,3 @@ def at_pod(world: World, frame: bytes) -> Outcome:
 def leaving(world: World, frame: bytes) -> Outcome:
     """Run a frame that leaves by lb0."""
     return world.run(TC_EGRESS, frame, world.net.lb0)
-
-

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from lbagent.bpf.run import Tc, Xdp
 from lbagent.maps.reasons import Reason
@@ -25,8 +26,11 @@ EPOCH = 20_000  # packets after which the world is made anew: tables full of odd
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
 WEIGHTED = ("request", "request", "request", "reply", "reply", "error", "error", "odd", "odd")  # shares of the seeds
 NEVER = (Reason.DROP_INTERNAL, Reason.DROP_MISSING_BACKEND)  # counted only when we are wrong
-VALID = {True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT}, False: {Tc.UNSPEC, Tc.OK, Tc.SHOT, Tc.REDIRECT}}
-SENT = {True: {Xdp.TX, Xdp.REDIRECT}, False: {Tc.REDIRECT}}
+VALID: dict[bool, set[int]] = {
+    True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT},
+    False: {Tc.UNSPEC, Tc.OK, Tc.SHOT, Tc.REDIRECT},
+}
+SENT: dict[bool, set[int]] = {True: {Xdp.TX, Xdp.REDIRECT}, False: {Tc.REDIRECT}}
 
 
 class Bad(AssertionError):
@@ -175,7 +179,7 @@ def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
     return total
 
 
-def stream(rng: random.Random, scene: Scene, count: int, *, every_length: bool):  # noqa: ANN201 - a plain generator
+def stream(rng: random.Random, scene: Scene, count: int, *, every_length: bool) -> Iterator[tuple[str, int, bytes]]:
     """Yield (hook, device, frame): first every seed cut at every length, then mutations."""
     yielded = 0
     if every_length:
@@ -206,7 +210,10 @@ def main(arguments: list[str] | None = None) -> int:
         except Bad as error:
             print(error, file=sys.stderr)
             return 1
-    print(f"{options.count} packets in {time.monotonic() - start:.0f} s: " + ", ".join(f"{n} {what}" for what, n in total.items()))
+    print(
+        f"{options.count} packets in {time.monotonic() - start:.0f} s: "
+        + ", ".join(f"{n} {what}" for what, n in total.items())
+    )
     return 0
 
 

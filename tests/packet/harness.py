@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING
 
 from lbagent.bpf import build, clock, settings
 from lbagent.bpf.loader import OWN_MAPS, load_generation
@@ -21,12 +22,16 @@ SMALL = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 13, snat6=1 << 13, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 10, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
+DEFAULTS = Settings()
 SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows meet the same buckets in each run
 
 
 @contextmanager
 def open_world(
-    options: Settings = Settings(), sizes: Sizes = SMALL, seeds: Seeds = SEEDS, artifact: Artifact | None = None,
+    options: Settings = DEFAULTS,
+    sizes: Sizes = SMALL,
+    seeds: Seeds = SEEDS,
+    artifact: Artifact | None = None,
     net: Net | None = None,
 ) -> Iterator[World]:
     """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""

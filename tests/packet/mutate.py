@@ -7,7 +7,6 @@ from random import Random
 
 from tests.packet import wire
 
-
 LONGEST = 3000  # bytes: a test run takes one page, headroom included
 
 
@@ -29,7 +28,9 @@ def random_bytes(rng: Random, frame: bytes, _other: bytes) -> bytes:
     """Overwrite a few bytes of the headers with anything or with edge values."""
     out = bytearray(frame)
     for _ in range(rng.randrange(1, 4)):
-        out[rng.randrange(12, min(len(out), 110))] = rng.choice((0, 1, 6, 17, 44, 58, 127, 128, 254, 255, rng.randrange(256)))
+        out[rng.randrange(12, min(len(out), 110))] = rng.choice(
+            (0, 1, 6, 17, 44, 58, 127, 128, 254, 255, rng.randrange(256))
+        )
     return bytes(out)
 
 
@@ -38,7 +39,11 @@ def header_length(rng: Random, frame: bytes, _other: bytes) -> bytes:
     at = l3_of(frame)
     if at >= len(frame):
         return frame
-    return frame[:at] + bytes([rng.randrange(256) if rng.random() < 0.2 else frame[at] & 0xF0 | rng.randrange(16)]) + frame[at + 1 :]
+    return (
+        frame[:at]
+        + bytes([rng.randrange(256) if rng.random() < 0.2 else frame[at] & 0xF0 | rng.randrange(16)])
+        + frame[at + 1 :]
+    )
 
 
 def total_length(rng: Random, frame: bytes, _other: bytes) -> bytes:
@@ -48,7 +53,10 @@ def total_length(rng: Random, frame: bytes, _other: bytes) -> bytes:
         return frame
     at += 2 if frame[at] >> 4 == 4 else 4
     (old,) = struct.unpack_from("!H", frame, at)
-    new = rng.choice((0, 1, 19, 20, 27, 28, 39, 40, old - 1, old + 1, old + 8, old - 8, 65535, rng.randrange(65536))) & 0xFFFF
+    new = (
+        rng.choice((0, 1, 19, 20, 27, 28, 39, 40, old - 1, old + 1, old + 8, old - 8, 65535, rng.randrange(65536)))
+        & 0xFFFF
+    )
     return frame[:at] + struct.pack("!H", new) + frame[at + 2 :]
 
 
@@ -85,7 +93,9 @@ def header_options(rng: Random, frame: bytes) -> bytes:
     words = rng.randrange(1, 11)
     options = bytes([1]) * (4 * words) if rng.random() < 0.5 else rng.randbytes(4 * words)
     (total,) = struct.unpack_from("!H", frame, at + 2)
-    head = bytes([0x45 + words, frame[at + 1]]) + struct.pack("!H", (total + 4 * words) & 0xFFFF) + frame[at + 4 : at + 20]
+    head = (
+        bytes([0x45 + words, frame[at + 1]]) + struct.pack("!H", (total + 4 * words) & 0xFFFF) + frame[at + 4 : at + 20]
+    )
     return frame[:at] + head + options + frame[at + 20 :]
 
 
@@ -100,7 +110,11 @@ def fragment_bits(rng: Random, frame: bytes, _other: bytes) -> bytes:
     (length,) = struct.unpack_from("!H", frame, at + 4)
     head = bytes([frame[at + 6], 0]) + word + rng.randbytes(1) + b"\0\0\1"
     return (
-        frame[: at + 4] + struct.pack("!HB", (length + 8) & 0xFFFF, 44) + frame[at + 7 : at + 40] + head + frame[at + 40 :]
+        frame[: at + 4]
+        + struct.pack("!HB", (length + 8) & 0xFFFF, 44)
+        + frame[at + 7 : at + 40]
+        + head
+        + frame[at + 40 :]
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from tests.packet import craft
 

@@ -50,9 +50,15 @@ def flows(world: World, family: Family) -> list[Flow]:
         snat = value >> 20 & 0xFFFF
         out.append(
             Flow(
-                position, FAMILIES[version].text(client), _swap(port), bool(owner >> 14 & 1), value >> 16 & 3, value >> 44,
-                _swap(snat), entry[_SEEN[version]] & 0xFFFF,
-            )  # fmt: skip
+                position,
+                FAMILIES[version].text(client),
+                _swap(port),
+                bool(owner >> 14 & 1),
+                value >> 16 & 3,
+                value >> 44,
+                _swap(snat),
+                entry[_SEEN[version]] & 0xFFFF,
+            )
         )
     return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import pytest
 from scapy.layers.inet import TCP as TcpLayer
@@ -51,7 +51,15 @@ def check_rst(out: Outcome, fam: Family, *, seq: int, ack: int, flags: str, vlan
 )
 @pytest.mark.parametrize("vlans", [(), (5,), (5, 6)], ids=["untagged", "tagged", "double"])
 def test_rst_has_the_right_numbers(
-    world: World, fam: Family, hook: str, flags: str, load: bytes, seq: int, ack: int, answer: str, vlans: tuple[int, ...]
+    world: World,
+    fam: Family,
+    hook: str,
+    flags: str,
+    load: bytes,
+    seq: int,
+    ack: int,
+    answer: str,
+    vlans: tuple[int, ...],
 ) -> None:
     """A segment to a service without backends is refused as a closed port would."""
     empty_service(world, fam)
@@ -82,7 +90,9 @@ def test_rst_for_a_packet_with_ip_options(world: World, hook: str) -> None:
 
     fam = craft.V4
     empty_service(world, fam)
-    packet = fam.ip(fam.client, fam.vip, options=[IPOption_NOP()] * 12) / TcpLayer(sport=40000, dport=80, seq=9) / Raw(b"x")
+    packet = (
+        fam.ip(fam.client, fam.vip, options=[IPOption_NOP()] * 12) / TcpLayer(sport=40000, dport=80, seq=9) / Raw(b"x")
+    )
     check_rst(world.run(hook, craft.frame(packet)), fam, seq=0, ack=11, flags="RA")
 
 
@@ -92,7 +102,12 @@ def test_rst_for_a_packet_with_extension_headers(world: World, hook: str) -> Non
 
     fam = craft.V6
     empty_service(world, fam)
-    packet = fam.ip(fam.client, fam.vip) / IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / TcpLayer(sport=40000, dport=80, seq=9)
+    packet = (
+        fam.ip(fam.client, fam.vip)
+        / IPv6ExtHdrHopByHop()
+        / IPv6ExtHdrDestOpt()
+        / TcpLayer(sport=40000, dport=80, seq=9)
+    )
     check_rst(world.run(hook, craft.frame(packet)), fam, seq=0, ack=10, flags="RA")
 
 
@@ -197,7 +212,8 @@ def test_answers_are_limited(slow_world: World, fam: Family, hook: str, proto: i
     slow_world.reset()
     empty_service(slow_world, fam, proto)
     outs = [
-        slow_world.run(hook, craft.frame(craft.segment(fam, proto, fam.client, 40000 + n, fam.vip, 80))) for n in range(400)
+        slow_world.run(hook, craft.frame(craft.segment(fam, proto, fam.client, 40000 + n, fam.vip, 80)))
+        for n in range(400)
     ]
     answered = [out for out in outs if out.forwarded]
     assert len(answered) < 100  # 5 a second: even a machine that takes ten seconds for this stays far below

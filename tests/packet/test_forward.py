@@ -14,7 +14,7 @@ PROTOCOLS = pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 
 def request(fam: Family, proto: int, sport: int, flags: str = "S", **kw: object) -> bytes:
     """Return a client's frame to the VIP."""
-    return craft.frame(craft.segment(fam, proto, fam.client, sport, fam.vip, 80, flags, **kw))  # type: ignore[arg-type]
+    return craft.frame(craft.segment(fam, proto, fam.client, sport, fam.vip, 80, flags, **kw))
 
 
 @PROTOCOLS
@@ -126,7 +126,9 @@ def test_reply_of_a_stranger_is_not_translated(world: World, fam: Family, hook: 
     out = world.run(hook, request(fam, TCP, 40000))
     port = expect.source(out)[1]
     for address, sport in ((fam.remote(2), 8080), (fam.remote(1), 8081)):
-        stray = craft.frame(craft.tcp(fam, address, sport, fam.node2, port, "SA"), src=craft.BACKEND_MAC, dst=craft.NODE2_MAC)
+        stray = craft.frame(
+            craft.tcp(fam, address, sport, fam.node2, port, "SA"), src=craft.BACKEND_MAC, dst=craft.NODE2_MAC
+        )
         expect.untouched(world.run(hook, stray, world.net.lb1), stray)
 
 

@@ -23,7 +23,10 @@ def pieces(fam: Family, src: str, sport: int, dst: str, dport: int, *, ident: in
     """Return an UDP datagram in two IP fragments."""
     whole = datagram(fam, src, sport, dst, dport, bytes(range(256)) * 8)
     if fam.version == 4:
-        heads = [fam.ip(src, dst, ttl, id=ident, flags="MF", proto=17), fam.ip(src, dst, ttl, id=ident, frag=SIZE // 8, proto=17)]
+        heads = [
+            fam.ip(src, dst, ttl, id=ident, flags="MF", proto=17),
+            fam.ip(src, dst, ttl, id=ident, frag=SIZE // 8, proto=17),
+        ]
     else:
         heads = [
             fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=1, offset=0, nh=17),
@@ -116,7 +119,12 @@ def test_ipv6_atomic_fragment(world: World, hook: str) -> None:
     """A fragment header on a whole packet (offset 0, no more) is just another extension header. Source: RFC 6946."""
     fam = craft.V6
     backend = service(world, fam, local=False)
-    packet = fam.ip(fam.client, fam.vip) / IPv6ExtHdrFragment(id=5, m=0, offset=0) / UdpLayer(sport=40000, dport=53) / Raw(b"q")
+    packet = (
+        fam.ip(fam.client, fam.vip)
+        / IPv6ExtHdrFragment(id=5, m=0, offset=0)
+        / UdpLayer(sport=40000, dport=53)
+        / Raw(b"q")
+    )
     frame = craft.frame(packet)
     expect.forwarded_to(world.run(hook, frame), frame, backend)
 
@@ -128,7 +136,9 @@ def test_tiny_first_fragment(world: World, fam: Family, hook: str) -> None:
     if fam.version == 4:
         packet = bytes(fam.ip(fam.client, fam.vip, id=3, flags="MF", proto=17) / Raw(b"\x9c\x40\x00\x35"))
     else:
-        packet = bytes(fam.ip(fam.client, fam.vip) / IPv6ExtHdrFragment(id=3, m=1, offset=0, nh=17) / Raw(b"\x9c\x40\x00\x35"))
+        packet = bytes(
+            fam.ip(fam.client, fam.vip) / IPv6ExtHdrFragment(id=3, m=1, offset=0, nh=17) / Raw(b"\x9c\x40\x00\x35")
+        )
     out = run_all(world, hook, [packet])[0]
     assert not out.forwarded
     assert out.dropped or out.packet == _frame(packet)

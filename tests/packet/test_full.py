@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,14 +19,14 @@ TINY = dataclasses.replace(SMALL, flow4=256, flow6=256, snat4=1 << 12, snat6=1 <
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[World]:
+def tiny_world() -> Iterator[World]:
     """Load programs with 256 entries of flow table."""
     with open_world(sizes=TINY) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def few_ports() -> Iterator[World]:
+def few_ports_world() -> Iterator[World]:
     """Load programs with four SNAT ports."""
     with open_world(Settings(snat_port_min=2000, snat_port_max=2003)) as world:
         yield world
@@ -66,15 +66,16 @@ def serve(world: World, fam: Family, *, local: bool, proto: int = TCP, count: in
     """Enter a service."""
     world.reset()
     backends = [
-        world.backend(fam, fam.local(n) if local else fam.remote(n), 8080, proto, local=local) for n in range(1, count + 1)
+        world.backend(fam, fam.local(n) if local else fam.remote(n), 8080, proto, local=local)
+        for n in range(1, count + 1)
     ]
     world.service(fam, fam.vip, 80, proto, backends)
     return backends
 
 
-def test_snat_ports_run_out(few_ports: World, fam: Family, hook: str) -> None:
+def test_snat_ports_run_out(few_ports_world: World, fam: Family, hook: str) -> None:
     """Four ports, four flows to one backend: the fifth is dropped and counted, the four go on."""
-    world = few_ports
+    world = few_ports_world
     backends = serve(world, fam, local=False, count=1)
     outs = [send(world, fam, n, "S", hook=hook) for n in range(6)]
     assert [out.forwarded for out in outs] == [True] * 4 + [False] * 2
@@ -86,18 +87,18 @@ def test_snat_ports_run_out(few_ports: World, fam: Family, hook: str) -> None:
         assert expect.destination(back) == client(fam, n)
 
 
-def test_ports_are_per_backend(few_ports: World, fam: Family) -> None:
+def test_ports_are_per_backend(few_ports_world: World, fam: Family) -> None:
     """One backend's full range does not concern another one."""
-    world = few_ports
+    world = few_ports_world
     backends = serve(world, fam, local=False, count=3)
     outs = [send(world, fam, n, "S") for n in range(60)]
     taken = Counter(expect.destination(out) for out in outs if out.forwarded)
     assert taken == {b.endpoint: 4 for b in backends}
 
 
-def test_a_freed_port_is_used_again(few_ports: World, fam: Family) -> None:
+def test_a_freed_port_is_used_again(few_ports_world: World, fam: Family) -> None:
     """When a flow ends its port serves the next one; a late reply for the old flow does not reach the new client as a mix."""
-    world = few_ports
+    world = few_ports_world
     backends = serve(world, fam, local=False, count=1)
     places = [place(send(world, fam, n, "S")) for n in range(4)]
     assert send(world, fam, 4, "S").dropped
@@ -115,79 +116,79 @@ def test_a_freed_port_is_used_again(few_ports: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
-def test_more_established_flows_than_entries(tiny: World, fam: Family, proto: int, *, local: bool) -> None:
+def test_more_established_flows_than_entries(tiny_world: World, fam: Family, proto: int, *, local: bool) -> None:
     """600 flows in 256 entries: all of them keep backend and port (the rest spills), and replies find their way."""
-    backends = serve(tiny, fam, local=local, proto=proto)
+    backends = serve(tiny_world, fam, local=local, proto=proto)
     places: dict[int, tuple[object, object]] = {}
     for n in range(600):
-        out = send(tiny, fam, n, "A", proto)  # no SYN: such a flow may not be forwarded without state
+        out = send(tiny_world, fam, n, "A", proto)  # no SYN: such a flow may not be forwarded without state
         if out.dropped:
             continue
         places[n] = place(out)
         backend = next(b for b in backends if b.endpoint == places[n][0])
         if local:
-            expect.at_pod(tiny, expect.local_reply(fam, proto, backend, *client(fam, n), "A"))
+            expect.at_pod(tiny_world, expect.local_reply(fam, proto, backend, *client(fam, n), "A"))
         else:
-            tiny.run(XDP, expect.remote_reply(fam, proto, backend, places[n][1][1], "A"), tiny.net.lb1)  # type: ignore[index]
+            tiny_world.run(XDP, expect.remote_reply(fam, proto, backend, places[n][1][1], "A"), tiny_world.net.lb1)  # type: ignore[index]
     assert len(places) == 600
     spilled = Counter[Reason]()
     for n, before in places.items():
-        out = send(tiny, fam, n, "A", proto)
+        out = send(tiny_world, fam, n, "A", proto)
         assert place(out) == before, n
         spilled += out.counted
     assert spilled[Reason.FWD_SPILL] >= 600 - 256
     for n, before in places.items():
         backend = next(b for b in backends if b.endpoint == before[0])
         if local:
-            back = expect.at_pod(tiny, expect.local_reply(fam, proto, backend, *client(fam, n), "A"))
+            back = expect.at_pod(tiny_world, expect.local_reply(fam, proto, backend, *client(fam, n), "A"))
         else:
-            back = tiny.run(XDP, expect.remote_reply(fam, proto, backend, before[1][1], "A"), tiny.net.lb1)  # type: ignore[index]
+            back = tiny_world.run(XDP, expect.remote_reply(fam, proto, backend, before[1][1], "A"), tiny_world.net.lb1)  # type: ignore[index]
         assert (expect.source(back), expect.destination(back)) == ((fam.vip, 80), client(fam, n)), n
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
-def test_syn_flood_beside_established_flows(tiny: World, fam: Family, *, local: bool) -> None:
+def test_syn_flood_beside_established_flows(tiny_world: World, fam: Family, *, local: bool) -> None:
     """120 established flows in a table of 256, 2,000 SYNs each sent twice: nobody established is moved or dropped."""
-    backends = serve(tiny, fam, local=local)
-    places = {n: establish(tiny, fam, n, backends) for n in range(120)}
+    backends = serve(tiny_world, fam, local=local)
+    places = {n: establish(tiny_world, fam, n, backends) for n in range(120)}
     answered = Counter[bool]()
     for n in range(5000, 7000):
-        first, second = send(tiny, fam, n, "S"), send(tiny, fam, n, "S")
+        first, second = send(tiny_world, fam, n, "S"), send(tiny_world, fam, n, "S")
         answered[first.dropped] += 1
         if not first.dropped and not second.dropped:
             assert place(first)[0] in {b.endpoint for b in backends}
         if n % 16 == 0:
             probe = n % 120
-            assert place(send(tiny, fam, probe, "A")) == places[probe]
+            assert place(send(tiny_world, fam, probe, "A")) == places[probe]
     for n, before in places.items():
-        assert place(send(tiny, fam, n, "A")) == before
+        assert place(send(tiny_world, fam, n, "A")) == before
     assert answered[True] < 200
 
 
-def test_new_flows_are_served_when_the_table_is_full(tiny: World, fam: Family, hook: str) -> None:
+def test_new_flows_are_served_when_the_table_is_full(tiny_world: World, fam: Family, hook: str) -> None:
     """With every entry established a new connection is still forwarded, its reply translated, its data to the same backend."""
-    backends = serve(tiny, fam, local=False)
+    backends = serve(tiny_world, fam, local=False)
     for n in range(500):
-        establish(tiny, fam, n, backends)
+        establish(tiny_world, fam, n, backends)
     served = 0
     for n in range(5000, 5040):
-        out = send(tiny, fam, n, "S", hook=hook)
+        out = send(tiny_world, fam, n, "S", hook=hook)
         if out.dropped:
             continue
         first = place(out)
         backend = next(b for b in backends if b.endpoint == first[0])
-        back = tiny.run(hook, expect.remote_reply(fam, TCP, backend, first[1][1]), tiny.net.lb1)  # type: ignore[index]
+        back = tiny_world.run(hook, expect.remote_reply(fam, TCP, backend, first[1][1]), tiny_world.net.lb1)  # type: ignore[index]
         assert expect.destination(back) == client(fam, n)
-        assert place(send(tiny, fam, n, "A", hook=hook)) == first
+        assert place(send(tiny_world, fam, n, "A", hook=hook)) == first
         served += 1
     assert served >= 38
 
 
-def test_no_entry_twice(tiny: World, fam: Family) -> None:
+def test_no_entry_twice(tiny_world: World, fam: Family) -> None:
     """However full: a flow has one entry, a SNAT port of a backend one holder."""
-    backends = serve(tiny, fam, local=False)
+    backends = serve(tiny_world, fam, local=False)
     for n in range(300):
-        establish(tiny, fam, n, backends)
-    found = table.flows(tiny, fam)
+        establish(tiny_world, fam, n, backends)
+    found = table.flows(tiny_world, fam)
     assert max(Counter((f.client, f.port, f.udp) for f in found).values()) == 1
     assert max(Counter((f.backend, f.snat_port) for f in found).values()) == 1

@@ -53,7 +53,10 @@ def test_checker_sees_what_is_wrong(world: World) -> None:
 def test_mended_checksums_are_right(world: World) -> None:
     """`mend` makes right what the parser can check; the same seed makes the same frames."""
     seeds = [frame for _, _, frame in corpus.build(world).seeds]
-    frames = [[mutate(rng, rng.choice(seeds), rng.choice(seeds)) for _ in range(3000)] for rng in (random.Random(5), random.Random(5))]
+    frames = [
+        [mutate(rng, rng.choice(seeds), rng.choice(seeds)) for _ in range(3000)]
+        for rng in (random.Random(5), random.Random(5))
+    ]
     assert frames[0] == frames[1]
     for frame in frames[0]:
         seen = wire.parse(mend(frame))

@@ -13,7 +13,9 @@ from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_
 from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, UDP, XDP, BackendRow, Outcome, ServiceRow, World
 
 PROTOCOLS = pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
-QUOTES = pytest.mark.parametrize("cut", [8, 13, 18, None], ids=["8-bytes", "13-bytes", "18-bytes", "whole"])  # bytes of L4
+QUOTES = pytest.mark.parametrize(
+    "cut", [8, 13, 18, None], ids=["8-bytes", "13-bytes", "18-bytes", "whole"]
+)  # bytes of L4
 KINDS: dict[str, Callable[[Family], Packet]] = {
     "unreachable": lambda fam: fam.unreachable(),
     "too-big": lambda fam: fam.too_big(1320),
@@ -35,10 +37,11 @@ def cut_at(fam: Family, packet: bytes, cut: int | None) -> bytes:
 def with_hops_of(fam: Family, packet: bytes, ttl: int) -> bytes:
     """Return a packet as it looks after its TTL was counted down to `ttl`, header checksum right."""
     layer = craft.decode(bytes(14)[:12] + (b"\x08\x00" if fam.version == 4 else b"\x86\xdd") + packet)
-    layer[1].__setattr__("ttl" if fam.version == 4 else "hlim", ttl)
+    ip = layer.payload
+    setattr(ip, "ttl" if fam.version == 4 else "hlim", ttl)
     if fam.version == 4:
-        del layer[1].chksum
-    return bytes(layer)[14:]
+        del ip.chksum
+    return bytes(ip)
 
 
 def check_error(out: bytes, *, src: str, dst: str, quoted: bytes, kind: Packet, mtu: int = 0) -> None:
@@ -121,7 +124,12 @@ def test_about_a_reply_of_a_remote_backend(
     assert out.counted[Reason.FWD_ICMP] == 1
     quoted = cut_at(fam, with_hops_of(fam, l3(answer), 63), cut)
     check_error(
-        out.packet, src=fam.router, dst=flow.backend.address, quoted=quoted, kind=layer, mtu=1320 if kind == "too-big" else 0
+        out.packet,
+        src=fam.router,
+        dst=flow.backend.address,
+        quoted=quoted,
+        kind=layer,
+        mtu=1320 if kind == "too-big" else 0,
     )
     assert wire.parse(out.packet).ttl == 63  # type: ignore[union-attr]
     assert out.packet[:12] == bytes.fromhex((BACKEND_MAC + NODE2_MAC).replace(":", ""))
@@ -154,9 +162,7 @@ def test_about_a_reply_of_a_local_backend(
 @QUOTES
 @pytest.mark.parametrize("place", ["pod", "egress"])
 @pytest.mark.parametrize("sender", ["backend", "node"])
-def test_of_a_local_backend(
-    world: World, fam: Family, proto: int, cut: int | None, place: str, sender: str
-) -> None:
+def test_of_a_local_backend(world: World, fam: Family, proto: int, cut: int | None, place: str, sender: str) -> None:
     """A closed port in a pod: the client hears it from the VIP, about its own packet. The node's own errors keep their source."""
     flow = Flow(world, fam, proto, local=True)
     layer = fam.unreachable()
@@ -255,7 +261,11 @@ def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None
         later[6:8] = (5).to_bytes(2, "big")
         bad += [bytes(later), bytes([0x4F]) + whole[1:40], bytes([0x41]) + whole[1:], bytes([0x65]) + whole[1:]]
     else:
-        bad += [bytes([0x45]) + whole[1:], whole[:6] + b"\x2c" + whole[7:], whole[:6] + b"\x00" + whole[7:40] + b"\x06\xff"]
+        bad += [
+            bytes([0x45]) + whole[1:],
+            whole[:6] + b"\x2c" + whole[7:],
+            whole[:6] + b"\x00" + whole[7:40] + b"\x06\xff",
+        ]
     for quoted in bad:
         frame = craft.frame(
             craft.icmp_error(fam, fam.router2, fam.node2, fam.unreachable(), quoted), src=BACKEND_MAC, dst=NODE2_MAC

@@ -187,7 +187,8 @@ def test_connection_without_its_syn(world: World, fam: Family, hook: str) -> Non
     backends = [world.backend(fam, fam.remote(n), 8080) for n in range(1, 5)]
     world.service(fam, fam.vip, 80, TCP, backends)
     outs = [
-        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, flags))) for flags in ("A", "PA", "A")
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, flags)))
+        for flags in ("A", "PA", "A")
     ]
     assert len({(expect.destination(out), expect.source(out)) for out in outs}) == 1
 

@@ -14,9 +14,8 @@ BACK = bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
 
 def big(fam: Family, size: int, flags: str = "A", *, df: bool = True, ttl: int = 64) -> bytes:
     """Return a TCP frame whose IP packet has `size` bytes."""
-    extra = {"flags": flags, "ttl": ttl}
     headers = (20 if fam.version == 4 else 40) + 20
-    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80, load=bytes(size - headers), **extra)
+    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80, flags, load=bytes(size - headers), ttl=ttl)
     if fam.version == 4 and df:
         packet.flags = "DF"
     return craft.frame(packet)

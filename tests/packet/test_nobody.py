@@ -59,7 +59,11 @@ def test_not_ip(served: World, hook: str) -> None:
     """ARP, neighbour solicitation, spanning tree, unknown ethertypes."""
     for data in (
         bytes(Ether(src=ROUTER_MAC, dst="ff:ff:ff:ff:ff:ff") / ARP(pdst="192.0.2.1")),
-        bytes(Ether(src=ROUTER_MAC, dst="33:33:ff:00:00:01") / IPv6(dst="ff02::1:ff00:1", hlim=255) / ICMPv6ND_NS(tgt="::1")),
+        bytes(
+            Ether(src=ROUTER_MAC, dst="33:33:ff:00:00:01")
+            / IPv6(dst="ff02::1:ff00:1", hlim=255)
+            / ICMPv6ND_NS(tgt="::1")
+        ),
         bytes(Ether(src=ROUTER_MAC, dst=NODE_MAC, type=0x88CC) / Raw(b"lldp" * 20)),
         bytes.fromhex(NODE_MAC.replace(":", "") + ROUTER_MAC.replace(":", "")) + b"\x00\x26" + bytes(60),
     ):
@@ -69,7 +73,11 @@ def test_not_ip(served: World, hook: str) -> None:
 @pytest.mark.parametrize("proto", [2, 47, 50, 89, 132, 255])
 def test_protocols_we_do_not_balance(served: World, fam: Family, hook: str, proto: int) -> None:
     """IGMP, GRE, ESP, OSPF, SCTP and nonsense to a VIP pass."""
-    ip = IP(src=fam.client, dst=fam.vip, proto=proto) if fam.version == 4 else IPv6(src=fam.client, dst=fam.vip, nh=proto)
+    ip = (
+        IP(src=fam.client, dst=fam.vip, proto=proto)
+        if fam.version == 4
+        else IPv6(src=fam.client, dst=fam.vip, nh=proto)
+    )
     frame = craft.frame(ip / Raw(bytes(range(40))))
     expect.untouched(served.run(hook, frame), frame)
 

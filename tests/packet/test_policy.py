@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -176,7 +176,9 @@ def test_affinity_to_a_backend_that_left_the_service(world: World, fam: Family, 
 
     world.slot(row, 1, target=stays.id)
     world.slot(row, 0, target=row.target, count=1)
-    world.maps.delete_many("lb_affinity_match", [layout.LB_AFFINITY_MATCH.pack(gone.id, row.id.to_bytes(2, "big"), b"\0\0")])
+    world.maps.delete_many(
+        "lb_affinity_match", [layout.LB_AFFINITY_MATCH.pack(gone.id, row.id.to_bytes(2, "big"), b"\0\0")]
+    )
     for n in range(5):
         assert expect.destination(world.run(hook, syn(fam, fam.client, 41000 + n))) == stays.endpoint
 

@@ -15,7 +15,7 @@ CLIENTS = 400
 
 def client(fam: Family, n: int) -> tuple[str, int]:
     """Return the n-th client's address and port."""
-    base = "198.51.%d.%d" % (n >> 8, n & 255) if fam.version == 4 else f"2001:db8:100::{n:x}"
+    base = f"198.51.{n >> 8}.{n & 255}" if fam.version == 4 else f"2001:db8:100::{n:x}"
     return base, 20000 + n * 7
 
 

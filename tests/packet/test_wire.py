@@ -18,14 +18,20 @@ def frames(fam: Family) -> list[bytes]:
         craft.tcp(fam, fam.client, 1234, fam.vip, 80),
         craft.tcp(fam, fam.client, 1234, fam.vip, 80, "PA", load=b"odd length"[:9]),
         craft.udp(fam, fam.client, 1234, fam.vip, 53),
-        craft.icmp_error(fam, fam.router, fam.vip, fam.too_big(1300), bytes(craft.tcp(fam, fam.vip, 80, fam.client, 9))),
-        craft.icmp_error(fam, fam.router, fam.vip, fam.unreachable(), bytes(craft.udp(fam, fam.vip, 80, fam.client, 9))[:60]),
+        craft.icmp_error(
+            fam, fam.router, fam.vip, fam.too_big(1300), bytes(craft.tcp(fam, fam.vip, 80, fam.client, 9))
+        ),
+        craft.icmp_error(
+            fam, fam.router, fam.vip, fam.unreachable(), bytes(craft.udp(fam, fam.vip, 80, fam.client, 9))[:60]
+        ),
     ]
     if fam.version == 6:
         shapes.append(ip / IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / TCP(sport=1, dport=2) / Raw(b"x"))
         shapes.append(ip / IPv6ExtHdrFragment(offset=0, m=0) / UDP(sport=1, dport=2) / Raw(b"x"))
     else:
-        shapes.append(IP(src=fam.client, dst=fam.vip, options=[IPOption_NOP()] * 8) / UDP(sport=1, dport=2) / Raw(b"abc"))
+        shapes.append(
+            IP(src=fam.client, dst=fam.vip, options=[IPOption_NOP()] * 8) / UDP(sport=1, dport=2) / Raw(b"abc")
+        )
     return [craft.frame(shape, vlans=vlans) for shape in shapes for vlans in ((), (7,), (7, 8))]
 
 

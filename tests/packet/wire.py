@@ -151,7 +151,11 @@ def _check_ports(frame: bytes, wire: Wire, at: int, pseudo: bytes) -> None:
             if wire.family == 6:
                 wire.bad.append("udp")
             return
-        pseudo = pseudo[:-2] + struct.pack("!H", length) if wire.family == 4 else pseudo[:-8] + struct.pack("!II", length, UDP)
+        pseudo = (
+            pseudo[:-2] + struct.pack("!H", length)
+            if wire.family == 4
+            else pseudo[:-8] + struct.pack("!II", length, UDP)
+        )
         if ones_sum(pseudo + frame[at : at + length]):
             wire.bad.append("udp")
 
