@@ -74,6 +74,9 @@ class LBMaps(Protocol):
     def counters(self, indexes: Sequence[int]) -> list[Counter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
 
+    def zero_counters(self, indexes: Sequence[int]) -> None:
+        """Begin counting anew: an id given to somebody else starts at nothing."""
+
 
 # The option that sizes a map: what a MapFull tells the operator to raise.
 SIZE_OPTION = {

@@ -232,3 +232,17 @@ class KernelMaps:
                 cells = struct.unpack(f"={2 * self._cpus}Q", raw)
                 out.append((sum(cells[::2]), sum(cells[1::2])))
         return out
+
+    def zero_counters(self, indexes: Sequence[int]) -> None:
+        """Begin counting anew. Raises KernelError."""
+        fd, size = self.fds["lb_metrics"], LB_COUNTER.size * self._cpus
+        for start in range(0, len(indexes), 4096):
+            part = indexes[start : start + 4096]
+            keys, values = struct.pack(f"={len(part)}I", *part), bytes(size * len(part))
+            result = bpfsys.map_update_batch(fd, keys, values, (4, size), 0, len(part))
+            if result.errno in _NO_BATCH:
+                with pins.kernel_errors("update", "lb_metrics"):
+                    for index in part:
+                        bpfsys.map_update(fd, struct.pack("=I", index), bytes(size))
+            elif result.errno:
+                raise self._failed("update", "lb_metrics", result.errno, start + result.done)

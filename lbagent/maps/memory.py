@@ -121,6 +121,10 @@ class MemoryMaps:
             out.append((int(packets), int(size)))
         return out
 
+    def zero_counters(self, indexes: Sequence[int]) -> None:
+        """Begin counting anew."""
+        self.put_many("lb_metrics", [(struct.pack("=I", index), bytes(LB_COUNTER.size)) for index in indexes])
+
 
 def unpack_items(spec: MapSpec, keys: bytes, values: bytes, start: int, stop: int) -> list[Item]:
     """Return entries start..stop of keys and values lying side by side."""
@@ -220,6 +224,12 @@ class FaultyMaps:
     def counters(self, indexes: Sequence[int]) -> list[Counter]:
         """Read."""
         return self.inner.counters(indexes)
+
+    def zero_counters(self, indexes: Sequence[int]) -> None:
+        """Write counter by counter."""
+        for done, index in enumerate(indexes):
+            with self._write("lb_metrics", done):
+                self.inner.zero_counters([index])
 
 
 def fail_at(number: int, error: BaseException) -> Hook:

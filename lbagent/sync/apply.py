@@ -76,6 +76,7 @@ class _Run:
             Kind.PATH_BODY: self._path_body,
             Kind.PATH_META: self._path_meta,
             Kind.FILTER: self._filter,
+            Kind.COUNTER: self._counter,
         }
 
     # --- steps ---
@@ -152,6 +153,9 @@ class _Run:
 
     def _filter(self, step: Step, start: int, stop: int) -> None:
         self._store_bits([step.number(i) for i in range(start, stop)], on=True)
+
+    def _counter(self, step: Step, start: int, stop: int) -> None:
+        self.maps.zero_counters([step.number(i) for i in range(start, stop)])
 
     def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
         """Store the words with these bits, sorted, changed. A failure leaves in its `done` how many bits are changed."""

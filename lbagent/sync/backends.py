@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lbagent.maps import codec
-from lbagent.maps.base import PathInfo
+from lbagent.maps.base import PathInfo, backend_counter
 from lbagent.maps.layout import PathFlag
 from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
@@ -101,8 +101,11 @@ class BackendPlanner:
         address = backend.address if backend else codec.backend_of(old)[0]
         value = codec.backend_value(address, state)
         if value != old:
-            down = not selectable and any(old)
+            known = any(old)
+            down = not selectable and known
             owner = self._owner(ident, down)
+            if not known:
+                self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(backend_counter(ident)))
             phase = Phase.BACKEND_DOWN if down else Phase.BACKEND_IN
             self._steps.at(phase, f"lb{family}_backend").add(owner, codec.U32.pack(ident), value)
         self._path(family, ident, backend, self._paths(backend) if backend else None, selectable)

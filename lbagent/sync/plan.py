@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lbagent.errors import LbError
 from lbagent.maps import codec
-from lbagent.maps.base import PathInfo, map_full
+from lbagent.maps.base import PathInfo, map_full, service_counter
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
@@ -43,6 +43,8 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
             out.refused[owner] = error
             continue
         backends.count(owner, change)
+        if change.old is None and new.id:
+            steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
         if change.svc is not None:
             bits[codec.vip_bit(change.frontend.address)] = None

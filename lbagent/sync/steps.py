@@ -23,6 +23,7 @@ class Phase(IntEnum):
     ORPHAN_OUT = auto()  # entries of ids nobody has: before the ids are given to somebody
     ORPHAN_TABLE_OUT = auto()
     ORPHAN_REVERSE_OUT = auto()
+    COUNTER_ZERO = auto()
     FILTER_IN = auto()
     BACKEND_IN = auto()
     PATH_RESET = auto()  # a record that still lives under another address: only after a broken restart
@@ -56,9 +57,11 @@ class Kind(Enum):
     PATH_BODY = auto()  # keys are backend ids, values path records: all but the meta word
     PATH_META = auto()  # the meta word: port, generation, flags, next hop, MTU
     FILTER = auto()  # keys are bits to set
+    COUNTER = auto()  # keys are indexes of lb_metrics to be zeroed
 
 
 _KINDS = {
+    Phase.COUNTER_ZERO: Kind.COUNTER,
     Phase.FILTER_IN: Kind.FILTER,
     Phase.PATH_RESET: Kind.PATH_META,
     Phase.PATH_BODY: Kind.PATH_BODY,

@@ -116,6 +116,10 @@ def test_counters_are_summed_over_the_cpus(kernel_maps):
     bpfsys.map_update(kernel_maps.fd("lb_metrics"), struct.pack("=I", 300), values)
     total = cpus * (cpus + 1) // 2
     assert kernel_maps.counters([299, 300]) == [(0, 0), (total, 100 * total)]
+    kernel_maps.zero_counters(range(250, 300))
+    assert kernel_maps.counters([300]) == [(total, 100 * total)]
+    kernel_maps.zero_counters(range(250, 301))
+    assert kernel_maps.counters([300]) == [(0, 0)]
 
 
 def test_batches_and_single_calls_say_the_same(kernel_maps, monkeypatch):

@@ -128,6 +128,8 @@ def test_words_are_stored_at_their_offsets_wherever_they_lie(maps):
 
 def test_counters_start_at_nothing(maps):
     assert maps.counters([0, 256 + 7]) == [(0, 0), (0, 0)]
+    maps.zero_counters([0, 256 + 7])
+    assert maps.counters([0, 256 + 7]) == [(0, 0), (0, 0)]
 
 
 def test_a_fault_at_the_nth_write_leaves_the_ones_before(maps):

@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.maps import codec
-from lbagent.maps.base import PathInfo
+from lbagent.maps.base import PathInfo, backend_counter, service_counter
 from lbagent.maps.check import check
+from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.memory import FaultyMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import CIDR, Algorithm
@@ -55,7 +56,7 @@ def test_a_new_backend_costs_its_own_entries_and_the_master():
     node = Node()
     node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.2:80", ONE))
     done = node.serve(service("10.96.0.1:80", ONE, TWO, THREE), node.state.services[1])
-    assert written(done) == {"lb4_backend": 1, "lb4_path": 2, "lb4_service": 2, "lb_filter": 1}
+    assert written(done) == {"lb4_backend": 1, "lb4_path": 2, "lb4_service": 2, "lb_filter": 1, "lb_metrics": 1}
 
 
 def test_a_backend_leaves_with_its_last_service():
@@ -275,6 +276,20 @@ def test_a_plan_changes_nothing_by_itself():
     second = plan(node.state, node.shadow, paths, SNAT)
     assert first.steps == second.steps
     assert first.entries > 0
+
+
+def test_who_gets_an_id_anew_is_counted_from_nothing():
+    node = Node()
+    node.serve(service("10.96.0.1:80", ONE), service("10.96.0.2:80"))
+    indexes = [service_counter(1), service_counter(2), backend_counter(1)]
+    counted = [(codec.U32.pack(index), LB_COUNTER.pack(3, 300)) for index in indexes]
+    node.maps.put_many("lb_metrics", counted)
+    node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.2:80", TWO))
+    assert node.maps.counters(indexes) == [(3, 300)] * 3, "who stays goes on counting"
+    node.serve()
+    node.restart()
+    node.serve(service("10.96.0.9:80", THREE))
+    assert node.maps.counters(indexes) == [(0, 0), (3, 300), (0, 0)]
 
 
 def test_a_service_without_an_id_is_a_mistake_of_ours():
