@@ -28,7 +28,7 @@ bench: need-root build ## tables of ratios, and bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
 
 fuzz: need-root build ## N=1000000 random and broken packets against the programs
-	@exec env LBAGENT_FUZZ=$(N) $(PYTHON) -m pytest tests/packet -k fuzz --timeout 0 $(ARGS)
+	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)
 
 lint: setup ## ruff, mypy strict, who may import whom
 	@$(PYTHON) -m ruff check .

@@ -93,7 +93,7 @@ exec \$b switch_root /new /bin/sh /.lbagent-vm
 EOF
 cat >"$work/root/inside" <<EOF
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
-mount -t tmpfs run /run; mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
 mkdir -p /dev/pts /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs shm /dev/shm
 mount -t bpf bpf /sys/fs/bpf
 mkdir -p /lib/modules/$release && mount --bind '$tree/lib/modules/$release' /lib/modules/$release
