@@ -143,7 +143,7 @@ class _Run:
         self.maps.set_maglev(step.map, tables)
 
     def _table_out(self, step: Step, start: int, stop: int) -> None:
-        self.maps.delete_maglev(step.map, [step.number(i) for i in range(start, stop)])
+        self.maps.delete_maglev(step.map, list(step.numbers(start, stop)))
 
     def _path_body(self, step: Step, start: int, stop: int) -> None:
         self.maps.store(step.map, body_words(step, start, stop))
@@ -152,10 +152,10 @@ class _Run:
         self.maps.store(step.map, meta_words(step, start, stop))
 
     def _filter(self, step: Step, start: int, stop: int) -> None:
-        self._store_bits([step.number(i) for i in range(start, stop)], on=True)
+        self._store_bits(list(step.numbers(start, stop)), on=True)
 
     def _counter(self, step: Step, start: int, stop: int) -> None:
-        self.maps.zero_counters([step.number(i) for i in range(start, stop)])
+        self.maps.zero_counters(list(step.numbers(start, stop)))
 
     def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
         """Store the words with these bits, sorted, changed. A failure leaves in its `done` how many bits are changed."""
@@ -180,23 +180,20 @@ class _Run:
         if start == stop:
             return
         self.result.written[step.map] += stop - start
-        family = step.map[2]
+        family, ids = step.map[2], step.numbers
         if step.kind is Kind.PATH_META:
-            for i in range(start, stop):
-                self.shadow.set_path(family, step.number(i), step.value(i))
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                self.shadow.set_path(family, ident, value)
         elif step.kind is Kind.PATH_BODY:
-            self._note_bodies(step, start, stop)
+            image = self.shadow.paths[family]
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                image.set_start(ident, value[: codec.META_AT[image.record]])
+        elif step.map.endswith("_backend") and step.kind is Kind.PUT:
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                self.shadow.set_row(family, ident, value)
         elif step.map.endswith("_backend"):
-            for i in range(start, stop):
-                value = step.value(i) if step.kind is Kind.PUT else None
-                self.shadow.set_row(family, step.number(i), value)
-
-    def _note_bodies(self, step: Step, start: int, stop: int) -> None:
-        image = self.shadow.paths[step.map[2]]
-        at = codec.META_AT[image.record]
-        for i in range(start, stop):
-            ident, value = step.number(i), step.value(i)
-            image.set(ident, value[:at] + image.get(ident)[at:])
+            for ident in ids(start, stop):
+                self.shadow.set_row(family, ident, None)
 
     def commit(self) -> None:
         """Take over what each change has become."""

@@ -14,22 +14,19 @@ from lbagent.sync.steps import Change, Kind, Phase, Plan, Step
 
 def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     """Yield every word of the records but the meta word."""
-    values, size = step.values, len(step.values) // len(step.owners)
-    meta = codec.META_AT[size]
-    parts = [at for at in range(0, size, 8) if at < meta]
-    for i in range(start, stop):
-        base, record = step.number(i) * size, i * size
+    size = len(step.values) // len(step.owners)
+    parts = range(0, codec.META_AT[size], 8)
+    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
         for at in parts:
-            yield base + at, bytes(values[record + at : record + at + 8])
+            yield ident * size + at, record[at : at + 8]
 
 
 def meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     """Yield the meta word of the records."""
-    values, size = step.values, len(step.values) // len(step.owners)
+    size = len(step.values) // len(step.owners)
     meta = codec.META_AT[size]
-    for i in range(start, stop):
-        at = i * size + meta
-        yield step.number(i) * size + meta, bytes(values[at : at + 8])
+    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
+        yield ident * size + meta, record[meta : meta + 8]
 
 
 # --- what a failed change has got ---

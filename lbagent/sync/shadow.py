@@ -33,7 +33,7 @@ _MASK = (1 << _FIELD) - 1
 _STATES = 4
 SELECTED = 1 << _FIELD * _STATES
 PIN = 1 << _FIELD * (_STATES + 1)
-_LIVE = PathFlag.LIVE | PathFlag.LOCAL
+_LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
 
 
 class Partial(Struct):
@@ -83,6 +83,11 @@ class Image:
     def set(self, index: int, value: bytes) -> None:
         """Replace a record."""
         self.memory[index * self.record : (index + 1) * self.record] = value
+
+    def set_start(self, index: int, value: bytes) -> None:
+        """Replace the first bytes of a record."""
+        at = index * self.record
+        self.memory[at : at + len(value)] = value
 
     def clear(self, index: int) -> None:
         """Zero a record."""
@@ -160,9 +165,9 @@ class Shadow:
         size = 4 if family == "4" else 16
         old = image.get(ident)
         image.set(ident, record)
-        if old[at] & _LIVE == _LIVE:
+        if old[at] & _LOCAL == _LOCAL:
             self.count_filter(codec.source_bit(old[:size]), -1)
-        if record[at] & _LIVE == _LIVE:
+        if record[at] & _LOCAL == _LOCAL:
             self.count_filter(codec.source_bit(record[:size]), 1)
 
     def count(self, map_name: str, by: int) -> None:

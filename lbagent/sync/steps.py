@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from enum import Enum, IntEnum, auto
 
 from msgspec import Struct, field
@@ -114,6 +116,15 @@ class Step(Struct):
     def number(self, index: int) -> int:
         """Return a key that is a number."""
         return int(U32.unpack_from(self.keys, index * 4)[0])
+
+    def numbers(self, start: int, stop: int) -> array[int]:
+        """Return keys start..stop, which are numbers."""
+        return array("I", self.keys[start * 4 : stop * 4])
+
+    def each_value(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the values start..stop."""
+        size, values = len(self.values) // len(self.owners), bytes(self.values)
+        return (values[at : at + size] for at in range(start * size, stop * size, size))
 
 
 class Change(Struct):
