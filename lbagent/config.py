@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     reject_rate: Annotated[
         int, Meta(ge=0, le=1_000_000, description="Answers a second and CPU to refused packets.")
     ] = 1000
-    maglev_table_size: Annotated[int, Meta(ge=3, le=131071, description="Entries of a Maglev table (prime).")] = 16381
+    maglev_table_size: Annotated[int, Meta(description="Entries of a Maglev table (251 to 131071, prime).")] = 16381
     flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
     flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
     snat_table_size: Annotated[int, Meta(description="IPv4 SNAT slots (0: as the flow table).")] = 0
@@ -256,12 +256,18 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
             if not name or len(name) > 15 or "/" in name or any(c.isspace() for c in name):
                 refuse(key, f"{name!r} cannot be the name of a network device")
     _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
-    if not _is_prime(config.maglev_table_size):
-        refuse("maglev-table-size", f"{config.maglev_table_size} is not a prime number")
+    if config.maglev_table_size not in MAGLEV_SIZES:
+        sizes = ", ".join(map(str, MAGLEV_SIZES))
+        refuse("maglev-table-size", f"{config.maglev_table_size} is not a table size; one of {sizes} is possible")
+    if config.metrics_address and not _is_address_and_port(config.metrics_address):
+        refuse("metrics-address", f"{config.metrics_address!r} is not ADDRESS:PORT like 127.0.0.1:9100 or [::1]:9100")
     for key in ("kubeconfig", "in-cluster"):
         if getattr(config, key.replace("-", "_")):
             refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
 
+
+# The primes Cilium knows; lbagent.model.maglev has the same ones (tests/test_config.py compares).
+MAGLEV_SIZES = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
 
 # key, least, most. A one-element array map holds at most 512 MiB; backends have 20 bits in a flow entry.
 _POWERS: Sequence[tuple[str, int, int]] = (
@@ -292,5 +298,7 @@ def _is_address(text: str) -> bool:
     return False
 
 
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+def _is_address_and_port(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return (":" in bare) == (bare != host) and _is_address(bare) and port.isdecimal() and 0 <= int(port) <= 65535

@@ -8,6 +8,7 @@ import pytest
 
 from lbagent import config
 from lbagent.errors import ConfigError
+from lbagent.model.maglev import TABLE_SIZES
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -61,7 +62,11 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("device: a-name-that-is-too-long\n", ("device", "a-name-that-is-too-long")),
         ("snat-ports: 5000\n", ("snat-ports", "FIRST-LAST")),
         ("snat-ports: 5000-4000\n", ("snat-ports", "5000-4000")),
-        ("maglev-table-size: 16384\n", ("maglev-table-size", "prime")),
+        ("maglev-table-size: 16384\n", ("maglev-table-size", "16381")),
+        ("maglev-table-size: 7\n", ("maglev-table-size", "251")),
+        ("metrics-address: 127.0.0.1\n", ("metrics-address", "ADDRESS:PORT")),
+        ("metrics-address: 127.0.0.1:99999\n", ("metrics-address", "99999")),
+        ("metrics-address: ::1:9100\n", ("metrics-address", "[::1]:9100")),
         ("max-backends: 2097152\n", ("max-backends", "2097152")),
         ("kubeconfig: /etc/k\n", ("kubeconfig", "--manifests")),
         ("- a\n- b\n", (":1: ", "mapping")),
@@ -101,3 +106,13 @@ def test_every_key_has_flag_variable_and_help() -> None:
     assert {f"--{word}" for word in wanted.split()} <= names.keys()
     assert all(option.help for option in config.options())
     assert {option.field for option in config.options()} >= config.RELOADABLE
+
+
+def test_table_sizes_are_those_of_the_model() -> None:
+    """config.py may not import the model; the agent and `plan` accept the same sizes nevertheless."""
+    assert config.MAGLEV_SIZES == TABLE_SIZES
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:9100", "0.0.0.0:0"])
+def test_metrics_addresses(text: str) -> None:
+    assert config.load({"metrics_address": text}, {}).metrics_address == text

@@ -121,16 +121,22 @@ class ApiServer:
         except msgspec.DecodeError as error:
             raise ConfigError(f"the request's body is not a set-state: {error}; nothing was changed") from None
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
-        if state in (BackendState.TERMINATING, BackendState.INVALID):
-            word = wanted.state or "''"
-            raise Refused(
-                f"state {word} is not the operator's to set; use active, maintenance or quarantined; nothing was changed"
-            )
         addresses = [self._known(text) for text in dict.fromkeys(wanted.addresses)]
         if not addresses:
             raise ConfigError("no backend was named; nothing was changed")
+        if state in (BackendState.TERMINATING, BackendState.INVALID):
+            raise self._not_to_set(addresses[0], wanted.state or "''")
         await self._view.set_state(addresses, state)
         return Response(200, json_list(backend_rows(self._view.state(), self._view.live_flows(), set(addresses))))
+
+    def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
+        """Name both states, as with any other refusal."""
+        known = self._view.state().backends.get(address)
+        was = f"state {known.state.text}" if known else "its state"
+        return Refused(
+            f"backend {address.with_protocol()}: {was} cannot become {word} by set-state; use active, maintenance or"
+            " quarantined; nothing was changed"
+        )
 
     def _known(self, text: str) -> L3n4Addr:
         """Read an address; without a protocol it is the TCP backend, or the only one of that address and port."""

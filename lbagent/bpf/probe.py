@@ -122,9 +122,7 @@ def _programs(question: Question) -> Iterator[Finding]:
 
 
 def _bpffs(question: Question) -> Iterator[Finding]:
-    folder = Path(question.bpffs)
-    while not folder.exists():
-        folder = folder.parent
+    folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
     if any(str(place) in points for place in (folder, *folder.parents)):

@@ -110,11 +110,16 @@ def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
         if swept and not any(left.values()):
             break
         if time.monotonic() >= deadline:
-            counts = ", ".join(f"{name} {count if count >= 0 else 'not counted'}" for name, count in left.items())
-            raise TimedOut(f"flows are left after {timeout_s:g} s: {counts}; the backends stay in maintenance")
+            raise TimedOut(f"after {timeout_s:g} s {_left(left)}; the backends stay in maintenance")
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
     for name in names:
         click.echo(f"{name} drained")
+
+
+def _left(left: dict[str, int]) -> str:
+    """Return what a drain still waits for: flows, or the sweep that counts them."""
+    counts = ", ".join(f"{name} {count}" for name, count in left.items() if count > 0)
+    return f"flows are left: {counts}" if counts else "no sweep has counted the flows yet (--sweep-interval)"
 
 
 def _flows(rows: list[Row], names: list[str]) -> dict[str, int]:

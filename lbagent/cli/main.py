@@ -106,24 +106,34 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except LbError as error:
         return _fail(error, error.exit_code)
-    except BaseExceptionGroup as group:  # what a TaskGroup makes of an LbError
+    except BaseExceptionGroup as group:  # what a TaskGroup makes of an error
         found = _first(group)
         if found is None:
             raise
-        return _fail(found, found.exit_code)
+        return _fail(found, found.exit_code if isinstance(found, LbError) else 1)
     except OSError as error:
         return _fail(error, 1)
     return result if isinstance(result, int) else 0
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> LbError | None:
-    """Return the first LbError of a group that holds nothing else."""
-    errors, others = group.split(LbError)
-    error: BaseException | None = None if others else errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert error is None or isinstance(error, LbError)
-    return error
+def _first(group: BaseExceptionGroup[BaseException]) -> Exception | None:
+    """Return the first LbError, else the first OSError, of a group that holds nothing else."""
+    expected, others = group.split((LbError, OSError))
+    if others is not None or expected is None:
+        return None
+    found: BaseException = expected.subgroup(LbError) or expected
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, Exception)
+    return found
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error's text; Python writes an OSError as `[Errno 2] No such file or directory: '/x'`."""
+    if isinstance(error, LbError) or not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return text + ("; run as root" if isinstance(error, PermissionError) and os.geteuid() else "")
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -131,7 +141,7 @@ def _fail(error: Exception, code: int) -> int:
         import traceback
 
         traceback.print_exception(error)
-    click.echo(f"error: {error}", err=True)
+    click.echo(f"error: {_sentence(error)}", err=True)
     return code
 
 

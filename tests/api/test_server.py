@@ -128,7 +128,7 @@ def test_set_state(client: AgentClient, agent: Agent) -> None:
     [
         (["10.0.0.77:8080"], "maintenance", NotFound, ["10.0.0.77:8080/TCP"]),
         (["10.0.0.11:8080"], "active", Refused, ["terminating", "active", "10.0.0.11:8080"]),
-        (["10.0.0.9:8080"], "terminating", Refused, ["terminating"]),
+        (["10.0.0.9:8080"], "terminating", Refused, ["active", "terminating", "10.0.0.9:8080"]),
         (["10.0.0.9:8080"], "down", ConfigError, ["'down'", "quarantined"]),
         (["10.0.0.9"], "active", ConfigError, ["10.0.0.9"]),
         ([], "active", ConfigError, ["no backend"]),

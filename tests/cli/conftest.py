@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,13 @@ class Done(NamedTuple):
 
 
 Run = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing an operator's shell exports speaks here."""
+    for name in [name for name in os.environ if name.startswith("LBAGENT_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import lbagent
-from lbagent.errors import NotFound
+from lbagent.cli.main import run
+from lbagent.errors import LbError, NotFound
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -232,3 +233,28 @@ def test_completion_of_names(agent: Agent, words: str, expected: list[str]) -> N
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
     offered = [line.partition(",")[2] for line in done.stdout.splitlines()]
     assert set(expected) <= set(offered)
+
+
+def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An OSError out of the agent's tasks is one sentence: the file, what is wrong with it."""
+    missing = tmp_path / "none.json"
+
+    def failing(_flags: object) -> None:
+        try:
+            missing.read_bytes()
+        except OSError as error:
+            raise ExceptionGroup("tasks", [ExceptionGroup("inner", [error])]) from None
+
+    monkeypatch.setattr("lbagent.cli.config.from_flags", failing)
+    assert lb("config", "check") == (1, "", f"error: {missing}: No such file or directory\n")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anything else is no operator's mistake: it comes out as it is."""
+
+    def failing(_flags: object) -> None:
+        raise ExceptionGroup("tasks", [LbError("x"), ZeroDivisionError()])
+
+    monkeypatch.setattr("lbagent.cli.config.from_flags", failing)
+    with pytest.raises(ExceptionGroup):
+        run(("config", "check"))
