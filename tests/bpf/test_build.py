@@ -66,6 +66,15 @@ def test_without_bcc_a_fitting_artifact_is_used_and_a_stale_one_refused(tmp_path
         build.build(tmp_path / "a.json", units=tiny_units(2))
 
 
+def test_an_agent_takes_programs_of_another_bcc_and_a_build_makes_them_anew(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(build, "UNITS", tiny_units())
+    build.build(path, units=tiny_units())
+    monkeypatch.setattr(build, "bcc_version", lambda: "9.9")
+    assert build.ensure(path).bcc != "9.9"
+    assert build.build(path, units=tiny_units()).bcc == "9.9"
+
+
 def test_one_program_name_in_two_units_is_refused(tmp_path):
     xdp, _ = tiny_units()
     twin = build.Unit("twin", xdp.path, xdp.hook, xdp.flags)
