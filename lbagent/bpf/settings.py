@@ -30,11 +30,16 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
+    hold_new: bool = False  # packets of new flows are dropped (and sent again): see agent/resize.py
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
-        bits = (self.external_clusterip and ConfigFlag.EXTERNAL_CLUSTERIP) or 0
-        return int(bits) | int((self.count_passed and ConfigFlag.COUNT_PASSED) or 0)
+        wanted = {
+            ConfigFlag.EXTERNAL_CLUSTERIP: self.external_clusterip,
+            ConfigFlag.COUNT_PASSED: self.count_passed,
+            ConfigFlag.HOLD_NEW: self.hold_new,
+        }
+        return sum(int(flag) for flag, on in wanted.items() if on)
 
 
 class Seeds(Struct, frozen=True, gc=False):

@@ -148,6 +148,7 @@ class ConfigFlag(IntEnum):
 
     EXTERNAL_CLUSTERIP = 1
     COUNT_PASSED = 2
+    HOLD_NEW = 4  # no new flow for a moment: the tables are being moved to maps of another size
 
 
 class MapType(IntEnum):

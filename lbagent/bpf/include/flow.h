@@ -164,6 +164,8 @@ AI int flow_new(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow)
 		reason = service_empty(svc);
 		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
+	if (CFG->flags & CONFIG_HOLD_NEW) /* the tables are being moved: the packet will come again */
+		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	reason = select_backend(&s->pk, s, svc, &key, flow, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
