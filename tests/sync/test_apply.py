@@ -93,6 +93,22 @@ def test_a_backend_id_beyond_the_maps_is_refused_and_says_what_to_raise():
     assert check(node.maps, settled=True) == []
 
 
+def test_a_map_that_is_fuller_than_known_stops_who_does_not_fit_and_is_made_good():
+    node = sized(services=20)
+    strangers = [(bytes((1, 1, 1, n)) + bytes(8), bytes(12)) for n in range(9)]
+    node.maps.put_many("lb4_service", strangers)
+    first, second = service("10.96.0.1:80", *some(1, 4)), service("10.96.0.2:80", *some(1, 12))
+    node.want(first, second)
+    done = node.sync()
+    assert second.frontend in done.failed
+    assert "lb4_service is full: 20 of 20" in str(done.failed[second.frontend])
+    assert check(node.maps) == []
+    node.maps.delete_many("lb4_service", [key for key, _ in strangers])
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+    assert backends_of(node.maps, second.frontend) == wanted_of(second)
+
+
 def test_a_full_range_map_stops_the_service_before_its_master_and_never_opens_it():
     node = sized(source_ranges=3)
     ranges = tuple(CIDR.parse(f"10.{n}.0.0/16") for n in range(5))
