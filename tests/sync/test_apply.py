@@ -95,7 +95,7 @@ def test_a_backend_id_beyond_the_maps_is_refused_and_says_what_to_raise():
 
 def test_a_map_that_is_fuller_than_known_stops_who_does_not_fit_and_is_made_good():
     node = sized(services=20)
-    strangers = [(bytes((1, 1, 1, n)) + bytes(8), bytes(12)) for n in range(9)]
+    strangers = [(bytes((1, 1, 1, n, 0, 0, 1, 0)) + bytes(4), bytes(12)) for n in range(9)]  # slots without a master
     node.maps.put_many("lb4_service", strangers)
     first, second = service("10.96.0.1:80", *some(1, 4)), service("10.96.0.2:80", *some(1, 12))
     node.want(first, second)
