@@ -139,7 +139,7 @@ timeout "$limit" qemu-system-x86_64 -accel "$accel" $cpu -m "$memory" -nodefault
     -kernel "$kernel" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet panic=-1 mitigations=off" \
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
-    </dev/null 2>&1 | tr -d '\r' | tee "$work/log" || true
+    </dev/null 2>&1 | stdbuf -oL tr -d '\r' | tee "$work/log" || true
 status=$(sed -n 's/^lbagent-vm: exit //p' "$work/log" | tail -n1)
 [ -n "$status" ] || fail "the machine ended without a result (limit ${limit} s)"
 exit "$status"
