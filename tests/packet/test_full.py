@@ -192,3 +192,23 @@ def test_no_entry_twice(tiny_world: World, fam: Family) -> None:
     found = table.flows(tiny_world, fam)
     assert max(Counter((f.client, f.port, f.udp) for f in found).values()) == 1
     assert max(Counter((f.backend, f.snat_port) for f in found).values()) == 1
+
+
+def test_errors_about_spilled_flows(tiny_world: World, fam: Family) -> None:
+    """What a local backend says about a flow in the overflow table reaches its client from the VIP all the same."""
+    backends = serve(tiny_world, fam, local=True, proto=UDP)
+    outs = {n: send(tiny_world, fam, n, "", UDP) for n in range(500)}
+    for n, out in outs.items():
+        backend = next(b for b in backends if b.endpoint == expect.destination(out))
+        expect.at_pod(tiny_world, expect.local_reply(fam, UDP, backend, *client(fam, n)))
+    spilled = [n for n in outs if send(tiny_world, fam, n, "", UDP).counted[Reason.FWD_SPILL]]
+    assert len(spilled) > 100
+    for n in spilled[::5]:
+        address, port = client(fam, n)
+        source = expect.destination(outs[n])[0]
+        packet = craft.icmp_error(fam, source, address, fam.unreachable(), outs[n].packet[14:])
+        out = expect.at_pod(tiny_world, craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC))
+        seen = expect.parsed(out)
+        assert seen.quoted is not None
+        assert (fam.text(seen.src), fam.text(seen.quoted.dst), seen.quoted.dport) == (fam.vip, fam.vip, 80)
+        assert (fam.text(seen.quoted.src), seen.quoted.sport) == (address, port)

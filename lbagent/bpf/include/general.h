@@ -5,17 +5,12 @@
  */
 #pragma once
 #include "filter.h"
-#include "icmp.h"
+#include "quote.h"
 
 #define VLAN_TAGS 2
 #define VLAN_HLEN 4
 #define EXTENSIONS 6    /* IPv6 extension headers stepped over */
 #define EXTENSIONS_MAX 400 /* bytes of them; L4_MASK bounds the sum */
-#define NH_HOP_BY_HOP 0
-#define NH_ROUTING 43
-#define NH_FRAGMENT 44
-#define NH_AUTH 51
-#define NH_DEST_OPTIONS 60
 #define GENERAL_PULL 512 /* bytes: what tc makes linear */
 
 /* What the IP headers say beyond the packet record. */

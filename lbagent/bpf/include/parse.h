@@ -13,6 +13,12 @@
 #define PKT_EGRESS 16  /* tc_egress: routed already, leaves by this device */
 #define PKT_TAGGED 32  /* VLAN tags between Ethernet and IP */
 
+#define NH_HOP_BY_HOP 0 /* IPv6 extension headers */
+#define NH_ROUTING 43
+#define NH_FRAGMENT 44
+#define NH_AUTH 51
+#define NH_DEST_OPTIONS 60
+
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* destination is a SNAT address of this node */
 #define CONCERN_SOURCE 4 /* source is a local backend; set only where it was asked */

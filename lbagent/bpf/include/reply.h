@@ -65,25 +65,33 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct slot_view *vie
 	return rc;
 }
 
+/* Finds the flow of a local backend's reply, and the frontend it was opened to; `key` is what it was found by. */
+AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	u64 hash = ct_key_make(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+
+	f->bucket = ct_bucket(hash);
+	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+		return true;
+	f->second = stamp_fresh(CT_STAMPS(f->bucket)[0], now);
+	if (f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port))
+		return true;
+	reply_key(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+	return ct_find_spilled(key, now, f) && frontend_of(SEEN_SERVICE(f->seen_at), vip, vip_port);
+}
+
 AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
 	struct lb_tuple to;
 	struct ct_key key;
 	struct ct_flow f = {};
-	u64 hash = ct_key_make(&key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto), learned = 0, index;
+	u64 learned = 0, index;
 	int rc;
 
 	tuple_of(pk, &to);
-	f.bucket = ct_bucket(hash);
-	if (!ct_find_reply(f.bucket, &key, pk, &f, &to.saddr, &to.sport)) {
-		f.second = stamp_fresh(CT_STAMPS(f.bucket)[0], now);
-		if (!f.second || !ct_find_reply(ct_bucket(hash >> 32), &key, pk, &f, &to.saddr, &to.sport)) {
-			reply_key(&key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
-			if (!ct_find_spilled(&key, now, &f) || !frontend_of(SEEN_SERVICE(f.seen_at), &to.saddr, &to.sport))
-				return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-		}
-	}
+	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	ct_refresh(&f, &key, pk, now, true);
 	index = SEEN_NEXTHOP(f.seen_at);
 	rc = reply_send(ctx, s, &to, index, &learned, SEEN_SERVICE(f.seen_at), V_BACKEND(f.value));
