@@ -17,13 +17,13 @@ class ConfigError(LbError):
     exit_code = 2
 
 
-class NotFound(LbError):  # noqa: N818 - the field's word, as in kubectl
+class NotFound(LbError):
     """The named service, backend or device does not exist."""
 
     exit_code = 3
 
 
-class Refused(LbError):  # noqa: N818
+class Refused(LbError):
     """The request is understood and not allowed now."""
 
     exit_code = 4
@@ -56,7 +56,7 @@ class TimedOut(LbError):
 
 
 class Unsupported(LbError):
-    """This kernel or machine lacks a feature; names it and the kernel version that brought it."""
+    """A feature this kernel or machine lacks; names it and the kernel version that brought it."""
 
     exit_code = 77
 
@@ -102,7 +102,7 @@ class CompileError(LbError):
     """BCC refused the C source: real file and line."""
 
 
-class LayoutMismatch(LbError):  # noqa: N818
+class LayoutMismatch(LbError):
     """What the compiler, a pinned map and maps/layout.py say about a record differ; nothing was loaded."""
 
 
