@@ -24,9 +24,11 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
+from lbagent.agent.resize import resize
 from lbagent.agent.view import View
 from lbagent.api.server import ApiServer
 from lbagent.bpf import artifact, build, datapath
+from lbagent.bpf.artifact import Artifact
 from lbagent.bpf.datapath import Datapath
 from lbagent.bpf.loader import require_kernel
 from lbagent.config import Config
@@ -86,7 +88,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._closing:
-            parts = self._build()
+            parts = await self._build()
             serving = asyncio.create_task(self._serve(parts))
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +102,7 @@ class Agent:
 
     # --- building ---
 
-    def _build(self) -> Parts:
+    async def _build(self) -> Parts:
         """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
         config = self._config
         operator = OperatorSource(config.state_dir)
@@ -116,12 +118,15 @@ class Agent:
         lock = AgentLock(pins.pin_dir(config.bpffs))
         lock.take()
         self._closing.callback(lock.release)
-        maps = KernelMaps.open(config.bpffs, derive.sizes(config))
+        sizes, settings = derive.sizes(config), derive.program_settings(config)
+        await asyncio.to_thread(resize, config.bpffs, sizes, lambda: self._artifact(config), settings)
+        maps = KernelMaps.open(config.bpffs, sizes)
         self._closing.callback(maps.close)
         network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
         self._closing.callback(network.close)
         resolver = Resolver(derive.resolve_options(config))
         restored = restore(maps)
+        resolver.remember(address for address, _ in restored.backend_ids)
         book = id_book(restored, maps.sizes.backends)
         reconciler = Reconciler(maps, restored.shadow, book, resolver, sources, network)
         log.info(
@@ -176,11 +181,13 @@ class Agent:
         notify("READY=1")
         log.info("ready", extra={"services": len(reconciler.state.by_name), "generation": reconciler.state.generation})
 
+    @staticmethod
+    def _artifact(config: Config) -> Artifact:
+        return artifact.load(Path(config.artifact)) if config.artifact else build.ensure()
+
     def _load_programs(self, parts: Parts) -> Datapath:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
-        path = parts.config.artifact
-        found = artifact.load(Path(path)) if path else build.ensure()
-        root = pins.pin_dir(parts.config.bpffs)
+        found, root = self._artifact(parts.config), pins.pin_dir(parts.config.bpffs)
         return datapath.start(root, found, parts.maps.fds, parts.maps.sizes, derive.program_settings(parts.config))
 
 

@@ -6,7 +6,7 @@ from sys import intern
 
 from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
 from lbagent.sync.read_service import HEADLESS, family_of
-from lbagent.sync.report import Report, label, present
+from lbagent.sync.report import Report, label, plain_ip, present
 from lbagent.sync.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
 from lbagent.sync.wire import Endpoint as WireEndpoint
 from lbagent.sync.wire import Endpoints as WireEndpoints
@@ -36,7 +36,7 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
         if index >= MAX_ENDPOINTS:
             report.error(("endpoints",), f"more than {MAX_ENDPOINTS} endpoints", "the rest is left out")
             break
-        if endpoint := _endpoint(entry, namespace, family, ("endpoints", index), report):
+        if endpoint := _endpoint(entry, namespace, family, index, report):
             endpoints.append(endpoint)
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
@@ -57,17 +57,18 @@ def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> t
     return tuple(ports)
 
 
-def _endpoint(raw: WireEndpoint, namespace: str, family: int, path: Path, report: Report) -> Endpoint | None:
+def _endpoint(raw: WireEndpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:
     """Return an endpoint; only addresses[0] counts (the others are the same pod's, by contract of the API)."""
     kept = "the endpoint is left out"
     if not raw.addresses or not raw.addresses[0]:
-        report.error((*path, "addresses"), "there is no address", kept)
+        report.error(("endpoints", index, "addresses"), "there is no address", kept)
         return None
-    address = report.address((*path, "addresses", 0), raw.addresses[0], kept)
+    address = plain_ip(raw.addresses[0]) or report.address(("endpoints", index, "addresses", 0), raw.addresses[0], kept)
     if address is None:
         return None
     if family_of(address) != family:
-        report.error((*path, "addresses", 0), f"{raw.addresses[0]} is not IPv{family} as addressType says", kept)
+        problem = f"{raw.addresses[0]} is not IPv{family} as addressType says"
+        report.error(("endpoints", index, "addresses", 0), problem, kept)
         return None
     ready, serving, terminating = _conditions(raw.conditions)
     zones, nodes = _hints(raw.hints)

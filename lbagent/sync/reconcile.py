@@ -133,6 +133,7 @@ class Reconciler:
 
     def replace_resolver(self, resolver: Resolver) -> None:
         """Resolve by other options from now on (SIGHUP)."""
+        resolver.remember(self.state.backends)
         resolver.replace(self._store.snapshot())
         self._resolver = resolver
         self._request()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from socket import AF_INET, inet_pton
 from typing import Any, TypeVar
 
 from lbagent.model.address import L4Type, parse_ip
@@ -42,6 +43,8 @@ class Report:
 
     def address(self, path: Path, text: str | None, kept: str) -> bytes | None:
         """Return the packed address; None and an error when it is not one that a packet may carry as its destination."""
+        if (plain := plain_ip(text)) is not None:
+            return plain
         try:
             packed = parse_ip((text or "").strip())
         except ValueError as error:
@@ -104,6 +107,15 @@ class Report:
             return int(text)
         self.error(path, f"{text!r} is not a weight of 0-{MAX_WEIGHT}", "the default weight is used")
         return None
+
+
+def plain_ip(text: str | None) -> bytes | None:
+    """Return the packed address of a clean, ordinary IPv4 text, by C code; None: look at it closely (`Report.address`)."""
+    try:
+        packed = inet_pton(AF_INET, text or "")
+    except (OSError, ValueError):
+        return None
+    return packed if 0 < packed[0] < 224 and packed[0] != 127 else None
 
 
 _PROTOCOLS = {"TCP": L4Type.TCP, "UDP": L4Type.UDP, "SCTP": L4Type.SCTP}

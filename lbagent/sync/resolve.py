@@ -37,7 +37,8 @@ from lbagent.sync.resolve_shared import SharedStates
 class Options(Struct, frozen=True, gc=False):
     """Who this node is. `node_ips` given beats the Node object's InternalIPs.
 
-    `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays.
+    `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
+    there before counts: a State may hold resting backends that a fresh one does not.
     """
 
     node_name: str = ""
@@ -72,13 +73,15 @@ class Resolver:
         self._weight_by_ip: dict[bytes, int] = {}
         self._states: dict[str, BackendState] = {}
         self._node: Node | None = None
-        self._around = Surroundings(self._view(), options.keep_existing)
         self._claims = Claims()
         self._shared = SharedStates()
+        self._restored: frozenset[L3n4Addr] = frozenset()
+        self._around = Surroundings(self._view())
         self._wanted: dict[str, list[Wanted]] = {}  # of this run
         self._rows = OrderedRows()  # by owner: a service key, or 'pod:' and a pod key
         self._messages: dict[str, tuple[Message, ...]] = {}
         self._pod_owners: set[str] = set()
+        self._latent: dict[str, set[L3n4Addr]] = {}  # of this run
         self._with_node_ports: set[str] = set()
         self._dirty: set[str] = set()
         self._all_dirty = False
@@ -91,15 +94,19 @@ class Resolver:
 
     def replace(self, objects: Objects) -> None:
         """Take a whole snapshot in place of everything known."""
-        last = self._last
+        last, restored = self._last, self._restored
         self.__init__(self._options)  # type: ignore[misc]
-        self._last = last
+        self._last, self._restored = last, restored
         self._all_dirty = True
         self.update(
             Change(kind, key, None, obj)
             for kind in ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
             for key, obj in objects.of_kind(kind).items()
         )
+
+    def remember(self, addresses: Iterable[L3n4Addr]) -> None:
+        """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
+        self._restored = frozenset(addresses)
 
     def update(self, changes: Iterable[Change]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""
@@ -191,15 +198,27 @@ class Resolver:
             return self._last
         self._look_around()
         dirty = self._dirty | self._services.keys() if self._all_dirty else self._dirty
-        built = self._build_services(self._contest(dirty))
-        self._build_pods(built, dirty)
-        again = set().union(*(self._shared.update(owner, rows) for owner, rows in built.items())) - built.keys()
-        built |= self._build_services({owner for owner in again if owner not in self._pod_owners})
-        if not again.isdisjoint(self._pod_owners):
-            self._build_pods(built, again)
+        built: dict[str, tuple[SVC, ...]] = {}
+        touched: set[str] = set()
+        pending = self._contest(dirty)
+        pods = self._build_pods() if self._pods_dirty or self._all_dirty or (dirty and self._pod_owners) else {}
+        while pending or pods:
+            batch = pods | self._build_services(pending)
+            built |= batch
+            pending, pods = set(), {}
+            for owner, rows in batch.items():
+                others, woken = self._shared.update(owner, rows, self._latent.pop(owner, ()))
+                touched |= others
+                pending |= woken
+        touched -= built.keys()
+        built |= self._build_services(touched - self._pod_owners)
+        if not touched.isdisjoint(self._pod_owners):
+            built |= self._build_pods()
         for owner, rows in built.items():
             self._rows.keep(owner, self._shared.settle(owner, rows))
         self._dirty, self._all_dirty, self._pods_dirty = set(), False, False
+        self._restored = frozenset()
+        self._latent.clear()
         self._last = Resolution(State(self._last.state.generation + 1, self._rows.all()), self._all_messages())
         return self._last
 
@@ -216,13 +235,18 @@ class Resolver:
             if pod.weight is not None and not pod.host_network and not pod.finished
             for ip in pod.ips
         }
-        self._around = Surroundings(self._view(), self._options.keep_existing, overrides, self._weight_of_pod)
+        self._around = Surroundings(
+            self._view(), self._has_row if self._options.keep_existing else None, overrides, self._weight_of_pod
+        )
         addresses, pods = self._stale_addresses, self._stale_pods
         if addresses or pods:
             for service, piece in self._each_slice():
                 if any(endpoint.address in addresses or endpoint.pod in pods for endpoint in piece.endpoints):
                     self._dirty.add(service)
         self._stale_addresses, self._stale_pods = set(), set()
+
+    def _has_row(self, address: L3n4Addr) -> bool:
+        return self._shared.has(address) or address in self._restored
 
     def _view(self) -> NodeView:
         node, options = self._node, self._options
@@ -270,12 +294,13 @@ class Resolver:
 
         built = rows.build(wanted, lost_to)
         self._say(key, rows.messages)
+        if rows.latent:
+            self._latent[key] = rows.latent
         return built
 
-    def _build_pods(self, built: dict[str, tuple[SVC, ...]], dirty: set[str]) -> None:
+    def _build_pods(self) -> dict[str, tuple[SVC, ...]]:
         """Build all HostPort rows again: there are few, and each may depend on each."""
-        if not (self._pods_dirty or self._all_dirty or (dirty and self._pod_owners)):
-            return
+        built: dict[str, tuple[SVC, ...]] = {}
         here = self._options.node_name
         pods = [pod for pod in self._pods.values() if is_relevant(pod, here)]
         result = host_port_rows(pods, self._around, self._claims.owner)
@@ -289,6 +314,7 @@ class Resolver:
             self._rows.place(owner, origin)
             built[owner] = result.rows.get(owner[4:], ())
             self._say(owner, [message for key, message in result.messages if key == owner[4:]])
+        return built
 
     def _say(self, owner: str, messages: list[Message]) -> None:
         if messages:

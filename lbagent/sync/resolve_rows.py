@@ -27,7 +27,9 @@ class Surroundings(Struct, frozen=True, gc=False):
     """Everything beside the Service and its slices that its rows depend on."""
 
     node: NodeView
-    keep_existing: bool = False  # the agent: endpoints that exist keep their backend row
+    has_row: Callable[[L3n4Addr], bool] | None = (
+        None  # the agent: an endpoint that exists keeps its backend row, if it has one
+    )
     overrides: Mapping[L3n4Addr, BackendState] = {}
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
 
@@ -59,6 +61,9 @@ class Rows:
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], around: Surroundings) -> None:
         """Take the Service, its slices (or those of its Endpoints) and what is around."""
         self.messages: list[Message] = []
+        self.latent: set[L3n4Addr] = (
+            set()
+        )  # filtered out somewhere; rests there as soon as another Service gives it a row
         self._service = service
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._around = around
@@ -170,8 +175,10 @@ class Rows:
         selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
         others = tuple([make(info, endpoint_state(info), port, node) for info in chosen.others])
         resting = tuple([make(info, endpoint_state(info), port, node) for info in chosen.resting])
-        if self._around.keep_existing:
-            resting += tuple([make(info, resting_state(info), port, node) for info in chosen.filtered])
+        if has_row := self._around.has_row:
+            kept = [info for info in chosen.filtered if has_row(info.address)]
+            self.latent.update(info.address for info in chosen.filtered)
+            resting += tuple([make(info, resting_state(info), port, node) for info in kept])
         if len(selectable) + len(others) > MAX_SLOTS:
             self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]

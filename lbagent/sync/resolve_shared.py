@@ -14,6 +14,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
 
 _NONE: dict[L3n4Addr, BackendState] = {}
+_NOBODY: frozenset[str] = frozenset()
 
 
 class SharedStates:
@@ -24,9 +25,18 @@ class SharedStates:
         self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
         self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
         self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
+        self._latent: dict[L3n4Addr, set[str]] = {}  # owners that filter a backend out which has no row
+        self._latent_of: dict[str, tuple[L3n4Addr, ...]] = {}
 
-    def update(self, owner: str, rows: Iterable[SVC]) -> set[str]:
-        """Take the rows of an owner; return the other owners whose shared backends may have another state now."""
+    def has(self, address: L3n4Addr) -> bool:
+        """Return whether anybody uses a backend."""
+        return address in self._users
+
+    def update(self, owner: str, rows: Iterable[SVC], latent: Iterable[L3n4Addr] = ()) -> tuple[set[str], set[str]]:
+        """Take the rows of an owner, and the backends that it would let rest if they had a row.
+
+        Return (other owners whose shared backends may have another state now, owners whose latent backends have a row now).
+        """
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
         for svc in rows:
@@ -38,18 +48,34 @@ class SharedStates:
                     state, known = backend.state, states.get(backend.address)
                     if known is None or state < known:
                         states[backend.address] = state
+        self._wait(owner, tuple(address for address in latent if address not in states))
         return self._replace(owner, states)
 
-    def _replace(self, owner: str, states: dict[L3n4Addr, BackendState]) -> set[str]:
-        old = self._used.get(owner, ())
+    def _wait(self, owner: str, latent: tuple[L3n4Addr, ...]) -> None:
+        for address in self._latent_of.pop(owner, ()):
+            waiting = self._latent[address]
+            waiting.discard(owner)
+            if not waiting:
+                del self._latent[address]
+        if latent:
+            self._latent_of[owner] = latent
+            for address in latent:
+                self._latent.setdefault(address, set()).add(owner)
+
+    def _replace(self, owner: str, states: dict[L3n4Addr, BackendState]) -> tuple[set[str], set[str]]:
         touched: set[str] = set()
-        for address in old:
+        woken: set[str] = set()
+        for address in self._used.get(owner, ()):
             if address not in states:
                 touched |= self._leave(address, owner)
         users = self._users
         for address in states:
-            now = users.setdefault(address, owner)
-            if now is owner or now == owner:
+            now = users.get(address)
+            if now is None:
+                users[address] = owner
+                woken |= self._latent.get(address, _NOBODY)
+                continue
+            if now == owner:
                 continue
             if isinstance(now, str):
                 now = users[address] = tuple(sorted((now, owner)))
@@ -63,7 +89,7 @@ class SharedStates:
             self._used.pop(owner, None)
             self._states.pop(owner, None)
         touched.discard(owner)
-        return touched
+        return touched, woken
 
     def _leave(self, address: L3n4Addr, owner: str) -> set[str]:
         users = self._users[address]

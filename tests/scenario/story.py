@@ -91,6 +91,7 @@ class Agent:
         self._start(found.shadow)
         self.book.service_ids.restore(found.service_ids)
         self.book.backend_ids.restore(found.backend_ids)
+        self.resolver.remember(address for address, _ in found.backend_ids)
 
     def set_state(self, state: str, text: str) -> None:
         address = L3n4Addr.parse(text)
