@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
-from lbagent.bpf import attach, datapath, generation
+from lbagent.bpf import attach, bpfsys, datapath, generation
 from lbagent.bpf.attach import Attachment
 from lbagent.bpf.check import SMALL
 from lbagent.bpf.links import Hook
@@ -124,6 +125,58 @@ def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
         wait_for(lambda: traffic.sent > 100, "frames")
     assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
     again.close()
+
+
+OPERATIONS = (
+    (bpfsys, "obj_pin"),
+    (bpfsys, "link_update"),
+    (Path, "rename"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+    (Path, "rmdir"),
+)
+
+
+def die_after(count):
+    """Make this process end, as by SIGKILL, after `count` steps of a replacement."""
+    left = [count]
+
+    def wrap(real):
+        def step(*args, **kwargs):
+            if not left[0]:
+                os._exit(9)
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return step
+
+    for owner, name in OPERATIONS:
+        setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def replace_in_child(root, artifact, fds, steps):
+    child = os.fork()
+    if child == 0:
+        die_after(steps)
+        datapath.start(root, artifact, fds, SMALL, Settings())
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, artifact, second_artifact, fds):
+    """Each round: the replacement dies one step later, then the next one has to succeed; frames come all the time."""
+    started.close()
+    steps = 0
+    with Traffic() as traffic:
+        while replace_in_child(root, second_artifact, fds, steps) == 9:
+            again = datapath.start(root, artifact, fds, SMALL, Settings())
+            assert not (root / "next").exists()
+            again.close()
+            steps += 1
+    assert steps > 15
+    wait_for(lambda: counter(fds, ENTRY) >= traffic.sent, "frames counted")
+    assert counter(fds, TAIL) == counter(fds, ENTRY)
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
 
 
 def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
