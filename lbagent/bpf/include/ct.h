@@ -104,13 +104,11 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 	return true;
 }
 
-/* Starts the cache misses of a flow's four (IPv6: eight, two here) lines together. */
+/* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */
 AI void ct_touch(u64 hash)
 {
-	u64 *a = ct_bucket(hash), *b = ct_bucket(hash >> 32);
+	u64 *b = ct_bucket(hash);
 
-	RD64(a);
-	RD64(a + 8);
 	RD64(b);
 	RD64(b + 8);
 #if LB_FAMILY == 6
@@ -236,7 +234,7 @@ AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt
 	return false;
 }
 
-/* Has this client already a flow without SNAT to this backend? Its replies could not be told apart. No branches, as in score(). */
+/* Has this client a flow without SNAT to this backend through another frontend? No branches, as in ct_score(). */
 AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
 {
 	u64 clash = 0;
@@ -245,14 +243,29 @@ AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
 		u64 *e = CT_WAY(bucket, w), v = RD64(e + E_VALUE);
 #if LB_FAMILY == 4
-		u64 differ = (RD64(e) ^ key->k0) >> 14;
+		u64 differ = (RD64(e) ^ key->k0) >> 14, own = (RD64(e + 1) ^ key->k1) >> 14;
 #else
 		u64 differ = ((RD64(e) ^ key->owner) & OWNER_CLIENT) | (RD64(e + 1) ^ key->client.w[0]) | (RD64(e + 2) ^ key->client.w[1]);
+		u64 own = ((RD64(e) ^ key->owner) >> 32 & 0xffff) | (RD64(e + 3) ^ key->vip.w[0]) | (RD64(e + 4) ^ key->vip.w[1]);
+
+		own = own >> 1 | (own & 1);
 #endif
 		differ |= (V_BACKEND(v) ^ backend) | V_SNAT(v);
 		differ = (differ >> 1 | (differ & 1)) - 1; /* bit 63 only if nothing differed */
+		own -= 1;
 		OPAQUE(differ);
-		clash |= differ >> 63;
+		OPAQUE(own);
+		clash |= (differ & ~own) >> 63;
 	}
+	return clash;
+}
+
+/* Its replies and those of the flow `key` to this backend could not be told apart. */
+AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
+{
+	u64 *b = ct_bucket(hash), clash = ct_clash_in(b, key, backend);
+
+	if (UNLIKELY(stamp_fresh(CT_STAMPS(b)[0], now)))
+		clash |= ct_clash_in(ct_bucket(hash >> 32), key, backend);
 	return clash;
 }

@@ -54,11 +54,7 @@ AI int entry_known(lb_ctx *ctx, u8 *data, u8 *end, struct lb_pkt *pk)
 		}
 	}
 	hash = ct_key_make(&key, &pk->saddr, pk->sport, &pk->daddr, pk->dport, pk->proto);
-	if (is_syn(pk)) {
-		ct_touch(hash); /* most likely a new flow: let the misses of its buckets overlap */
-		return lb_call_with(ctx, pk, SLOT_FLOW);
-	}
-	if (LIKELY(ct_find(hash, &key, now, &flow))) {
+	if (LIKELY(!is_syn(pk) && ct_find(hash, &key, now, &flow))) {
 		rc = flow_quick(ctx, data, end, pk, &key, &flow, now);
 		if (LIKELY(rc >= 0))
 			return rc;

@@ -143,7 +143,8 @@ AI int flow_no_service(lb_ctx *ctx, struct lb_scratch *s)
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
-AI int flow_new(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow)
+/* Chooses a backend by the service as it is now. Returns GO_ON with the choice in `s`, or the verdict. */
+AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
 {
 	struct selected chosen = {};
 	struct lb_service *svc;
@@ -166,7 +167,7 @@ AI int flow_new(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow)
 	}
 	if (CFG->flags & CONFIG_HOLD_NEW) /* the tables are being moved: the packet will come again */
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
-	reason = select_backend(&s->pk, s, svc, &key, flow, &chosen);
+	reason = select_backend(&s->pk, s, svc, &key, flow, now, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
 	affinity_note(&s->pk, svc, chosen.backend);
@@ -174,10 +175,11 @@ AI int flow_new(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow)
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
 	s->snat = chosen.snat;
-	lb_call(ctx, FAMILY_SLOT(SLOT_INSERT));
-	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	return GO_ON;
 }
 
+/* A SYN is most likely a new flow, and obeys the service of today even if it is not: it chooses first, so that the cache misses
+ * of its bucket and of its SNAT slot overlap. Other packets look for their flow first. */
 AI int flow_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
@@ -185,6 +187,7 @@ AI int flow_main(lb_ctx *ctx)
 	struct ct_key key;
 	struct ct_flow f = {};
 	u64 now = now_ticks();
+	int rc;
 
 	if (!s)
 		return LB_DROP;
@@ -192,12 +195,25 @@ AI int flow_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
+	if (is_syn(&s->pk)) {
+		rc = flow_choose(ctx, s, &key, now);
+		if (rc != GO_ON)
+			return rc;
+		ct_touch(s->hash);
+		if (s->snat)
+			snat_touch(s->hash, s->backend);
+	}
 	if (ct_find(s->hash, &key, now, &f) || ct_find_spilled(&key, now, &f)) {
-		int rc = flow_known(ctx, s, &key, &f, now);
-
+		rc = flow_known(ctx, s, &key, &f, now);
 		if (rc != GO_ON)
 			return rc;
 	}
 	s->version = f.version;
-	return flow_new(ctx, s, &key);
+	if (!is_syn(&s->pk)) {
+		rc = flow_choose(ctx, s, &key, now);
+		if (rc != GO_ON)
+			return rc;
+	}
+	lb_call(ctx, FAMILY_SLOT(SLOT_INSERT));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -19,16 +19,20 @@
 #define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
 #define TIMEOUTS(est) (CFG->timeout_new | (est) << 16 | CFG->timeout_closing << 32 | CFG->timeout_new << 48)
 
-AI u64 ct_score(u64 *e, u64 w, u64 now, u64 turn)
+/* What scoring depends on: the time-outs of the four states (16 bits each) of TCP, and what differs for UDP. */
+struct ct_rules {
+	u64 now, turn, tcp, udp;
+};
+
+AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
 {
-	u64 owner = RD64(e), v = RD64(e + E_VALUE), age = (now - RD16(e + E_SEEN)) & 0xffff, state = V_STATE(v);
+	u64 owner = RD64(e), v = RD64(e + E_VALUE), age = (rules->now - RD16(e + E_SEEN)) & 0xffff, state = V_STATE(v);
 	u64 none, over, young, mid, used, free, class, any, mask, udp = 0 - OWNER_IS_UDP(owner), limits;
 
 	OPAQUE(state);
 	OPAQUE(age);
 	OPAQUE(udp);
-	limits = TIMEOUTS(CFG->timeout_tcp);
-	limits ^= (limits ^ TIMEOUTS(CFG->timeout_udp)) & udp;
+	limits = rules->tcp ^ (rules->udp & udp);
 	none = (owner >> 16) - 1;
 	OPAQUE(none);
 	none >>= 63;
@@ -49,7 +53,7 @@ AI u64 ct_score(u64 *e, u64 w, u64 now, u64 turn)
 	any = (u64)((s64)any >> 63);
 	mask = 0 - used;
 	OPAQUE(mask);
-	return (class | (age << 8 & mask) | ((7 - w & ~mask) | (w + turn & 3 & mask)) << 4 | w) & any;
+	return (class | (age << 8 & mask) | ((7 - w & ~mask) | (w + rules->turn & 3 & mask)) << 4 | w) & any;
 }
 
 AI u64 max64(u64 a, u64 b) /* both below 2^63 */
@@ -65,17 +69,35 @@ struct ct_best {
 	u64 score, room;
 };
 
-AI void ct_best_of(u64 *bucket, u64 now, u64 turn, struct ct_best *best)
+AI void ct_best_of(u64 *bucket, const struct ct_rules *rules, struct ct_best *best)
 {
 	best->score = best->room = 0;
 #pragma unroll
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 s = ct_score(CT_WAY(bucket, w), w, now, turn);
+		u64 s = ct_score(CT_WAY(bucket, w), w, rules);
 
 		best->room += SCORE_ROOM(s);
 		best->score = max64(best->score, s);
 		FENCE(best->score); /* keeps the ways apart: the stack has 512 bytes */
 	}
+}
+
+/* The frequent case: a bucket with two free ways or more. Returns the first one's number, FLOW_WAYS if there are fewer. */
+AI u64 ct_free_way(u64 *bucket)
+{
+	u64 ways = 0, first = FLOW_WAYS;
+
+#pragma unroll
+	for (u64 w = FLOW_WAYS; w > 0; w--) {
+		u64 owner = RD64(CT_WAY(bucket, w - 1)), free = (owner & ~GEN_MASK) - 1; /* neither owned nor busy */
+
+		OPAQUE(free);
+		free = (u64)((s64)(free & ~owner) >> 63);
+		ways -= free;
+		first ^= (first ^ (w - 1)) & free;
+	}
+	OPAQUE(first);
+	return ways < 2 ? FLOW_WAYS : first;
 }
 
 /* Frees the SNAT slot of the flow that is thrown out. Its key is still there, its owner word was `owner`. */
@@ -94,17 +116,19 @@ AI void ct_evict(u64 *e, u64 owner)
 }
 
 /* Takes way `e` over for the flow. Returns false if another CPU took it first. */
-AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, u64 now, u64 turn, struct ct_flow *f)
+AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, const struct ct_rules *rules, struct ct_flow *f)
 {
 	u64 owner = RD64(e), gen = (owner + 1) & GEN_MASK;
 
-	if (!ct_score(e, way, now, turn) || CAS(e, owner, OWNER_BUSY | gen) != owner)
+	if (owner & ~GEN_MASK && !ct_score(e, way, rules)) /* it was refreshed, or is busy */
+		return false;
+	if (CAS(e, owner, OWNER_BUSY | gen) != owner)
 		return false;
 	ct_evict(e, owner);
 	f->value = value | gen;
 	f->value_at = e + E_VALUE;
 	f->seen_at = e + E_SEEN;
-	WR16(f->seen_at, now);
+	WR16(f->seen_at, rules->now);
 	WR16(&SEEN_SERVICE(f->seen_at), service);
 	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
 	entry_write_key(e, key, gen);
@@ -131,31 +155,44 @@ AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value,
 	return CT_SPILLED;
 }
 
+/* Chooses the way to take. Returns its bucket and number; NULL if every flow in both buckets must stay. */
+AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64 *way)
+{
+	struct ct_best best, other;
+
+	f->second = false;
+	*way = ct_free_way(f->bucket);
+	if (LIKELY(*way < FLOW_WAYS))
+		return f->bucket;
+	ct_best_of(f->bucket, rules, &best);
+	if (best.room < 2) { /* nearly full: the emptier of the two */
+		ct_best_of(ct_bucket(hash >> 32), rules, &other);
+		if (best.room ? other.room > best.room : other.score > best.score) {
+			best.score = other.score;
+			f->second = true;
+		}
+	}
+	*way = best.score & (FLOW_WAYS - 1);
+	if (!best.score)
+		return 0;
+	return f->second ? ct_bucket(hash >> 32) : f->bucket;
+}
+
 /* Makes the flow. f->bucket and f->version are from the look-up that missed. `reply` is the key of its spilled reply row. */
 AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
 		 struct ct_flow *f)
 {
-	u64 turn = f->version >> 17, rc = CT_RETRY, *bucket = f->bucket;
-	struct ct_best best, other;
+	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS(CFG->timeout_tcp), TIMEOUTS(CFG->timeout_udp)};
+	u64 rc = CT_RETRY, *bucket, way;
 
+	rules.udp ^= rules.tcp;
 	if (f->version & CT_VERSION_LOCKED)
 		return CT_RETRY;
 	if (CAS(CT_VERSION(f->bucket), f->version, f->version + CT_VERSION_LOCKED) != f->version)
 		return CT_RETRY;
-	ct_best_of(f->bucket, now, turn, &best);
-	f->second = false;
-	if (best.room < 2) { /* nearly full: the emptier of the two */
-		ct_best_of(ct_bucket(hash >> 32), now, turn, &other);
-		if (best.room ? other.room > best.room : other.score > best.score) {
-			best.score = other.score;
-			bucket = ct_bucket(hash >> 32);
-			f->second = true;
-		}
-	}
-	if (best.score) {
-		u64 way = best.score & (FLOW_WAYS - 1);
-
-		if (ct_claim(CT_WAY(bucket, way), way, key, value, service, now, turn, f)) {
+	bucket = ct_victim(hash, &rules, f, &way);
+	if (LIKELY(bucket != 0)) {
+		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, &rules, f)) {
 			if (f->second)
 				WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
 			rc = CT_OK;

@@ -127,7 +127,7 @@ struct selected {
 /* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
  * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
 AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const struct lb_service *svc, lb_key *key,
-		      const struct ct_key *flow, struct selected *out)
+		      const struct ct_key *flow, u64 now, struct selected *out)
 {
 	u64 clashing = 0;
 
@@ -146,9 +146,7 @@ AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const
 		if (!META_IS(meta, PATH_LOCAL))
 			return 0;
 		path_addr(path, &own);
-		clash = ct_clash_in(ct_bucket(s->hash), flow, id) | ct_clash_in(ct_bucket(s->hash >> 32), flow, id);
-		if (s->choice == CHOICE_AGAIN && V_BACKEND(s->old_value) == id)
-			clash = 0; /* its own entry */
+		clash = ct_clash(s->hash, flow, id, now);
 		if (!clash && !addr_eq(&own, &pk->saddr)) {
 			out->snat = false;
 			return 0;

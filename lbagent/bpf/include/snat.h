@@ -111,12 +111,26 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 		CAS(s + SLOT_META, meta, (meta & ~SLOT_SEEN_MASK) | slot_stamp(now, V_STATE(value)));
 }
 
+AI u64 snat_first(u64 hash, u64 range)
+{
+	return ((hash >> 24 & 0xffffffff) * range) >> 32;
+}
+
+/* Starts the cache miss of the first slot snat_take() will ask for. */
+AI void snat_touch(u64 hash, u64 backend)
+{
+	u64 first = CFG->snat_port_min, host = first + snat_first(hash, CFG->snat_port_max - first + 1);
+	lb_path *path = path_of(backend);
+
+	RD64(slot_of(path_hash(path, PATH_META(path)), HTONS(host)));
+}
+
 /* Takes a port for a flow of `client` (owner word `owner`, hash `hash`) towards a backend. Two runs of 8 neighbours, so that at
  * most four cache lines are read. Returns the port and the slot's generation as they stand in a value word; 0: none is free. */
 AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 service, u64 now)
 {
 	u64 first = CFG->snat_port_min, range = CFG->snat_port_max - first + 1;
-	u64 at = ((hash >> 24 & 0xffffffff) * range) >> 32;
+	u64 at = snat_first(hash, range);
 	lb_path *path = path_of(backend);
 	u64 bh = path_hash(path, PATH_META(path)), stamp = slot_stamp(now, CT_NEW);
 
