@@ -67,7 +67,7 @@ class Cluster:
 
     def selectable(self, name: str) -> set[str]:
         """Return the backends of a service that new flows may take."""
-        found = [item for item in self.agent.json("svc", "list") if item["name"] == name]
+        found = [item for item in self.agent.api.services() if item["name"] == name]
         return {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
 
     # --- traffic ---
@@ -100,7 +100,7 @@ class Cluster:
     def packets(self) -> Counter[str]:
         """Return packets by reason."""
         out: Counter[str] = Counter()
-        for line in self.agent.cli("metrics").stdout.splitlines():
+        for line in self.agent.api.metrics().splitlines():
             if line.startswith("lbagent_packets_total{"):
                 out[line.split('"')[1]] = int(float(line.split()[-1]))
         return out

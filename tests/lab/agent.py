@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.lab.netns import LabError
-from tests.lab.topology import Lab, end
+from lbagent.api.client import AgentClient
+from lbagent.errors import LbError
+from tests.lab.netns import LabError, wait_for
+from tests.lab.topology import ROOT, Lab, end
 
 ENTRY = "import sys; from lbagent.cli.main import main; sys.exit(main())"
 START_TIMEOUT_S = 30
@@ -46,12 +48,36 @@ class Agent:
             "--state-dir", str(self.lab.folder / "state"), *self.arguments,
         ]  # fmt: skip
 
-    def start(self, *, wait: bool = True, env: dict[str, str] | None = None) -> None:
-        """Start it; with wait, return when the first full sync is in the kernel."""
+    def start(self, *, wait: bool = True, env: dict[str, str] | None = None, module: str = "") -> None:
+        """Start it; with wait, return when the first full sync is in the kernel. `module` runs instead of lbagent's."""
+        argv = [sys.executable, "-m", module, *self.argv()[len(program()) :]] if module else self.argv()
         with self.log.open("a") as log:
-            self.process = self.lab.node.popen(self.argv(), stderr=log, stdout=log, env={**os.environ, **(env or {})})
+            self.process = self.lab.node.popen(
+                argv, stderr=log, stdout=log, env={**os.environ, **(env or {})}, cwd=ROOT
+            )
         if wait:
             self.wait_ready()
+
+    def ended_or_ready(self) -> int | None:
+        """Wait until it has ended (its exit code) or is ready (None)."""
+        assert self.process is not None
+        process = self.process
+
+        def seen() -> bool:
+            if process.poll() is not None:
+                return True
+            with contextlib.suppress(LbError):
+                return bool(self.api.status()["ready"] and self.api.status()["pid"] == process.pid)
+            return False
+
+        wait_for(seen, "the agent's end or readiness", START_TIMEOUT_S)
+        return process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self.process is not None
+        return self.process.pid
 
     def wait_ready(self) -> None:
         """Wait for the first full sync; LabError shows the log's end when it does not come."""
@@ -84,6 +110,11 @@ class Agent:
         if check and done.returncode:
             raise LabError(f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}")
         return done
+
+    @property
+    def api(self) -> AgentClient:
+        """The agent's socket, without a process for each question."""
+        return AgentClient(str(self.lab.socket))
 
     def json(self, *words: str) -> Any:
         """Return what a command prints with -o json."""

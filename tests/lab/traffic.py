@@ -137,7 +137,7 @@ class Load:
         try:
             backend, failure = ask().backend, ""
         except (OSError, ValueError) as error:
-            backend, failure = "", f"{type(error).__name__}: {error}"
+            backend, failure = "", f"{type(error).__name__}: {error} [{getattr(ask, 'args', '')}]"
         took = time.monotonic() - start
         with self._lock:
             self.tally.slowest_s = max(self.tally.slowest_s, took)

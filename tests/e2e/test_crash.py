@@ -1,0 +1,135 @@
+"""The agent dies by SIGKILL, at any point: what is in the kernel goes on serving, and the next agent picks it up."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lbagent.maps.check import check
+from lbagent.maps.kernel import KernelMaps
+from tests.e2e.cluster import Cluster
+from tests.e2e.test_operations import nothing_failed
+
+WRITES_MOST = 60  # 1 + 2 + 3 + ... writes: far more than the change takes
+
+
+def broken(cluster: Cluster) -> list[str]:
+    """Walk the maps as the programs would; return what does not hold together."""
+    with KernelMaps.open(cluster.lab.bpffs, create=False) as maps:
+        return check(maps)
+
+
+def test_requests_go_on_without_an_agent_and_ids_come_back(served: Cluster) -> None:
+    before, talkers = served.agent.dump(), served.talkers(8)
+    with served.load() as load:
+        load.wait_more(50)
+        served.agent.kill()
+        load.wait_more(300)
+        served.agent.start()
+        load.wait_more(100)
+    nothing_failed(load)
+    assert served.agent.dump() == before
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+def test_a_restart_with_nothing_to_change_writes_nothing(served: Cluster) -> None:
+    served.agent.kill()
+    served.agent.start()
+    writes = [line for line in served.agent.api.metrics().splitlines() if line.startswith("lbagent_map_writes_total")]
+    assert writes == ["lbagent_map_writes_total 0"]
+
+
+def test_kill_at_any_moment_of_the_start(served: Cluster) -> None:
+    generator = random.Random(7)
+    with served.load(pause_s=0.01) as load:
+        for _ in range(8):
+            served.agent.kill()
+            served.agent.start(wait=False)
+            time.sleep(generator.uniform(0.05, 0.9))
+        served.agent.kill()
+        served.agent.start()
+        load.wait_more(50)
+    nothing_failed(load)
+
+
+def test_kill_at_any_moment_of_many_changes(served: Cluster) -> None:
+    served.serve(served.web("b2", "b3"), served.dns("b2", "b3"))
+    generator = random.Random(11)
+    talkers = served.talkers(6)
+    with served.load(pause_s=0.01) as load:
+        for round_ in range(6):
+            names = ("b1", "b2", "b3") if round_ % 2 == 0 else ("b2", "b3")
+            # b1 is only ever added and then left for good at the end: what the load asks for never goes away
+            served.web("b2", "b3").write(served.folder)
+            served.dns(*names, algorithm="maglev").write(served.folder)
+            time.sleep(generator.uniform(0.0, 0.15))
+            served.agent.kill()
+            assert broken(served) == []
+            served.agent.start()
+    assert load.tally.slowest_s < 0.9
+    assert [failure for failure in load.tally.failures if "timed out" in failure] == []
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attach", ["xdp"])
+def test_kill_after_ever_more_writes(fresh: Callable[..., Cluster], attach: str) -> None:
+    # an agent that dies after 1, 2, 3, ... writes, started again and again, gets a whole change done; b2 and b3 serve all
+    # along, and after each death what is in the maps holds together (every prefix of a plan: tests/agent, tests/sync)
+    cluster = fresh(attach)
+    alone = [cluster.web("b2", "b3", algorithm="maglev"), cluster.dns("b2", "b3")]
+    grown = [cluster.web("b1", "b2", "b3", algorithm="maglev"), cluster.dns("b1", "b2", "b3")]
+    for manifest in alone:
+        manifest.write(cluster.folder)
+    cluster.agent.start()
+    talkers = cluster.talkers(8)
+    with cluster.load(pause_s=0.01) as load:
+        for change in (grown, alone):
+            cluster.agent.stop()
+            for manifest in change:
+                manifest.write(cluster.folder)
+            deaths = die_again_and_again(cluster)
+            assert deaths >= 4
+            for manifest in change:
+                cluster.wait_backends(manifest)
+        load.wait_more(50)
+    assert [failure for failure in load.tally.failures if "Reset" not in failure] == []
+    assert load.tally.slowest_s < 0.9
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+def die_again_and_again(cluster: Cluster) -> int:
+    """Start agents that die after 1, 2, 3, ... writes until one has less to write; return how many died."""
+    for deaths in range(WRITES_MOST):
+        cluster.agent.start(wait=False, env={"LAB_DIE_AFTER": str(deaths + 1)}, module="tests.e2e.dying_agent")
+        code = cluster.agent.ended_or_ready()
+        assert broken(cluster) == [], f"after death {deaths + 1}"
+        if code is None:
+            return deaths
+        assert code == -9, cluster.agent.tail()
+    raise AssertionError(f"not done after {WRITES_MOST} deaths")
+
+
+def test_sigterm_leaves_the_datapath_and_cleanup_takes_it_away(fresh: Callable[..., Cluster]) -> None:
+    cluster = fresh("xdp")
+    cluster.web().write(cluster.folder)
+    cluster.agent.start()
+    refused = cluster.agent.cli("cleanup", check=False)
+    assert refused.returncode == 4
+    assert str(cluster.agent.pid) in refused.stderr
+    assert cluster.agent.stop() == 0
+    assert sum(cluster.http(30).values()) == 30
+    cluster.agent.cli("cleanup")
+    assert not any((cluster.lab.bpffs).rglob("*"))
+    links = subprocess.run(["ip", "-n", cluster.lab.node.name, "-d", "link"], capture_output=True, text=True, check=True)
+    assert "prog/xdp" not in links.stdout
+    with pytest.raises(OSError):
+        cluster.http(2)
+

@@ -1,0 +1,151 @@
+"""What operators and Kubernetes do to backends while requests go on: nothing may fail."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.e2e.cluster import DNS, VIP6, WEB, Cluster
+from tests.lab import traffic
+from tests.lab.manifests import Endpoint, Manifest
+from tests.lab.netns import wait_for
+from tests.lab.traffic import Download, Load
+
+B1 = ("10.77.1.2:8080", "[fd77:1::2]:8080")
+
+
+def nothing_failed(load: Load) -> None:
+    """Assert that every request of a load was answered, none of them after a lost SYN."""
+    assert load.tally.failures == []
+    assert load.tally.total > 100
+    assert load.tally.slowest_s < 0.9, "a SYN was sent twice: a packet was lost"
+
+
+def test_maintenance_takes_no_new_flow_and_ends_no_old_one(served: Cluster) -> None:
+    talkers, downloads = served.talkers(12), [Download(served.client, vip, 80, 20, 50) for vip in WEB * 4]
+    try:
+        served.agent.cli("backend", "set-state", "maintenance", *B1)
+        assert "b1" not in served.http(60)
+        assert "b1" in talkers.first
+        assert talkers.ask() == talkers.first
+        assert [download.result() for download in downloads] == [""] * 8
+        line = next(line for line in served.agent.dump() if "ADDR=10.77.1.2:8080/TCP" in line)
+        assert line.endswith("STATE=maintenance")
+    finally:
+        served.agent.cli("backend", "set-state", "active", *B1)
+        talkers.close()
+    assert "b1" in served.http(60)
+
+
+def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
+    try:
+        served.agent.cli("backend", "set-state", "maintenance", *B1)
+        served.agent.stop()
+        assert "b1" not in served.http(40)
+        served.agent.start()
+        assert "b1" not in served.http(40)
+    finally:
+        served.agent.cli("backend", "set-state", "active", *B1)
+
+
+def test_a_terminating_backend_drains(served: Cluster) -> None:
+    talkers = served.talkers(12)
+    manifest = served.web("b2", "b3")
+    gone = [Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")]
+    served.serve(Manifest("web", WEB, [*manifest.endpoints, *gone]))
+    assert "b1" not in served.http(60)
+    assert "b1" in talkers.first
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+def test_an_endpoint_that_is_not_ready_keeps_its_flows(served: Cluster) -> None:
+    talkers = served.talkers(12, VIP6)
+    manifest = served.web("b2", "b3")
+    sick = [Endpoint(a, 8080, "node-b1", ready=False) for a in ("10.77.1.2", "fd77:1::2")]
+    served.serve(Manifest("web", WEB, [*manifest.endpoints, *sick]))
+    assert "b1" not in served.http(60)
+    assert "b1" in talkers.first
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+def test_a_removed_backend_resets_its_flows_and_leaves_the_others_alone(served: Cluster) -> None:
+    talkers = served.talkers(12)
+    served.serve(served.web("b2", "b3"))
+    after = talkers.ask()
+    assert "b1" in talkers.first
+    for first, now in zip(talkers.first, after, strict=True):
+        assert now.startswith("ConnectionResetError") if first == "b1" else now == first
+    talkers.close()
+
+
+def test_backends_come_and_go_under_load(served: Cluster) -> None:
+    # the load's backends stay; others, and other services, come and go around them
+    served.serve(served.web("b2", "b3"), served.dns("b2", "b3"))
+    talkers = served.talkers(8)
+    with served.load() as load:
+        for round_ in range(4):
+            served.serve(served.web("b1", "b2", "b3"), served.dns("b1", "b2", "b3"))
+            Manifest("other", [f"10.96.1.{round_}"], served.endpoints("b1"), port=81).write(served.folder)
+            # b1 leaves as Kubernetes lets a pod leave: first no new flows, then gone
+            leaving = [Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")]
+            keep = served.web("b2", "b3").endpoints
+            served.serve(Manifest("web", WEB, [*keep, *leaving]), served.dns("b2", "b3"))
+            load.wait_more(50)
+            served.serve(served.web("b2", "b3"))
+            (served.folder / "other.yaml").unlink()
+    nothing_failed(load)
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
+def test_a_service_that_is_removed_is_refused_and_the_rest_is_served(served: Cluster) -> None:
+    Manifest("other", ["10.96.2.1"], served.endpoints("b1", "b2"), port=81).write(served.folder)
+    wait_for(lambda: served.selectable("other"), "the other service")
+    with served.client.entered():
+        assert traffic.http_get("10.96.2.1", 81).backend in ("b1", "b2")
+    with served.load() as load:
+        (served.folder / "other.yaml").unlink()
+        wait_for(lambda: not served.selectable("other"), "the other service gone")
+        load.wait_more(100)
+    nothing_failed(load)
+    assert not [line for line in served.agent.dump() if "10.96.2.1" in line]
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_no_backend_is_answered_at_once(served: Cluster, vip: str) -> None:
+    served.serve(Manifest("web", WEB, []), Manifest("dns", DNS, [], port=53, protocol="UDP"))
+    with served.client.entered():
+        with pytest.raises(ConnectionRefusedError):
+            traffic.http_get(vip, 80)
+        with pytest.raises(ConnectionRefusedError):
+            traffic.dns_ask(DNS[WEB.index(vip)], 53)
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_an_undefined_port_of_a_cluster_ip_is_refused(served: Cluster, vip: str) -> None:
+    with served.client.entered(), pytest.raises(ConnectionRefusedError):
+        traffic.http_get(vip, 4711)
+
+
+def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
+    # another setting is another set of programs: SIGHUP reads it and replaces them on every device
+    config = served.lab.folder / "agent.yaml"
+    config.write_text("reject-rate: 500\n")
+    served.agent.stop()
+    served.agent.arguments = ["--config", str(config)]
+    served.agent.start()
+    talkers = served.talkers(8)
+    assert served.agent.process is not None
+    with served.load() as load:
+        for rate in (600, 700, 800):
+            before = served.agent.api.status()["artifact"]
+            config.write_text(f"reject-rate: {rate}\n")
+            served.agent.process.send_signal(signal.SIGHUP)
+            wait_for(lambda before=before: served.agent.api.status()["artifact"] != before, "new programs")
+            load.wait_more(100)
+    nothing_failed(load)
+    assert talkers.ask() == talkers.first
+    talkers.close()
