@@ -56,7 +56,7 @@ async def test_a_file_that_does_not_parse(tmp_path: Path, caplog: pytest.LogCapt
         await asyncio.sleep(0.2)  # several looks at the folder
         [(level, error)] = told(caplog)
         assert level == "ERROR"
-        assert error.startswith(f"{web}:7: ")
+        assert error.startswith(f"{web}:6: ")
         assert error.endswith("; kept 1 objects of generation 1")
         assert [str(message) for message in source.problems()] == [error]
         web.write_text(GOOD)
