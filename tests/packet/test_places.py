@@ -1,0 +1,80 @@
+"""Less usual ways in and out: tagged frames that leave by another device, one-armed nodes, the node itself as a client."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.packet import craft, expect
+from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
+from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, World
+
+TAGS = pytest.mark.parametrize("vlans", [(5,), (5, 6)], ids=["tagged", "double"])
+
+
+@TAGS
+def test_tags_end_where_their_device_ends(world: World, fam: Family, vlans: tuple[int, ...]) -> None:
+    """A tagged request to a backend behind another device leaves without tags: they belong to the link it came by."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80)
+    for _ in range(2):
+        out = world.run(XDP, craft.frame(packet, vlans=vlans))
+        expect.forwarded_to(out, craft.frame(packet), backend)
+
+
+@TAGS
+def test_one_armed_node_keeps_tags(world: World, fam: Family, vlans: tuple[int, ...]) -> None:
+    """A backend behind the device the request came by gets it with the same tags."""
+    hop = world.nexthop(world.net.lb0, ROUTER_MAC, NODE_MAC)
+    backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80), vlans=vlans)
+    out = world.run(XDP, frame)
+    assert out.forwarded
+    port = expect.source(out)[1]
+    wanted = expect.translated(
+        frame, src=fam.node2, sport=port, dst=backend.address, dport=8080, hop=1, smac=NODE_MAC, dmac=ROUTER_MAC
+    )
+    assert out.packet == wanted, expect.difference(out.packet, wanted)
+
+
+def test_one_armed_node(world: World, fam: Family, hook: str) -> None:
+    """Request and reply by the same device."""
+    hop = world.nexthop(world.net.lb0, ROUTER_MAC, NODE_MAC)
+    backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))
+    assert out.forwarded
+    assert out.packet[:12] == bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
+    packet = craft.tcp(fam, backend.address, 8080, fam.node2, expect.source(out)[1], "SA")
+    answer = craft.frame(packet, src=ROUTER_MAC, dst=NODE_MAC)
+    expect.replied(world.run(hook, answer), answer, service, fam.client, 40000)
+
+
+def test_node_as_a_client_of_a_remote_backend(world: World, fam: Family) -> None:
+    """What the node itself sends to a VIP is balanced where it leaves; the reply goes up to the node's own socket."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = craft.frame(craft.tcp(fam, fam.node, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)
+    out = world.run(TC_EGRESS, frame, world.net.lb0)
+    assert out.forwarded
+    assert expect.destination(out) == backend.endpoint
+    address, port = expect.source(out)
+    packet = craft.tcp(fam, backend.address, 8080, address, port, "SA")
+    answer = craft.frame(packet, src=craft.BACKEND_MAC, dst=craft.NODE2_MAC)
+    for hook in (XDP, TC_INGRESS):
+        back = world.run(hook, answer, world.net.lb1)
+        assert back.passed
+        assert (expect.source(back), expect.destination(back)) == ((service.address, 80), (fam.node, 40000))
+        assert expect.parsed(back).ttl == 64
+
+
+def test_node_as_a_client_of_a_local_backend(world: World, fam: Family) -> None:
+    """The request was about to leave and turns back: same source, the pod's address, and our own MAC so that the stack takes it."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = craft.frame(craft.tcp(fam, fam.client2, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)
+    out = world.run(TC_EGRESS, frame, world.net.lb0)
+    assert out.forwarded
+    wanted = expect.translated(frame, dst=backend.address, dport=8080, dmac=NODE_MAC)
+    assert out.packet == wanted, expect.difference(out.packet, wanted)
