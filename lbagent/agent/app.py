@@ -8,6 +8,7 @@ agent left goes on serving untouched.
 from __future__ import annotations
 
 import asyncio
+import os
 import ctypes
 import gc
 import logging
@@ -108,7 +109,7 @@ class Agent:
         operator = OperatorSource(config.state_dir)
         sources: list[Source] = [operator]  # first: the operator's word beats a manifest's
         if config.manifests:
-            sources.append(FolderSource(config.manifests))
+            sources.append(FolderSource(config.manifests, last_good=os.path.join(config.state_dir, "manifests")))
         if config.synthetic:
             sources.append(SyntheticSource(*parse_synthetic(config.synthetic)))
         if len(sources) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,8 +26,11 @@ class _File(Struct, gc=False):
 class Files:
     """Objects of files by name. Every change gives the changes of objects that follow from it."""
 
-    def __init__(self, *, say_generation: bool = True) -> None:
-        """Start empty; `plan` does not say generations."""
+    def __init__(
+        self, *, say_generation: bool = True, recall: Callable[[str], str | None] = lambda _path: None
+    ) -> None:
+        """Start empty; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
+        self._recall = recall
         self.generation = 0  # counts good reads of any file
         self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
@@ -76,7 +79,11 @@ class Files:
 
     def fail(self, path: str, message: Message) -> list[Change]:
         """Keep what a file held when it was good, and say so."""
-        known = self._files.setdefault(path, _File(Parsed(), 0))
+        changes: list[Change] = []
+        known = self._files.get(path)
+        if known is None:
+            known = self._files[path] = _File(self._recalled(path), 0)
+            changes = self._exchange(Parsed(), known.parsed)
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
             kept += f" of generation {known.generation}"
@@ -84,7 +91,22 @@ class Files:
         if message != known.failure:
             known.failure = message
             self.revision += 1
-        return []
+        return changes
+
+    def _recalled(self, path: str) -> Parsed:
+        """Return what the file held before the agent was restarted."""
+        text = self._recall(path)
+        if text is None:
+            return Parsed()
+        try:
+            return Parsed(manifests.parse(text, path).objects)
+        except Unparsable:
+            return Parsed()
+
+    def is_good(self, path: str) -> bool:
+        """Return whether the file parsed when it was read last."""
+        known = self._files.get(path)
+        return known is not None and known.failure is None
 
     def remove(self, path: str) -> list[Change]:
         """Take a file and its objects away."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from lbagent.errors import Unsupported
 from lbagent.sync.files import Files, is_manifest, manifest_names
 from lbagent.sync.inotify import LOST, Event, Mask, Watch
+from lbagent.sync.last_good import LastGood, Signature, signature_of
 from lbagent.sync.objects import Change, Message, Objects
 from lbagent.sync.source import Changed
 from lbagent.sync.told import Told
@@ -27,8 +28,7 @@ GRACE_S = 0.1  # a file missing for so long is deleted
 SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
 BATCH_S = 0.02  # work in one go before others may run
-
-_Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
+COPY_S = 1.0  # good files are copied so long after they were read
 
 
 class FolderSource:
@@ -37,14 +37,23 @@ class FolderSource:
     name = "folder"
 
     def __init__(
-        self, folder: str, *, use_inotify: bool = True, poll_s: float = POLL_S, look_s: float = LOOK_S
+        self,
+        folder: str,
+        *,
+        last_good: str = "",
+        use_inotify: bool = True,
+        poll_s: float = POLL_S,
+        look_s: float = LOOK_S,
     ) -> None:
-        """Name the folder; it need not be there yet."""
+        """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
         self._folder = folder
         self._poll_s, self._look_s = poll_s, look_s
-        self._files = Files()
-        self._seen: dict[str, _Signature | None] = {}  # by path; None = could not be read
+        place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
+        self._copies = LastGood(os.path.join(last_good, place)) if last_good else None
+        self._to_copy = asyncio.Event()
+        self._files = Files(recall=self._copies.recall) if self._copies else Files()
+        self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
         self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
@@ -75,14 +84,29 @@ class FolderSource:
         if self._watch:
             loop.add_reader(self._watch.fd, self._read_events)
         try:
-            while True:
-                await self._work(changed)
-                self.synced.set()
-                await self._wait()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_copies())
+                while True:
+                    await self._work(changed)
+                    self.synced.set()
+                    await self._wait()
         finally:
             if self._watch:
                 loop.remove_reader(self._watch.fd)
                 self._watch.close()
+
+    async def _keep_copies(self) -> None:
+        """Copy good files a moment after they were read, and not in the way of what is to be read."""
+        while self._copies:
+            await self._to_copy.wait()
+            await asyncio.sleep(COPY_S)
+            self._to_copy.clear()
+            await asyncio.to_thread(self._copies.save, self._copies.take())
+
+    def _note(self, path: str, signature: Signature | None) -> None:
+        if self._copies:
+            self._copies.note(path, signature)
+            self._to_copy.set()
 
     async def _wait(self) -> None:
         """Wait for an event, the next look at everything, or a deletion that is due."""
@@ -151,13 +175,15 @@ class FolderSource:
         while self._pending and time.monotonic() < until:
             path = next(iter(self._pending))
             del self._pending[path]
-            signature = _signature(path)
+            signature = signature_of(path)
             if signature is None and not os.path.lexists(path):
                 self._miss(path)
                 continue
             self._missing.pop(path, None)
             self._seen[path] = signature
             changes += self._files.read(path)
+            if self._files.is_good(path):
+                self._note(path, signature)
         if self._recovering:
             self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
         return changes
@@ -177,6 +203,7 @@ class FolderSource:
             del self._missing[path]
             self._seen.pop(path, None)
             changes += self._files.remove(path)
+            self._note(path, None)
         return changes
 
     def _is_listed(self) -> bool:
@@ -213,7 +240,7 @@ class FolderSource:
             path = os.path.join(self._folder, name)
             present.add(path)
             self._missing.pop(path, None)
-            signature = _signature(path)
+            signature = signature_of(path)
             if self._is_being_written(signature):
                 continue
             if path not in self._seen or signature is None or signature != self._seen[path]:
@@ -225,7 +252,7 @@ class FolderSource:
             if path not in present:
                 self._miss(path)
 
-    def _is_being_written(self, signature: _Signature | None) -> bool:
+    def _is_being_written(self, signature: Signature | None) -> bool:
         """Without inotify nobody says when a writer closes a file: leave it to the next look while it is very young."""
         if self._watch or signature is None or not self.synced.is_set():
             return False
@@ -257,12 +284,3 @@ def _is_link(path: str) -> bool:
     except OSError:
         return False
     return os.path.islink(path) or status.st_nlink > 1
-
-
-def _signature(path: str) -> _Signature | None:
-    """Return what changes when a file does; None when it cannot be looked at."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

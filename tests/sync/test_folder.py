@@ -218,3 +218,37 @@ async def test_many_changes_at_once(follow, tmp_path):
         for number in range(0, 300, 2):
             (tmp_path / f"{number}.yaml").unlink()
         await seen.until(lambda: len(seen.known) == 150)
+
+
+async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "COPY_S", 0.01)
+    home = tmp_path / "home"
+    copies = tmp_path / "copies" / str(home).strip("/").replace("/", "-")
+    home.mkdir()
+    for name in ("a", "b", "c"):
+        (home / f"{name}.yaml").write_text(service(name))
+
+    @asynccontextmanager
+    async def agent():
+        source = FolderSource(str(home), last_good=str(tmp_path / "copies"))
+        follower = Follower(source)
+        task = asyncio.create_task(source.run(follower))
+        await asyncio.wait_for(source.synced.wait(), 5)
+        yield follower
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with agent() as seen:
+        (home / "c.yaml").unlink()
+        await seen.has("a", "b")
+        await seen.until(lambda: sorted(os.listdir(copies)) == ["a.yaml", "b.yaml"] if copies.exists() else False)
+    (home / "a.yaml").write_text("kind: [")
+    (home / "c.yaml").write_text("kind: [")
+    async with agent() as seen:
+        assert seen.names == ["a", "b"]
+        said = [str(problem).removeprefix(f"{home}/") for problem in seen.source.problems()]
+        assert said[0].startswith("a.yaml:1: ")
+        assert said[0].endswith("; kept 1 objects of generation 0")
+        assert said[1].endswith("; kept 0 objects of generation 0")
+        (home / "a.yaml").write_text(service("d"))
+        await seen.has("b", "d")
