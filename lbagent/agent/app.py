@@ -8,10 +8,10 @@ agent left goes on serving untouched.
 from __future__ import annotations
 
 import asyncio
-import os
 import ctypes
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
