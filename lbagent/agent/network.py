@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from lbagent.net.paths import Hop, PathFinder, PathSettings
 from lbagent.net.snapshot import NodeNetwork
 
 log = logging.getLogger(__name__)
+ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
+POLL_S = 0.005
 ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
 
 
@@ -80,6 +83,22 @@ class NetworkFollower:
             self.settings = settings
             self._renew()
             self.on_paths()
+
+    async def prepare(self) -> bool:
+        """Wait until the neighbours that were just asked about for the first time have answered, or will not.
+
+        A flow may take a new backend as soon as the plan is written, and XDP has to drop what it has no neighbour for.
+        Returns whether paths may be others now.
+        """
+        unknown = {hop for hop in self.finder.hops - self._asked if hop not in self._known.neighbours}
+        if not unknown:
+            return False
+        self._hops_wanted.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                while not all(hop in self._known.neighbours for hop in unknown):
+                    await asyncio.sleep(POLL_S)
+        return True
 
     def planned(self) -> None:
         """Say that backends were asked about: their neighbours may have become others."""

@@ -48,6 +48,9 @@ class Ways(Protocol):
     def sources(self) -> Iterable[bytes]:
         """Return the addresses this node translates to."""
 
+    async def prepare(self) -> bool:
+        """Wait a moment until the paths asked for last can be used; say whether they must be asked for again."""
+
     def planned(self) -> None:
         """Take note that paths were asked for."""
 
@@ -79,7 +82,7 @@ class Held(Struct):
 
 
 class Reconciler:
-    """Owner of desired State, ids and Shadow. Everything runs in the event loop; nothing here waits for the kernel."""
+    """Owner of desired State, ids and Shadow. Everything runs in the event loop; only a new neighbour is waited for."""
 
     def __init__(
         self, maps: LBMaps, shadow: Shadow, book: IdBook, resolver: Resolver, sources: Sequence[Source], ways: Ways
@@ -171,7 +174,7 @@ class Reconciler:
             await self._next()
             began, asked = time.monotonic(), self._asked
             if self._may_write():
-                self._pass(began)
+                await self._pass(began)
             self.first_try.set()
             await self._announce(asked)
             await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
@@ -233,12 +236,15 @@ class Reconciler:
             self._done = asked
             self._finished.notify_all()
 
-    def _pass(self, now: float) -> None:
+    async def _pass(self, now: float) -> None:
         resolution = self._resolver.resolve()
         self._tell(resolution.messages)
         desired = self._book.assign(resolution.state)
         held = self._hold(now)
-        done = self._apply(plan(desired, self.shadow, self._ways.path, self._ways.sources()), now)
+        planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
+        if planned.steps and await self._ways.prepare():
+            planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
+        done = self._apply(planned, now)
         self.shadow.dirty |= held
         if self._paths_dirty:
             moved = self._apply(plan_paths(self.shadow, each_backend(desired), self._ways.path), now)

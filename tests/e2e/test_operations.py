@@ -149,3 +149,14 @@ def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
     nothing_failed(load)
     assert talkers.ask() == talkers.first
     talkers.close()
+
+
+def test_a_backend_whose_neighbour_is_unknown_takes_its_first_packet(served: Cluster) -> None:
+    served.serve(served.web("b2", "b3"), served.dns("b2", "b3"))
+    served.lab.serve("b1", "new", host=4)
+    with served.load() as load:
+        load.wait_more(50)
+        served.serve(served.web("new", "b2", "b3"), served.dns("new", "b2", "b3"))
+        load.wait_more(300)
+    assert load.tally.answered["new"] > 20
+    nothing_failed(load)

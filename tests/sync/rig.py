@@ -82,6 +82,9 @@ class FixedWays:
     def sources(self) -> tuple[bytes, ...]:
         return (b"\x0a\0\0\1",)
 
+    async def prepare(self) -> bool:
+        return False
+
     def planned(self) -> None:
         pass
 
