@@ -28,6 +28,7 @@ GRACE_S = 0.1  # a file missing for so long is deleted
 SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
 BATCH_S = 0.02  # work in one go before others may run
+LOOK_AT_ONCE = 50  # files looked at before others may run
 COPY_S = 1.0  # good files are copied so long after they were read
 
 
@@ -150,10 +151,10 @@ class FolderSource:
     async def _work(self, changed: Changed) -> None:
         """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
         before = (self._problem, self._files.revision)
+        first = not self.synced.is_set()
         if self._rescan:
             self._rescan = False
-            await self._scan()
-        first = not self.synced.is_set()
+            await self._scan(None if first else changed)
         changes: list[Change] = []
         while self._pending:
             changes += self._read_some()
@@ -196,28 +197,32 @@ class FolderSource:
     def _delete(self) -> list[Change]:
         now = time.monotonic()
         due = [path for path, deadline in self._missing.items() if deadline <= now]
-        if due and not self._is_listed():
+        if due and self._list() is None:
             return []
         changes: list[Change] = []
         for path in due:
             del self._missing[path]
+            if os.path.lexists(path):
+                self._pending[path] = None
+                self._wake.set()
+                continue
             self._seen.pop(path, None)
             changes += self._files.remove(path)
             self._note(path, None)
         return changes
 
-    def _is_listed(self) -> bool:
-        """Return whether the folder holds any manifest now; if not, nothing is deleted. Sets `problem`."""
+    def _list(self) -> list[str] | None:
+        """Return the paths of the manifests; None when there are none or nobody can say: then nothing is deleted."""
         try:
             names = manifest_names(self._folder)
         except OSError as error:
             self._doubt(f"the folder cannot be read: {error.strerror}")
-            return False
+            return None
         if not names:
             self._doubt("the folder holds no manifest")
-            return False
+            return None
         self._problem = None
-        return True
+        return [os.path.join(self._folder, name) for name in names]
 
     def _doubt(self, problem: str) -> None:
         """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
@@ -227,30 +232,28 @@ class FolderSource:
         kept = f"kept {objects} objects of generation {generation}"
         self._problem = Message(problem, kept, file=self._folder, warning=not objects)
 
-    async def _scan(self) -> None:
-        """Look at every file, and note those that are new, changed or away."""
+    async def _scan(self, changed: Changed | None) -> None:
+        """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
         self._looked = time.monotonic()
         self._follow()
-        if not self._is_listed():
+        paths = self._list()
+        if paths is None:
             return
-        names = manifest_names(self._folder)
-        until = time.monotonic() + BATCH_S
-        present = set()
-        for name in names:
-            path = os.path.join(self._folder, name)
-            present.add(path)
+        present = set(paths)
+        away = [path for path in self._seen if path not in present]
+        for number, path in enumerate(paths):
             self._missing.pop(path, None)
             signature = signature_of(path)
             if self._is_being_written(signature):
                 continue
             if path not in self._seen or signature is None or signature != self._seen[path]:
                 self._pending[path] = None
-            if time.monotonic() > until:
+            if number % LOOK_AT_ONCE == 0 and changed is not None:
                 await asyncio.sleep(0)
-                until = time.monotonic() + BATCH_S
-        for path in self._seen:
-            if path not in present:
-                self._miss(path)
+                if self._pending and (changes := self._read_some()):
+                    changed(changes)
+        for path in away:
+            self._miss(path)
 
     def _is_being_written(self, signature: Signature | None) -> bool:
         """Without inotify nobody says when a writer closes a file: leave it to the next look while it is very young."""
