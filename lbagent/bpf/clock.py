@@ -20,17 +20,31 @@ _MEASURE_S = 0.08  # 250 and 300 differ by four jiffies; edges are waited for, s
 @cache
 def hz() -> int:
     """Return CONFIG_HZ, measured once with a two-instruction program (no kernel configuration file needed)."""
+    fd = _load()
+    try:
+        start, first = _edge(fd)
+        time.sleep(_MEASURE_S)
+        end, last = _edge(fd)
+    finally:
+        os.close(fd)
+    rate = ((last - first) & 0xFFFFFFFF) / (end - start)
+    return min(_KNOWN_HZ, key=lambda known: abs(known - rate) / known)
+
+
+def jiffies() -> int:
+    """Return the low 32 bits of the kernel's jiffies, as the programs read them."""
+    fd = _load()
+    try:
+        return _jiffies(fd)
+    finally:
+        os.close(fd)
+
+
+def _load() -> int:
     loaded = bpfsys.prog_load(bpfsys.ProgType.SCHED_CLS, _READ_JIFFIES, "lb_hz")
     if loaded.fd < 0:
         raise KernelError("load a program", loaded.errno, "the kernel's clock", "run as root on a kernel with BPF")
-    try:
-        start, first = _edge(loaded.fd)
-        time.sleep(_MEASURE_S)
-        end, last = _edge(loaded.fd)
-    finally:
-        os.close(loaded.fd)
-    rate = ((last - first) & 0xFFFFFFFF) / (end - start)
-    return min(_KNOWN_HZ, key=lambda known: abs(known - rate) / known)
+    return loaded.fd
 
 
 def _edge(fd: int) -> tuple[float, int]:

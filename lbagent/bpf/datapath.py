@@ -75,9 +75,31 @@ class Datapath:
         if alive:
             attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
+    def put_in_force(self) -> None:
+        """Make these loaded programs the ones that are pinned and attached."""
+        generation.install(self.root, self.key, self.generation, self._swap)
+
     def close(self) -> None:
         """Give the descriptors back. Programs, links and pins stay and keep serving."""
         self.generation.close()
+
+
+def load(
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    *, adopt: bool = False, log_dir: Path | None = None,
+) -> Datapath:  # fmt: skip
+    """Load the programs of `artifact` and attach nothing; with `adopt`, take the pinned ones if they are the same.
+
+    The seeds are those of the flow tables under `root`. Raises as `start`.
+    """
+    require_kernel()
+    artifacts.check(artifact, "the built programs")
+    seeds = generation.pinned_seeds(root) or settings.Seeds.fresh()
+    config = settings.pack(options, sizes, seeds, clock.hz())
+    key = generation.generation_key(artifact, shared_maps, config)
+    found = generation.adopt(root, key, artifact) if adopt else None
+    new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
+    return Datapath(root, artifact, new, key, seeds, adopted=bool(found), log_dir=log_dir)
 
 
 def start(
@@ -89,17 +111,9 @@ def start(
     `shared_maps` are the descriptors of maps/kernel.py by name. Devices that an earlier process attached to go over
     to the new programs. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
     """
-    require_kernel()
-    artifacts.check(artifact, "the built programs")
-    seeds = generation.pinned_seeds(root) or settings.Seeds.fresh()
-    config = settings.pack(options, sizes, seeds, clock.hz())
-    key = generation.generation_key(artifact, shared_maps, config)
-    found = generation.adopt(root, key, artifact)
-    if found:
-        return Datapath(root, artifact, found, key, seeds, adopted=True, log_dir=log_dir)
-    new = load_generation(artifact, shared_maps, config, log_dir=log_dir)
-    made = Datapath(root, artifact, new, key, seeds, adopted=False, log_dir=log_dir)
-    generation.install(root, key, new, made._swap)  # noqa: SLF001 - same module
+    made = load(root, artifact, shared_maps, sizes, options, adopt=True, log_dir=log_dir)
+    if not made.adopted:
+        made.put_in_force()
     return made
 
 

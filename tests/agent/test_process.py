@@ -116,13 +116,13 @@ def test_no_root(box: Box) -> None:
     one_sentence(done, "root")
 
 
-def test_pins_of_another_size_are_not_taken_over_silently(box: Box) -> None:
+def test_pins_that_cannot_be_resized_are_not_taken_over_silently(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
     box.agent.start()
     box.agent.stop()
-    done = box.failed_start("--max-backends", "1024")
+    done = box.failed_start("--maglev-table-size", "251")
     assert done.returncode == 1
-    one_sentence(done, "lb4_backend", "cleanup")
+    one_sentence(done, "lb_maglev_inner", "cleanup")
     assert box.agent.dump()
 
 
