@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from lbagent.errors import ConfigError
+
 
 @click.group()
 def bpf() -> None:
@@ -22,6 +24,8 @@ def build(output: str, force: bool, check: bool) -> int:
     from lbagent.bpf.source import ARTIFACT_PATH
 
     path = Path(output) if output else ARTIFACT_PATH
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"-o {path}: {'is a folder' if path.is_dir() else 'no such folder'}; nothing was built")
     made = compile_all(path, force=force)
     click.echo(f"{path}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
     if check:

@@ -1,0 +1,88 @@
+"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lbagent import errors
+from lbagent.config import RELOADABLE, Option, options
+from lbagent.maps.base import backend_counter, service_counter
+from lbagent.maps.reasons import Reason, label
+from lbagent.model.state import State
+from lbagent.observe import metrics
+from lbagent.observe.metrics import Snapshot, SourceSample
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
+CODES = {
+    0: "ok", 1: "failed, or something was refused, failing or different", 2: "usage: a flag, key, argument or configuration is wrong",
+    3: "not found: service, backend, device", 4: "refused: invalid transition, another agent, conflict", 5: "no agent answers on the socket",
+    6: "timed out", 77: "this kernel lacks what is needed",
+}  # fmt: skip
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def option_rows() -> Iterator[tuple[str, ...]]:
+    for option in options():
+        note = " Reloadable." if option.field in RELOADABLE else ""
+        yield f"`{option.flag}`", f"`{option.env}`", value_of(option), option.help + note
+
+
+def value_of(option: Option) -> str:
+    if option.choices:
+        return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
+    if option.kind == "switch":
+        return f"`{str(option.default).lower()}`"
+    return f"`{option.default}`" if option.default not in ("", ()) else "-"
+
+
+def reason_rows() -> Iterator[tuple[str, ...]]:
+    """Take each reason's meaning from the comment beside its number."""
+    said = dict(re.findall(r"^    ([A-Z_]+) = \d+(?:  # (.*))?$", SOURCE.read_text(), re.MULTILINE))
+    for reason in Reason:
+        if reason:
+            yield str(int(reason)), f"`{label(reason)}`", said[reason.name]
+
+
+def metric_rows() -> Iterator[tuple[str, ...]]:
+    full = Snapshot(
+        version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
+        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, reasons={Reason.FWD_NEW: (0, 0)},
+    )  # fmt: skip
+    for family in metrics.families(full):
+        yield f"`{family.name}`", family.kind, family.help
+
+
+def code_rows() -> Iterator[tuple[str, ...]]:
+    used: dict[int, list[str]] = {code: [] for code in CODES}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.LbError):
+            used[kind.exit_code].append(kind.__name__)
+    assert used.keys() == CODES.keys()
+    for code, text in CODES.items():
+        yield str(code), text
+
+
+TABLES = {
+    "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
+    "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
+    "metrics": lambda: table(("metric", "type", "meaning"), metric_rows()),
+    "codes": lambda: table(("code", "meaning"), code_rows()),
+}
+
+
+def written(text: str) -> str:
+    """Return the document with every table as the code says."""
+    return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+if __name__ == "__main__":
+    FILE.write_text(written(FILE.read_text()))

@@ -1,0 +1,80 @@
+"""docs/operations.md says what the code does: tables, flags, commands and the systemd unit."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from lbagent.cli.main import COMMANDS, cli
+from lbagent.config import options
+from tests.docs.tables import FILE, TABLES, written
+
+ROOT = FILE.parents[1]
+TEXT = FILE.read_text()
+FILES = (FILE, ROOT / "README.md")
+UNIT = ROOT / "deploy" / "lbagent.service"
+
+
+def test_tables_are_those_of_the_code() -> None:
+    """When this fails: `python -m tests.docs.tables`."""
+    assert TEXT == written(TEXT)
+    assert set(re.findall(r"<!-- table: (\w+) -->", TEXT)) == set(TABLES)
+
+
+def every_flag() -> set[str]:
+    """Return each long flag of each command."""
+    found = {"--help", "--version"}
+
+    def walk(command: click.Command) -> None:
+        for parameter in command.params:
+            found.update(word for word in (*parameter.opts, *parameter.secondary_opts) if word.startswith("--"))
+        if isinstance(command, click.Group):
+            for name in command.list_commands(click.Context(command)):
+                below = command.get_command(click.Context(command), name)
+                assert below is not None
+                walk(below)
+
+    walk(cli)
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_flags_exist(file: Path) -> None:
+    """Every `--flag` in backquotes or in an example that is lbagent's."""
+    known = every_flag()
+    for line in re.findall(r"lbagent [a-z].*", file.read_text()):
+        named = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", line.split("#")[0])
+        assert set(named) <= known, line
+    assert set(re.findall(r"`(--[a-z0-9-]+)`", file.read_text())) <= known
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_commands_exist(file: Path) -> None:
+    for words in re.findall(r"\blbagent ([a-z]+)(?= |`|$)", file.read_text(), re.MULTILINE):
+        assert words in COMMANDS or words in {
+            "agent",
+            "is",
+            "does",
+            "itself",
+            "keeps",
+            "makes",
+            "object",
+            "objects",
+            "needs",
+        }, words
+
+
+def test_the_unit_starts_the_agent_with_flags_that_exist() -> None:
+    lines = dict(
+        line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line and not line.startswith("#")
+    )
+    words = shlex.split(lines["ExecStart"])
+    assert words[1] == "agent"
+    flags = {option.flag for option in options()} | {"--config"}
+    assert {word for word in words if word.startswith("--")} <= flags
+    assert lines["Type"] == "notify"
+    assert lines["ExecReload"].endswith("HUP $MAINPID")
