@@ -21,7 +21,7 @@ UNIT = ROOT / "deploy" / "lbagent.service"
 
 def test_tables_are_those_of_the_code() -> None:
     """When this fails: `python -m tests.docs.tables`."""
-    assert TEXT == written(TEXT)
+    assert written(TEXT) == TEXT
     assert set(re.findall(r"<!-- table: (\w+) -->", TEXT)) == set(TABLES)
 
 
