@@ -194,7 +194,9 @@ class Agent:
 
 def id_book(restored: Restored, backends: int) -> IdBook:
     """Return ids that go on where the maps left off."""
-    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, min(backends, BACKEND_ID_LIMIT)))
+    limit = min(backends, BACKEND_ID_LIMIT)
+    advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
+    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
     book.service_ids.restore(restored.service_ids)
     book.backend_ids.restore(restored.backend_ids)
     return book

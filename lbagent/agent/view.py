@@ -132,7 +132,12 @@ class View:
             svc = state.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
-                FailingService(frontend.with_protocol(), owner, str(failure.error), max(0.0, failure.retry_at - now))
+                FailingService(
+                    frontend.with_protocol().replace("/NONE", "/ANY"),
+                    owner,
+                    str(failure.error),
+                    max(0.0, failure.retry_at - now),
+                )
             )
         return out
 

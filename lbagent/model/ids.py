@@ -32,9 +32,9 @@ class IdsExhausted(LbError):
 class IdAllocator(Generic[Key]):
     """Gives ids of [first, limit) to keys, upwards, round and round, so that a released id rests as long as possible."""
 
-    def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT) -> None:
-        """Start empty."""
-        self._first, self._limit = first, limit
+    def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT, advice: str = "") -> None:
+        """Start empty; `advice` says what to do when no id is left."""
+        self._first, self._limit, self._advice = first, limit, advice
         self._next = first
         self._ids: dict[Key, int] = {}
         self._used: set[int] = set()
@@ -61,7 +61,10 @@ class IdAllocator(Generic[Key]):
         if known is not None:
             return known
         if len(self._used) >= self._limit - self._first:
-            raise IdsExhausted(f"all {self._limit - self._first} ids are in use; no id for {key}; what is served stays")
+            advice = f"; {self._advice}" if self._advice else ""
+            raise IdsExhausted(
+                f"all {self._limit - self._first} ids are in use, none is left for {key}{advice}; what is served stays"
+            )
         number = self._next if self._next < self._limit else self._first
         while number in self._used:
             number = number + 1 if number + 1 < self._limit else self._first

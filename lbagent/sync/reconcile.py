@@ -280,7 +280,8 @@ class Reconciler:
         for number, (frontend, error) in enumerate(result.failed.items()):
             self._fail(frontend, error, now, quiet=number >= LOGGED_MOST)
         if result.entries or result.failed:
-            log.info(
+            log.log(
+                logging.INFO if result.entries else logging.DEBUG,  # one more try in vain: the failure was told
                 "plan applied",
                 extra={
                     "entries": result.entries,
@@ -297,9 +298,10 @@ class Reconciler:
         for frontend, error in self._book.errors:
             self._fail(frontend, error, now)
         if self.failing:
-            kept = desired.by_frontend.keys() | self.shadow.dirty | without_id
-            for frontend in self.failing.keys() - kept:
+            still_there = self.shadow.dirty & self.shadow.frontends.keys()  # could not be taken away
+            for frontend in self.failing.keys() - desired.by_frontend.keys() - still_there - without_id:
                 del self.failing[frontend]
+                self.shadow.dirty.discard(frontend)
         if errors:
             self._again = self._again or delays()
             self.retry_at = now + next(self._again)

@@ -162,3 +162,14 @@ def test_book_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -
         assert len(set(backends.values())) == len(backends) == len(book.backend_ids)
         assert all(before[old] is new for old, new in zip(services, out.services, strict=True) if old in before)
         ids, before = now, dict(zip(services, out.services, strict=True))
+
+
+def test_exhausted_ids_say_what_to_raise() -> None:
+    ids: IdAllocator[str] = IdAllocator(1, 3, "raise --max-backends")
+    ids.allocate("a"), ids.allocate("b")
+    with pytest.raises(IdsExhausted) as caught:
+        ids.allocate("10.0.0.1:80")
+    assert (
+        str(caught.value)
+        == "all 2 ids are in use, none is left for 10.0.0.1:80; raise --max-backends; what is served stays"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 
 import pytest
 
@@ -154,6 +155,27 @@ async def test_a_full_map_stops_one_service_and_names_what_to_raise() -> None:
         await until(lambda: not reconciler.failing)  # its own next try finds room
         assert check(maps, settled=True) == []
     assert sum("ADDR=10.96.0.2:80" in line and line.startswith("SVC") for line in dump(maps)) == 201
+
+
+async def test_a_service_that_failed_and_went_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for its next try: it does not fail any more the moment it is gone; tries in vain are not told twice."""
+    caplog.set_level(logging.INFO)
+    maps = MemoryMaps(SMALL)
+    source = ListSource()
+    reconciler, _ = make(maps, source)
+    async with running(reconciler):
+        source.first_list(service(1), endpoints(1, *range(1, 101)))
+        await reconciler.settled()
+        source.put(service(2), endpoints(2, *range(1, 201)))
+        await until(lambda: reconciler.counts.errors >= 2)
+        lines = len(caplog.records)
+        await until(lambda: reconciler.counts.errors >= 4)
+        assert len(caplog.records) == lines
+        source.drop(service(2), endpoints(2, *range(1, 201)))
+        await reconciler.settled()
+        assert not reconciler.failing
+        assert not reconciler.shadow.dirty
+        assert check(maps, settled=True) == []
 
 
 async def test_it_gets_there_although_one_write_in_ten_fails(monkeypatch: pytest.MonkeyPatch) -> None:
