@@ -90,7 +90,16 @@ class Bench:
         self.verdicts = {subject.name: subject.verdict for subject in subjects}
         return self.values
 
-    def row(self, case: str, flows: int, verdict: int, textbook: float = 0.0, loop: float = 0.0, limit: int = 0, **extra: Any) -> Row:
+    def row(
+        self,
+        case: str,
+        flows: int,
+        verdict: int,
+        textbook: float = 0.0,
+        loop: float = 0.0,
+        limit: int = 0,
+        **extra: Any,
+    ) -> Row:
         """Measure what the wrappers are set to and make it a row; a wrong verdict ends the run."""
         before = self._counts()
         values = self.measure(limit)

@@ -31,7 +31,10 @@ def open_flows(made: Bench, name: str) -> list[Tuple]:
     for _ in range(ESTABLISHED):
         before = wrapper.position[0]
         sent = tuple_of(subject.once()[1])
-        packets += [wrapper.client_tuple(made.request_plan(ESTABLISHED), before), Tuple(sent.dst, sent.src, sent.dport, sent.sport)]
+        packets += [
+            wrapper.client_tuple(made.request_plan(ESTABLISHED), before),
+            Tuple(sent.dst, sent.src, sent.dport, sent.sport),
+        ]
     wrapper.fill_list(packets)
     wrapper.set(listed(made))
     subject.run(BOTH)  # the replies, too, have been seen once

@@ -36,7 +36,9 @@ class Ours:
         self.family = FAMILIES[world.family]
         kernel.device(self.ifindex, 0, NODE_MAC.hex(":"))
         self.hop = kernel.nexthop(self.ifindex, CLIENT_MAC.hex(":"), NODE_MAC.hex(":"))
-        kernel.nexthop(self.ifindex, ROUTER_MAC, NODE_MAC.hex(":"))  # what the FIB says of clients, learned by first replies
+        kernel.nexthop(
+            self.ifindex, ROUTER_MAC, NODE_MAC.hex(":")
+        )  # what the FIB says of clients, learned by first replies
         kernel.filter("snat", world.node)
         kernel.filter("vip", world.node)
         self._rows: dict[tuple[bytes, int], BackendRow] = {}
@@ -51,14 +53,22 @@ class Ours:
             self.family, format_ip(service.vip), service.port, service.proto, rows, algorithm=MAGLEV if maglev else 1
         )
         if maglev:
-            members = [(row.id, 100, address + port.to_bytes(2, "big")) for row, (address, port) in zip(rows, service.backends, strict=True)]
+            members = [
+                (row.id, 100, address + port.to_bytes(2, "big"))
+                for row, (address, port) in zip(rows, service.backends, strict=True)
+            ]
             self.kernel.maglev(made, lookup_table(members, worlds.TABLE))
 
     def _backend(self, world: worlds.World, address: bytes, port: int, service: worlds.Service) -> BackendRow:
         key = (address, port + (service.proto << 16))
         if key not in self._rows:
             row = self.kernel.backend(
-                self.family, format_ip(address), port, service.proto, local=service.local, nexthop=0 if service.local else self.hop
+                self.family,
+                format_ip(address),
+                port,
+                service.proto,
+                local=service.local,
+                nexthop=0 if service.local else self.hop,
             )
             if not service.local:
                 self._snat(row, world.node)

@@ -21,8 +21,8 @@ from typing import Any
 
 from bench.harness import pinned
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
-from bench.world import TABLE
 from bench.wire import BATCH, LIVE_FRAMES
+from bench.world import TABLE
 from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.bpf import bpfsys
 from lbagent.maps.layout import Sizes
@@ -107,7 +107,14 @@ class Result:
 
     def record(self) -> dict[str, Any]:
         """Return it for results.json."""
-        return {"family": self.family, "seconds": self.seconds, "packets": self.packets, "device_drops": self.device_drops, "faults": self.faults, **self.counts}
+        return {
+            "family": self.family,
+            "seconds": self.seconds,
+            "packets": self.packets,
+            "device_drops": self.device_drops,
+            "faults": self.faults,
+            **self.counts,
+        }
 
 
 class Race:
@@ -163,7 +170,11 @@ class Race:
         lab = self.lab
         self.client_fd, self.backend_fd, *self.generate = (
             load("frames", self.family, maps, self.flags, name)
-            for maps, name in ((self.maps, "client_end"), (self.maps, "backend_end"), *((g, "churn") for g in self.generators))
+            for maps, name in (
+                (self.maps, "client_end"),
+                (self.maps, "backend_end"),
+                *((g, "churn") for g in self.generators),
+            )
         )
         self.open_fds = [load("frames", self.family, maps, self.flags, "opening") for maps in self.generators]
         xdp.attach(lab.client, "c0", self.client_fd)
@@ -199,7 +210,10 @@ class Race:
     def run(self, seconds: float, chunk: int = 200_000) -> Result:
         """Open the kept flows, then let both CPUs go on for a while."""
         self._reset()
-        with Wrapper.view(self.generators[0].fds["undo_control"]) as control, Wrapper.view(self.maps.fds["undo_control"]) as ends:
+        with (
+            Wrapper.view(self.generators[0].fds["undo_control"]) as control,
+            Wrapper.view(self.maps.fds["undo_control"]) as ends,
+        ):
             data, _ = Wrapper.encode(self._plan(ACK, KEPT), 0, 0)
             control[: len(data)] = data
             ends[: len(data)] = data

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from bench.harness import pinned
+from bench.harness import Spread, pinned, ratio
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wrapper import UDP, Plan, Tuple, Wrapper, ip
 from lbagent.bpf import bpfsys
 from lbagent.maps import bpfsys as mapsys
 from tests.lab import xdp
+from tests.lab.agent import Agent
 from tests.lab.netns import run
 from tests.lab.topology import Lab
 
 LIVE_FRAMES = 1 << 1
 BATCH = 64
 VIP, PORT = "10.96.0.10", 53
-BACKENDS = ("10.77.1.11", "10.77.1.12", "10.77.1.13")  # addresses behind lan1; the sink drops before any stack sees them
+BACKENDS = (
+    "10.77.1.11",
+    "10.77.1.12",
+    "10.77.1.13",
+)  # addresses behind lan1; the sink drops before any stack sees them
 BACKEND_PORT = 5353
 
 
@@ -44,7 +50,9 @@ class Wire:
             }
         )
         flags = ("-DLIST_MASK=0ull", "-DRECORD_MASK=0ull")
-        self.fds = {name: load("frames", 4, self.maps, flags, name) for name in ("generate", "sink", "bounce", "forward")}
+        self.fds = {
+            name: load("frames", 4, self.maps, flags, name) for name in ("generate", "sink", "bounce", "forward")
+        }
         lab.freeze_neighbours()
         self.far = lab.namespaces["b1"].mac("e0")
         for address in BACKENDS:
@@ -143,4 +151,52 @@ endpoints:
 {endpoints}"""
 
 
-__all__ = ["Wire", "manifest", "nft_off", "nft_on", "pinned"]
+MODES = ("bare XDP_TX", "bare redirect", "ours", "nft DNAT")
+FRAMES = {"bare XDP_TX": 100_000, "bare redirect": 100_000, "ours": 80_000, "nft DNAT": 12_000}  # about 10 ms each
+
+
+def measure(flows: int, *, quick: bool) -> dict[str, Any]:
+    """Let all modes take turns, burst by burst, in two laboratories that are alike; return ns a packet and paired ratios."""
+    count = 11 if quick else 41
+    costs: dict[str, list[float]] = {mode: [] for mode in MODES}
+    lost = dict.fromkeys(MODES, 0)
+    with Lab(pod=False, tag="w-") as plain, Lab(pod=False, tag="o-") as served:
+        folder = served.folder / "manifests"
+        folder.mkdir()
+        (folder / "cost.yaml").write_text(manifest())
+        wires = {"ours": Wire(served)}
+        agent = Agent(served, folder, attach="xdp")
+        agent.start()
+        shared = Wire(plain)
+        wires |= {mode: shared for mode in MODES if mode != "ours"}
+        programs = {
+            "bare XDP_TX": shared.fds["bounce"],
+            "bare redirect": shared.fds["forward"],
+            "nft DNAT": xdp.pass_program(),
+        }
+        nft_on(plain)
+        with pinned():
+            for mode in MODES:
+                wires[mode].set(flows)
+            for number in range(count + 2):
+                for mode in MODES:
+                    if mode in programs:
+                        xdp.attach(plain.node, "wan", programs[mode])
+                    cost, missing = wires[mode].burst(FRAMES[mode])
+                    if number >= 2:
+                        costs[mode].append(cost)
+                        lost[mode] += max(0, missing)
+        agent.stop()
+        shared.close()
+        wires["ours"].close()
+    return {
+        "flows": flows,
+        "ns": {mode: asdict(Spread.of(values)) for mode, values in costs.items()},
+        "ours_over_bare_tx": asdict(ratio(costs["ours"], costs["bare XDP_TX"])),
+        "ours_over_bare_redirect": asdict(ratio(costs["ours"], costs["bare redirect"])),
+        "ours_over_nft": asdict(ratio(costs["ours"], costs["nft DNAT"])),
+        "lost": lost,
+    }
+
+
+__all__ = ["Wire", "manifest", "measure", "nft_off", "nft_on", "pinned"]

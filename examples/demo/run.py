@@ -81,7 +81,9 @@ class Demo:
         for vip in DNS:
             dns += traffic.spread(self.lab.client, REQUESTS // 2, partial(traffic.dns_ask, vip, 53))
         self.show.bars("DNS over UDP (maglev)", dns)
-        self.show.claim(sum(web.values()) == sum(dns.values()) == REQUESTS, f"all {2 * REQUESTS} requests were answered")
+        self.show.claim(
+            sum(web.values()) == sum(dns.values()) == REQUESTS, f"all {2 * REQUESTS} requests were answered"
+        )
         fair = all(REQUESTS / 3 * 0.6 < n < REQUESTS / 3 * 1.4 for n in (*web.values(), *dns.values()))
         self.show.claim(fair and len(web) == len(dns) == 3, "every backend got about a third", f"{web} {dns}")
 
@@ -139,7 +141,9 @@ class Demo:
             self.agent.start()
             load.wait_more(200)
         tally = load.tally
-        self.show.say(f"{tally.total} requests, {without} of them before the agent was back; slowest {tally.slowest_s * 1e3:.0f} ms")
+        self.show.say(
+            f"{tally.total} requests, {without} of them before the agent was back; slowest {tally.slowest_s * 1e3:.0f} ms"
+        )
         self.show.claim(not tally.failures, "0 requests failed", f"{len(tally.failures)}: {tally.failures[:3]}")
         self.show.claim(self.ids() == before, f"all {len(before)} frontends and backends have the ids they had")
 
@@ -162,9 +166,15 @@ class Demo:
             nft_on(self.lab, vip)
             nft, nft_lost = self.bursts(wire, 20_000)
         wire.close()
-        self.show.say("made, received by the node, translated, sent to the backend, counted there; 64 flows of 64-byte UDP:")
+        self.show.say(
+            "made, received by the node, translated, sent to the backend, counted there; 64 flows of 64-byte UDP:"
+        )
         self.show.say(f"lbagent ({self.agent.attach}) {ours:.0f} ns a packet, nft {nft:.0f} ns: {nft / ours:.1f} times")
-        self.show.claim(ours < nft and not ours_lost and not nft_lost, "ours costs less, and no packet was lost by either", f"lost: {ours_lost}, {nft_lost}")
+        self.show.claim(
+            ours < nft and not ours_lost and not nft_lost,
+            "ours costs less, and no packet was lost by either",
+            f"lost: {ours_lost}, {nft_lost}",
+        )
 
     @staticmethod
     def bursts(wire: Any, frames: int) -> tuple[float, int]:
@@ -215,7 +225,9 @@ def main() -> int:
     """Tell the story."""
     options, show = arguments(), Show()
     if os.geteuid() != 0:
-        print("the demo makes network namespaces and loads BPF programs: run it as root (sudo make demo)", file=sys.stderr)
+        print(
+            "the demo makes network namespaces and loads BPF programs: run it as root (sudo make demo)", file=sys.stderr
+        )
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -236,7 +248,9 @@ def main() -> int:
         return 0
     left = [name for name in run("ip", "netns", "list").split() if name.startswith(f"lbx{os.getpid()}-")]
     show.title("Everything is gone")
-    show.claim(not left and not lab.folder.exists(), "no namespace, no pin, no process, no file is left", " ".join(left))
+    show.claim(
+        not left and not lab.folder.exists(), "no namespace, no pin, no process, no file is left", " ".join(left)
+    )
     for text in show.untrue:
         print(f"not true: {text}", file=sys.stderr)
     return 1 if show.untrue else 0

@@ -128,8 +128,9 @@ def test_sigterm_leaves_the_datapath_and_cleanup_takes_it_away(fresh: Callable[.
     assert sum(cluster.http(30).values()) == 30
     cluster.agent.cli("cleanup")
     assert not any((cluster.lab.bpffs).rglob("*"))
-    links = subprocess.run(["ip", "-n", cluster.lab.node.name, "-d", "link"], capture_output=True, text=True, check=True)
+    links = subprocess.run(
+        ["ip", "-n", cluster.lab.node.name, "-d", "link"], capture_output=True, text=True, check=True
+    )
     assert "prog/xdp" not in links.stdout
     with pytest.raises(OSError):
         cluster.http(2)
-

@@ -52,7 +52,9 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
 def test_a_terminating_backend_drains(served: Cluster) -> None:
     talkers = served.talkers(12)
     manifest = served.web("b2", "b3")
-    gone = [Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")]
+    gone = [
+        Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")
+    ]
     served.serve(Manifest("web", WEB, [*manifest.endpoints, *gone]))
     assert "b1" not in served.http(60)
     assert "b1" in talkers.first
@@ -90,7 +92,10 @@ def test_backends_come_and_go_under_load(served: Cluster) -> None:
             served.serve(served.web("b1", "b2", "b3"), served.dns("b1", "b2", "b3"))
             Manifest("other", [f"10.96.1.{round_}"], served.endpoints("b1"), port=81).write(served.folder)
             # b1 leaves as Kubernetes lets a pod leave: first no new flows, then gone
-            leaving = [Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")]
+            leaving = [
+                Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True)
+                for a in ("10.77.1.2", "fd77:1::2")
+            ]
             keep = served.web("b2", "b3").endpoints
             served.serve(Manifest("web", WEB, [*keep, *leaving]), served.dns("b2", "b3"))
             load.wait_more(50)

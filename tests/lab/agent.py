@@ -108,7 +108,9 @@ class Agent:
         env = {**os.environ, "LBAGENT_SOCKET": str(self.lab.socket)}
         done = subprocess.run(self.lab.node.command(argv), capture_output=True, text=True, env=env, check=False)
         if check and done.returncode:
-            raise LabError(f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}")
+            raise LabError(
+                f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}"
+            )
         return done
 
     @property

@@ -166,7 +166,7 @@ def sweep() -> list[str]:
 
 def owner_is_dead(rest: str) -> bool:
     """Tell from what follows a prefix, `<pid>-...`, whether that process is gone."""
-    owner = rest.split("-")[0]
+    owner = rest.split("-", maxsplit=1)[0]
     return owner.isdigit() and not Path("/proc", owner).exists()
 
 

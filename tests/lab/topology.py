@@ -72,7 +72,9 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
         """Take everything away, newest first; a second Ctrl-C does not interrupt it."""
         with uninterrupted():
             self.closing.close()
@@ -121,7 +123,9 @@ class Lab:
             self._join(space, "e0", "pod3", "10.244.0", "fd44", 24, nic=False)
             self.backends["b3"] = Backend("b3", "b3", "10.244.0.2", "fd44::2")
 
-    def _join(self, space: Namespace, device: str, node_device: str, net4: str, net6: str, bits: int, *, nic: bool = True) -> None:
+    def _join(
+        self, space: Namespace, device: str, node_device: str, net4: str, net6: str, bits: int, *, nic: bool = True
+    ) -> None:
         """Connect a namespace to the node: .1 is the node, .2 the other; default routes through the node."""
         veth(space, device, self.node, node_device, self.queues)
         space.ip(f"addr add {net4}.2/{bits} dev {device}", f"addr add {net6}::2/64 dev {device} nodad")

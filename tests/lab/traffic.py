@@ -63,7 +63,9 @@ def request(sock: socket.socket, path: str = "/") -> bytes:
     return body
 
 
-def dns_ask(address: str, port: int, name: str = "who.lab", *, source_port: int = 0, timeout_s: float = TIMEOUT_S) -> Answer:
+def dns_ask(
+    address: str, port: int, name: str = "who.lab", *, source_port: int = 0, timeout_s: float = TIMEOUT_S
+) -> Answer:
     """Ask the DNS-like server one question and return its TXT answer."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -104,7 +106,9 @@ class Tally:
 class Load:
     """Requests from several threads in the client's namespace until told to stop; a context manager."""
 
-    def __init__(self, client: Namespace, asks: Sequence[Callable[[], Answer]], workers: int = 4, pause_s: float = 0.0) -> None:
+    def __init__(
+        self, client: Namespace, asks: Sequence[Callable[[], Answer]], workers: int = 4, pause_s: float = 0.0
+    ) -> None:
         """Take what to ask, in turns; `pause_s` between two requests of one worker."""
         self.client, self.asks, self.pause_s = client, asks, pause_s
         self.tally = Tally()
@@ -118,7 +122,9 @@ class Load:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
         """Stop and wait for what is under way."""
         self._end.set()
         for thread in self._threads:

@@ -11,7 +11,6 @@ from lbagent.bpf.run import Xdp
 from tests.lab.netns import LabError, Namespace, run
 
 
-
 def insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
     """Encode one BPF instruction."""
     return struct.pack("<BBhi", code, dst | src << 4, off, imm)
@@ -54,5 +53,3 @@ def attach(space: Namespace, device: str, fd: int) -> None:
 def detach(space: Namespace, device: str) -> None:
     """Take a native XDP program away."""
     run("ip", "-n", space.name, "link", "set", device, "xdpdrv", "off")
-
-
