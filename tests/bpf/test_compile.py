@@ -23,7 +23,7 @@ def test_an_error_starts_with_the_real_file_and_line():
 
 
 def test_a_call_of_nothing_is_an_error_not_a_bad_program():
-    with pytest.raises(CompileError, match="'missing' is invalid"):
+    with pytest.raises(CompileError, match=r"^/virtual/main\.c:1:38: .*function 'missing'"):
         compile_text("int xdp(struct xdp_md *ctx) { return missing(3); }")
 
 
@@ -31,7 +31,7 @@ def test_too_much_stack_ends_the_child_only():
     text = (
         "int xdp(struct xdp_md *c) { char b[600]; __builtin_memset(b, 1, 600); ((void (*)(void *))6)(b); return b[3]; }"
     )
-    with pytest.raises(CompileError, match="stack limit of 512 bytes is exceeded"):
+    with pytest.raises(CompileError, match="BPF stack limit.* is exceeded"):
         compile_text(text)
 
 
