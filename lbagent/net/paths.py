@@ -73,7 +73,8 @@ class PathFinder:
         link = self.network.links.get(route.ifindex) if route else None
         mtu = self._mtu(route, link)
         if local:
-            return PathInfo(b"", UNKNOWN_HOP, mtu, local=True, host=False)
+            # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
+            return PathInfo(self._source(address, route), UNKNOWN_HOP, mtu, local=True, host=False)
         return PathInfo(self._source(address, route), self._hop(address, route, link), mtu, local=False, host=False)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
