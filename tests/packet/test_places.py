@@ -78,3 +78,31 @@ def test_node_as_a_client_of_a_local_backend(world: World, fam: Family) -> None:
     assert out.forwarded
     wanted = expect.translated(frame, dst=backend.address, dport=8080, dmac=NODE_MAC)
     assert out.packet == wanted, expect.difference(out.packet, wanted)
+
+
+def test_pod_that_meets_itself(world: World, fam: Family) -> None:
+    """A pod reaches its own service and is its only backend: SNAT keeps the two ends apart, both ways work."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    request = craft.frame(craft.tcp(fam, fam.local(1), 40000, fam.vip, 80), src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+    for flags in ("S", "A"):
+        packet = craft.tcp(fam, fam.local(1), 40000, fam.vip, 80, flags)
+        request = craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+        out = expect.at_pod(world, request)
+        assert out.forwarded
+        address, port = expect.source(out)
+        assert (address, expect.destination(out)) == (fam.node, backend.endpoint)
+        answer = expect.local_reply(fam, TCP, backend, address, port)
+        back = expect.at_pod(world, answer)
+        assert (expect.source(back), expect.destination(back)) == ((service.address, 80), (fam.local(1), 40000))
+
+
+def test_pod_that_meets_itself_prefers_another(world: World, fam: Family) -> None:
+    """With a second local backend no SNAT is needed."""
+    backends = [world.backend(fam, fam.local(n), 8080, local=True) for n in (1, 2)]
+    world.service(fam, fam.vip, 80, TCP, backends)
+    for sport in range(40000, 40010):
+        packet = craft.tcp(fam, fam.local(1), sport, fam.vip, 80)
+        out = expect.at_pod(world, craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC))
+        assert expect.destination(out) == backends[1].endpoint
+        assert expect.source(out) == (fam.local(1), sport)
