@@ -84,7 +84,6 @@ def test_pod_that_meets_itself(world: World, fam: Family) -> None:
     """A pod reaches its own service and is its only backend: SNAT keeps the two ends apart, both ways work."""
     backend = world.backend(fam, fam.local(1), 8080, local=True)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
-    request = craft.frame(craft.tcp(fam, fam.local(1), 40000, fam.vip, 80), src=craft.LOCAL_MAC, dst=craft.POD_MAC)
     for flags in ("S", "A"):
         packet = craft.tcp(fam, fam.local(1), 40000, fam.vip, 80, flags)
         request = craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC)
