@@ -19,6 +19,7 @@ from pathlib import Path
 
 import lbagent
 from lbagent.agent import derive
+from lbagent.agent.cleanup import remove_pins
 from lbagent.agent.devices import DeviceKeeper, require_devices
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
@@ -82,6 +83,7 @@ class Agent:
         self._load = load
         self._stop = asyncio.Event()
         self._closing = ExitStack()
+        self._started = False
 
     async def run(self) -> None:
         """Start everything in order, serve, and stop without touching the datapath."""
@@ -116,9 +118,12 @@ class Agent:
             raise ConfigError("no source of services: give --manifests DIR")
         require_kernel()
         pins.ensure_bpffs(config.bpffs)
-        lock = AgentLock(pins.pin_dir(config.bpffs))
+        root = pins.pin_dir(config.bpffs)
+        lock = AgentLock(root)
         lock.take()
         self._closing.callback(lock.release)
+        if not any(root.iterdir()):
+            self._closing.push(self._take_back)
         sizes, settings = derive.sizes(config), derive.program_settings(config)
         await asyncio.to_thread(resize, config.bpffs, sizes, lambda: self._artifact(config), settings)
         maps = KernelMaps.open(config.bpffs, sizes)
@@ -139,6 +144,12 @@ class Agent:
             },
         )
         return Parts(config, maps, network, sources, operator, reconciler)
+
+    def _take_back(self, kind: type[BaseException] | None, _error: object, _where: object) -> None:
+        """Leave nothing behind of a first start that failed: 100 MiB of pinned maps that nobody uses."""
+        if kind is not None and not self._started:
+            with suppress(LbError, OSError):
+                remove_pins(pins.pin_dir(self._config.bpffs))
 
     # --- running ---
 
@@ -178,9 +189,13 @@ class Agent:
         group.create_task(parts.sweeper.run())
         group.create_task(Reloader(parts, self._load).run())
         settle_memory()
-        parts.started = True
+        parts.started = self._started = True
         notify("READY=1")
-        log.info("ready", extra={"services": len(reconciler.state.by_name), "generation": reconciler.state.generation})
+        if reconciler.ready.is_set():
+            found = {"services": len(reconciler.state.by_name), "generation": reconciler.state.generation}
+            log.info("ready", extra=found)
+        else:
+            log.warning("started, not ready", extra={"reason": reconciler.waiting})
 
     @staticmethod
     def _artifact(config: Config) -> Artifact:

@@ -34,6 +34,15 @@ def cleanup(bpffs: str) -> list[str]:
 
 
 def _remove(root: Path) -> list[str]:
+    gone = remove_pins(root)
+    count = asyncio.run(release_all())
+    if count:
+        gone.append(f"released {count} neighbours")
+    return gone
+
+
+def remove_pins(root: Path) -> list[str]:
+    """Take programs, links and maps away; whoever calls holds the lock."""
     gone = [f"detached {item.hook} from {item.device}" for item in datapath.remove(root)]
     pins = sorted(item for item in root.rglob("*") if not item.is_dir())
     for pin in pins:
@@ -44,7 +53,4 @@ def _remove(root: Path) -> list[str]:
     root.rmdir()
     with contextlib.suppress(OSError):
         root.parent.rmdir()  # only when it is ours and empty; a mount point stays
-    count = asyncio.run(release_all())
-    if count:
-        gone.append(f"released {count} neighbours")
     return gone

@@ -19,7 +19,6 @@ from lbagent.net.snapshot import NodeNetwork
 
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
-POLL_S = 0.005
 ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
 
 
@@ -38,6 +37,7 @@ class NetworkFollower:
         self._known = self.watcher.network
         self._asked: frozenset[Hop] = frozenset()
         self._hops_wanted = asyncio.Event()
+        self._news = asyncio.Event()
 
     @property
     def network(self) -> NodeNetwork:
@@ -96,8 +96,9 @@ class NetworkFollower:
         self._hops_wanted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                while not all(hop in self._known.neighbours for hop in unknown):
-                    await asyncio.sleep(POLL_S)
+                while not unknown <= self._known.neighbours.keys():
+                    self._news.clear()
+                    await self._news.wait()
         return True
 
     def planned(self) -> None:
@@ -108,6 +109,7 @@ class NetworkFollower:
     def _changed(self, network: NodeNetwork) -> None:
         """Take a new snapshot: next hops at once, paths only where an answer may differ."""
         old, self._known = self._known, network
+        self._news.set()
         outdated = outdated_hops(old, network, self.settings.pod_devices)
         wanted = self.finder.hops
         before = {hop: self.table.index_of(hop) for hop in wanted}

@@ -241,8 +241,9 @@ class Reconciler:
         self._tell(resolution.messages)
         desired = self._book.assign(resolution.state)
         held = self._hold(now)
+        served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
-        if planned.steps and await self._ways.prepare():
+        if planned.steps and served and await self._ways.prepare():
             planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
         done = self._apply(planned, now)
         self.shadow.dirty |= held

@@ -15,7 +15,6 @@ from lbagent.maps.flows import Hash, Mover
 from lbagent.maps.kernel import KernelMaps
 from lbagent.maps.layout import Sizes
 from lbagent.maps.memory import MemoryMaps
-from tests.agent.test_process import one_sentence
 from tests.lab.agent import Agent
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer, Load, connect, dns_ask, http_get, request
