@@ -18,7 +18,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.bpf import bpfsys
-from lbagent.bpf.links import Hook, attach_link, detach_link, has_tcx, linked_program, pin_path, pinned_links
+from lbagent.bpf.links import Hook, attach_link, detach_link, has_tcx, linked_program, pinned_links
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ class Attachment:
 def devices() -> dict[str, Device]:
     """Return every device of this network namespace by name."""
     with IPRoute() as netlink:
-        return {device.name: device for device in map(_device, netlink.get_links())}
+        return _devices(netlink)
+
+
+def _devices(netlink: IPRoute) -> dict[str, Device]:
+    return {device.name: device for device in map(_device, netlink.get_links())}
 
 
 def _device(message: Any) -> Device:
@@ -115,33 +119,40 @@ def attach(
     Unsupported; what was attached before the error stays.
     """
     done: list[Attachment] = []
-    present = devices()
-    for item in hooks:
-        if item.device not in present:
-            raise NotFound(f"device {item.device} has gone; its programs went with it")
-        device = present[item.device]
-        try:
-            _attach_one(root, device, item.hook, programs[item.hook.program])
-            done.append(item)
-        except Unsupported:
-            if not fall_back or item.hook is not Hook.XDP:
-                raise
-            _attach_one(root, device, Hook.TC_INGRESS, programs[Hook.TC_INGRESS.program])
-            done.append(Attachment(item.device, Hook.TC_INGRESS, item.pod))
-    _detach_others(root, {(item.device, item.hook) for item in done}, present)
+    with IPRoute() as netlink:
+        present = _devices(netlink)
+        for item in hooks:
+            device = present.get(item.device)
+            try:
+                if device is None:
+                    raise NotFound(f"device {item.device} has gone; its programs went with it")
+                hook = _attach_one(root, netlink, device, item.hook, programs, fall_back=fall_back)
+            except NotFound:
+                if not item.pod:
+                    raise
+                continue  # pods come and go while we work
+            done.append(Attachment(item.device, hook, item.pod))
+        _detach_others(root, netlink, {(item.device, item.hook) for item in done}, _marked(root, present))
     return done
 
 
-def _attach_one(root: Path, device: Device, hook: Hook, prog_fd: int) -> None:
+def _attach_one(
+    root: Path, netlink: IPRoute, device: Device, hook: Hook, programs: Mapping[str, int], *, fall_back: bool
+) -> Hook:
+    """Attach to one device; return the hook it became."""
     if hook in _PARENTS and not has_tcx():
-        _set_filter(root, device, hook, prog_fd)
-        return
+        _set_filter(root, netlink, device, hook, programs[hook.program])
+        return hook
     if hook.program == "xdp" and _xdp_mode_differs(root, device, hook):
         detach_link(root, device.name, hook)  # native and generic cannot replace one another
     try:
-        attach_link(root, device.name, device.ifindex, hook, prog_fd)
+        attach_link(root, device.name, device.ifindex, hook, programs[hook.program])
     except KernelError as error:
-        raise _explain(error, device, hook) from error
+        reason = _explain(error, device, hook)
+        if fall_back and hook is Hook.XDP and isinstance(reason, Unsupported):
+            return _attach_one(root, netlink, device, Hook.TC_INGRESS, programs, fall_back=False)
+        raise reason from error
+    return hook
 
 
 def _xdp_mode_differs(root: Path, device: Device, hook: Hook) -> bool:
@@ -182,28 +193,34 @@ def _program_name(ident: int) -> str:
 # --- clsact, for kernels without TCX ---
 
 
-def _clsact_mark(root: Path, device: Device) -> Path:
-    """Return the directory that says: this clsact was made by us, so it may go with our last filter."""
-    return pin_path(root, device.name, Hook.TC_INGRESS).with_name(f"{device.name.replace('.', ':')}-clsact")
+def _mark(root: Path, device: str) -> Path:
+    """Return the directory beside the links that says: filters of ours are on this device. In it, `clsact`: made by us."""
+    return root / "link" / f"{device.replace('.', ':')}-filters"
 
 
-def _set_filter(root: Path, device: Device, hook: Hook, prog_fd: int) -> None:
+def _marked(root: Path, present: Mapping[str, Device]) -> list[Device]:
+    """Return the devices that carry filters of ours, as far as this bpf file system remembers."""
+    return [device for device in present.values() if _mark(root, device.name).is_dir()]
+
+
+def _set_filter(root: Path, netlink: IPRoute, device: Device, hook: Hook, prog_fd: int) -> None:
     """Add or atomically replace our filter; the clsact qdisc is made when it is missing."""
-    with IPRoute() as netlink:
-        try:
-            netlink.tc("add", "clsact", index=device.ifindex)
-            _clsact_mark(root, device).mkdir(parents=True, exist_ok=True)
-        except NetlinkError as error:
-            if error.code != errno.EEXIST:
-                raise KernelError("add clsact", error.code, f"device {device.name}") from error
-        try:
-            netlink.tc(
-                "replace-filter", "bpf", index=device.ifindex, handle=_FILTER_HANDLE, fd=prog_fd,
-                name=FILTER_PREFIX + hook.program, parent=_PARENTS[hook], prio=_FILTER_PRIO,
-                classid=1, direct_action=True,
-            )  # fmt: skip
-        except NetlinkError as error:
-            raise KernelError(f"attach {hook.program}", error.code, f"device {device.name}") from error
+    mark = _mark(root, device.name)
+    mark.mkdir(parents=True, exist_ok=True)
+    try:
+        netlink.tc("add", "clsact", index=device.ifindex)
+        (mark / "clsact").mkdir(exist_ok=True)
+    except NetlinkError as error:
+        if error.code != errno.EEXIST:
+            raise KernelError("add clsact", error.code, f"device {device.name}") from error
+    try:
+        netlink.tc(
+            "replace-filter", "bpf", index=device.ifindex, handle=_FILTER_HANDLE, fd=prog_fd,
+            name=FILTER_PREFIX + hook.program, parent=_PARENTS[hook], prio=_FILTER_PRIO,
+            classid=1, direct_action=True,
+        )  # fmt: skip
+    except NetlinkError as error:
+        raise KernelError(f"attach {hook.program}", error.code, f"device {device.name}") from error
 
 
 def _filters(netlink: IPRoute, device: Device) -> list[tuple[Hook, Any]]:
@@ -228,13 +245,17 @@ def _remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) -
     )  # fmt: skip
 
 
-def _remove_our_clsact(netlink: IPRoute, root: Path, device: Device) -> None:
-    """Take the qdisc away if we made it and nobody has a filter on it any more."""
-    mark = _clsact_mark(root, device)
-    if not mark.exists() or any(list(netlink.get_filters(index=device.ifindex, parent=p)) for p in _PARENTS.values()):
+def _forget_filters(netlink: IPRoute, root: Path, device: Device) -> None:
+    """After our last filter: take the mark away, and the qdisc if we made it and nobody else has a filter on it."""
+    mark = _mark(root, device.name)
+    if not mark.is_dir() or _filters(netlink, device):
         return
-    with contextlib.suppress(NetlinkError):
-        netlink.tc("del", "clsact", index=device.ifindex)
+    others = any(list(netlink.get_filters(index=device.ifindex, parent=parent)) for parent in _PARENTS.values())
+    if (mark / "clsact").is_dir():
+        if not others:
+            with contextlib.suppress(NetlinkError):
+                netlink.tc("del", "clsact", index=device.ifindex)
+        (mark / "clsact").rmdir()
     mark.rmdir()
 
 
@@ -242,31 +263,34 @@ def _remove_our_clsact(netlink: IPRoute, root: Path, device: Device) -> None:
 
 
 def attached(root: Path) -> list[Attachment]:
-    """Return every hook of ours in this network namespace, by link or filter, also without a running agent."""
+    """Return every hook attached under `root` in this network namespace, by link or filter, also without an agent."""
     found = [Attachment(device, hook) for device, hook in pinned_links(root) if linked_program(root, device, hook)]
     with IPRoute() as netlink:
-        for device in map(_device, netlink.get_links()):
+        for device in _marked(root, _devices(netlink)):
             found += [Attachment(device.name, hook) for hook, _ in _filters(netlink, device)]
     return found
 
 
 def detach_all(root: Path) -> list[Attachment]:
-    """Detach everything of ours: links under `root`, and clsact filters by their names. Returns what went."""
-    return _detach_others(root, set(), devices())
+    """Detach everything of ours: links under `root`, and clsact filters on any device by their names; return what went."""
+    with IPRoute() as netlink:
+        return _detach_others(root, netlink, set(), list(_devices(netlink).values()))
 
 
-def _detach_others(root: Path, keep: set[tuple[str, Hook]], present: Mapping[str, Device]) -> list[Attachment]:
+def _detach_others(
+    root: Path, netlink: IPRoute, keep: set[tuple[str, Hook]], filtered: Iterable[Device]
+) -> list[Attachment]:
+    """Detach what is not in `keep`: pinned links, and filters on the devices `filtered`."""
     kept_pins = {(device, hook.program) for device, hook in keep}
     gone: list[Attachment] = []
     for name, hook in pinned_links(root):
         if (name, hook.program) not in kept_pins:
             detach_link(root, name, hook)
             gone.append(Attachment(name, hook))
-    with IPRoute() as netlink:
-        for device in present.values():
-            for hook, message in _filters(netlink, device):
-                if (device.name, hook) not in keep or has_tcx():
-                    _remove_filter(netlink, device, hook, message)
-                    gone.append(Attachment(device.name, hook))
-            _remove_our_clsact(netlink, root, device)
+    for device in filtered:
+        for hook, message in _filters(netlink, device):
+            if (device.name, hook) not in keep or has_tcx():
+                _remove_filter(netlink, device, hook, message)
+                gone.append(Attachment(device.name, hook))
+        _forget_filters(netlink, root, device)
     return gone

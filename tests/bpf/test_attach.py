@@ -183,3 +183,17 @@ def test_clsact_goes_with_our_last_filter(root, programs, netns, monkeypatch):
     with IPRoute() as netlink:
         kinds = {item.get_attr("TCA_KIND") for item in netlink.get_qdiscs(index=netns.ifindex("v0"))}
     assert "clsact" not in kinds
+
+
+def test_a_pod_device_that_went_meanwhile_stops_nobody(root, programs, netns, tc_way):
+    hooks = [Attachment("gone0", Hook.TC_INGRESS, pod=True), Attachment("v0", Hook.TC_INGRESS)]
+    assert attach.attach(root, hooks, programs, fall_back=False) == [Attachment("v0", Hook.TC_INGRESS)]
+
+
+def test_marks_of_a_device_that_is_gone_do_not_matter(root, programs, netns, monkeypatch):
+    monkeypatch.setattr(attach, "has_tcx", lambda: False)
+    attach.attach(root, [Attachment("v0", Hook.TC_INGRESS)], programs, fall_back=False)
+    netns.ip("link del v0", "link add v0 type veth peer name v1")
+    assert attach.attached(root) == []
+    attach.attach(root, [Attachment("v0", Hook.TC_EGRESS)], programs, fall_back=False)
+    assert attach.attached(root) == [Attachment("v0", Hook.TC_EGRESS)]
