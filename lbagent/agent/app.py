@@ -83,6 +83,7 @@ class Agent:
         self._load = load
         self._stop = asyncio.Event()
         self._closing = ExitStack()
+        self._fresh = False  # nothing was pinned before
         self._started = False
 
     async def run(self) -> None:
@@ -91,17 +92,31 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._closing:
-            parts = await self._build()
-            serving = asyncio.create_task(self._serve(parts))
-            stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not serving.done():
-                notify("STOPPING=1")
-                log.info("stopping; programs and maps stay and go on serving")
-                serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await serving
+            try:
+                await self._build_and_serve()
+            except Exception:
+                await self._take_back()
+                raise
+
+    async def _build_and_serve(self) -> None:
+        parts = await self._build()
+        serving = asyncio.create_task(self._serve(parts))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not serving.done():
+            notify("STOPPING=1")
+            log.info("stopping; programs and maps stay and go on serving")
+            serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+
+    async def _take_back(self) -> None:
+        """Leave nothing behind of a first start that failed: 100 MiB of pinned maps that nobody uses."""
+        if self._fresh and not self._started:
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # pyroute2 leaves a task behind
+            with suppress(LbError, OSError):
+                await asyncio.to_thread(remove_pins, pins.pin_dir(self._config.bpffs))
 
     # --- building ---
 
@@ -122,8 +137,7 @@ class Agent:
         lock = AgentLock(root)
         lock.take()
         self._closing.callback(lock.release)
-        if not any(root.iterdir()):
-            self._closing.push(self._take_back)
+        self._fresh = not any(root.iterdir())
         sizes, settings = derive.sizes(config), derive.program_settings(config)
         await asyncio.to_thread(resize, config.bpffs, sizes, lambda: self._artifact(config), settings)
         maps = KernelMaps.open(config.bpffs, sizes)
@@ -144,12 +158,6 @@ class Agent:
             },
         )
         return Parts(config, maps, network, sources, operator, reconciler)
-
-    def _take_back(self, kind: type[BaseException] | None, _error: object, _where: object) -> None:
-        """Leave nothing behind of a first start that failed: 100 MiB of pinned maps that nobody uses."""
-        if kind is not None and not self._started:
-            with suppress(LbError, OSError):
-                remove_pins(pins.pin_dir(self._config.bpffs))
 
     # --- running ---
 

@@ -70,7 +70,11 @@ class ApiServer:
         self._inode = (found.st_dev, found.st_ino)
         self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=HEAD_LIMIT))
         if self._metrics_address:
-            sock = _tcp_socket(self._metrics_address)
+            try:
+                sock = _tcp_socket(self._metrics_address)
+            except ConfigError:
+                await self.close()
+                raise
             self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=HEAD_LIMIT))
 
     @property
@@ -232,4 +236,5 @@ def _tcp_socket(text: str) -> socket.socket:
     try:
         return socket.create_server((format_ip(address.address), address.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"--metrics-address {text}: {error.strerror}; the agent did not start") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)  # strerror tells the address once more
+        raise ConfigError(f"--metrics-address {text}: {reason}; the agent did not start") from None
