@@ -12,7 +12,7 @@ checkout=$(cd "$(dirname "$0")/.." && pwd)
 cache=${VM_CACHE:-/var/cache/lbagent-vm}
 memory=${VM_MEMORY:-2G}
 limit=${VM_TIMEOUT:-3600} # seconds
-[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q tests/packet
+[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" tests/packet
 
 fail() {
     echo "vm.sh: $*" >&2
