@@ -82,6 +82,17 @@ def list_(socket: str, namespace: str, style: Style) -> None:
         output.watch(client, fetch, SERVICES, style)
     else:
         output.show(SERVICES, fetch(), style)
+        if style.form in ("table", "wide"):
+            _warn(client)
+
+
+def _warn(client: AgentClient) -> None:
+    """Say on stderr that the list holds what the maps do not: they have an older form of it, or none."""
+    found = client.status()
+    if number := len(found["failing"]):
+        click.echo(f"{number} frontends are not in the maps as listed; `lbagent status` says why", err=True)
+    elif not found["ready"]:
+        click.echo("the agent is not ready; `lbagent map dump` shows what is served meanwhile", err=True)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from lbagent.api.types import FailingService
 from lbagent.cli.output import natural, table
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
@@ -157,3 +158,15 @@ def test_natural_order() -> None:
 
 def test_table_of_nothing() -> None:
     assert table((), [], wide=False, headers=False) == []
+
+
+def test_list_says_when_the_maps_hold_something_else(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, so that the table can be read by a program; JSON stays silent."""
+    full = FailingService("10.96.0.10:80/TCP", "shop/web", "map lb4_service is full", 1.0)
+    status = agent.status
+    monkeypatch.setattr(agent, "status", lambda: replace(status(), failing=[full]))
+    assert lb("svc", "list").err == "1 frontends are not in the maps as listed; `lbagent status` says why\n"
+    assert lb("svc", "list", "-o", "json").err == ""
+    agent.ready = False
+    monkeypatch.setattr(agent, "status", status)
+    assert "not ready" in lb("svc", "list").err
