@@ -115,6 +115,8 @@ def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Pa
         raise Unparsable(Message("the document is not an object", file=path, line=line))
     kind = document.get("kind")
     items = document.get("items")
+    if kind == "List" and not isinstance(items, list | None):
+        raise Unparsable(Message("expected a list", field="items", file=path, line=line))
     if not (isinstance(kind, str) and kind.endswith("List") and isinstance(items, list)):
         yield at, document
         return
