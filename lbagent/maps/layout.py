@@ -274,15 +274,19 @@ def device_position(ifindex: int, probe: int) -> int:
     return (ifindex + probe) & (DEVICES - 1)
 
 
-def filter_hash(address: bytes) -> int:
-    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `lb_filter_hash` in C.
+_U64 = (1 << 64) - 1
 
-    The address is taken as the little-endian words the kernel loads; IPv6 is folded to 32 bits by xor first.
+
+def filter_hash(address: bytes) -> int:
+    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `filter_position` in C.
+
+    The address is taken as the little-endian words the kernel loads. IPv6 addresses of one plan differ in few bits of their
+    halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would lay prefixes over each other.
     """
-    word: int
     if len(address) == 16:
-        a, b, c, d = struct.unpack("<4I", address)
-        word = a ^ b ^ c ^ d
-    else:
-        word = int.from_bytes(address, "little")
+        high, low = struct.unpack("<2Q", address)
+        word = high * 0x9E3779B97F4A7C15 & _U64
+        word ^= word >> 32 ^ low
+        return (word * 0xBF58476D1CE4E5B9 & _U64) >> (64 - FILTER_BITS)
+    (word,) = struct.unpack("<I", address)
     return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)

@@ -11,13 +11,12 @@
 AI u64 filter_position(const lb_addr *a)
 {
 #if LB_FAMILY == 4
-	u64 word = a->w[0];
+	return (a->w[0] * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
 #else
-	u64 word = a->w[0] ^ a->w[1];
+	u64 word = a->w[0] * 0x9E3779B97F4A7C15ULL;
 
-	word = (word ^ word >> 32) & 0xffffffff;
+	return (word ^ word >> 32 ^ a->w[1]) * 0xBF58476D1CE4E5B9ULL >> (64 - FILTER_BITS);
 #endif
-	return (word * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
 }
 
 /* Returns CONCERN_VIP | CONCERN_SNAT. */
