@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "filter.h"
+#include "fragment.h"
 #include "quote.h"
 
 #define VLAN_TAGS 2
@@ -12,13 +13,6 @@
 #define EXTENSIONS 6    /* IPv6 extension headers stepped over */
 #define EXTENSIONS_MAX 400 /* bytes of them; L4_MASK bounds the sum */
 #define GENERAL_PULL 512 /* bytes: what tc makes linear */
-
-/* What the IP headers say beyond the packet record. */
-struct ip_info {
-	u64 id;        /* of the datagram, as loaded */
-	bool more;     /* more fragments follow */
-	bool strange;  /* something we do not translate */
-};
 
 /* Steps over Ethernet and tags. Returns the offset of the IP header, 0 if this is not the family's packet. */
 AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
@@ -117,39 +111,6 @@ AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info
 	return size;
 }
 #endif
-
-AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAMILY(frag_key) *key)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	addr_store(&key->saddr, &pk->saddr);
-	addr_store(&key->daddr, &pk->daddr);
-	key->id = info->id;
-	key->proto = pk->proto;
-}
-
-/* Ports of a later fragment. Returns false if its first one was not seen. */
-AI bool frag_ports(struct lb_pkt *pk, const struct ip_info *info)
-{
-	struct FAMILY(frag_key) key;
-	struct lb_frag_value *v;
-
-	frag_key(pk, info, &key);
-	v = map_lookup(FAMILY_FD(frag), &key);
-	if (!v)
-		return false;
-	pk->sport = v->sport;
-	pk->dport = v->dport;
-	return true;
-}
-
-AI void frag_note(const struct lb_pkt *pk, const struct ip_info *info)
-{
-	struct FAMILY(frag_key) key;
-	struct lb_frag_value v = {pk->sport, pk->dport};
-
-	frag_key(pk, info, &key);
-	map_update(FAMILY_FD(frag), &key, &v, 0);
-}
 
 /* Ports and flags from the L4 header. Returns false if it is not all there. */
 AI bool general_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
@@ -250,6 +211,9 @@ AI int general_main(lb_ctx *ctx)
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
 	pkt_whole(ctx, pk);
-	lb_call(ctx, FAMILY_SLOT(pk->concern & (CONCERN_VIP | CONCERN_SNAT) ? SLOT_FLOW : SLOT_REPLY));
+	if (pk->concern & (CONCERN_VIP | CONCERN_SNAT))
+		lb_call(ctx, FAMILY_SLOT(SLOT_FLOW));
+	else
+		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

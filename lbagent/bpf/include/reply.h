@@ -21,8 +21,8 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		out = out_find(ctx, index, &to->saddr, &to->daddr, &nh);
 		if (UNLIKELY(out == OUT_NONE))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
-		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1))
-			return verdict(ctx, REASON_PASS_TTL, LB_PASS);
+		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
+			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
 		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
 	}
 	count(REASON_FWD_REPLY, len);

@@ -4,7 +4,7 @@
  * ("random": every client port draws anew, and a flow without state draws the same again). A backend id of 0 is none.
  */
 #pragma once
-#include "ct.h"
+#include "ct_client.h"
 #include "service.h"
 
 #define SELECT_TRIES 4

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the memory for fragments: a first fragment's ports are kept under (source, destination, identification,
+ * protocol), later fragments look them up. LRU: what is never asked for goes by itself.
+ */
+#pragma once
+#include "maps.h"
+#include "parse.h"
+
+/* What the IP headers say beyond the packet record. */
+struct ip_info {
+	u64 id;        /* of the datagram, as loaded */
+	bool more;     /* more fragments follow */
+	bool strange;  /* something we do not translate */
+};
+
+AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAMILY(frag_key) *key)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	addr_store(&key->saddr, &pk->saddr);
+	addr_store(&key->daddr, &pk->daddr);
+	key->id = info->id;
+	key->proto = pk->proto;
+}
+
+/* Ports of a later fragment. Returns false if its first one was not seen. */
+AI bool frag_ports(struct lb_pkt *pk, const struct ip_info *info)
+{
+	struct FAMILY(frag_key) key;
+	struct lb_frag_value *v;
+
+	frag_key(pk, info, &key);
+	v = map_lookup(FAMILY_FD(frag), &key);
+	if (!v)
+		return false;
+	pk->sport = v->sport;
+	pk->dport = v->dport;
+	return true;
+}
+
+AI void frag_note(const struct lb_pkt *pk, const struct ip_info *info)
+{
+	struct FAMILY(frag_key) key;
+	struct lb_frag_value v = {pk->sport, pk->dport};
+
+	frag_key(pk, info, &key);
+	map_update(FAMILY_FD(frag), &key, &v, 0);
+}
