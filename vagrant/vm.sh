@@ -2,7 +2,7 @@
 # Boots a Debian kernel in a virtual machine with this machine's file system inside (read-only, writes go to memory) and runs
 # the packet tests there, with programs compiled outside. KVM is used where it works, software emulation elsewhere.
 #
-#   vagrant/vm.sh                          tests/packet on the kernel of this Debian release
+#   vagrant/vm.sh                          tests/packet, attaching and upgrading, on the kernel of this Debian release
 #   vagrant/vm.sh COMMAND...               something else, in the checkout, in the machine
 #   KERNEL=/path/linux-image.deb           another kernel package
 #   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=3600 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
@@ -12,7 +12,8 @@ checkout=$(cd "$(dirname "$0")/.." && pwd)
 cache=${VM_CACHE:-/var/cache/lbagent-vm}
 memory=${VM_MEMORY:-2G}
 limit=${VM_TIMEOUT:-3600} # seconds
-[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" tests/packet
+[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" \
+    tests/bpf/test_attach.py tests/bpf/test_generation.py tests/packet
 
 fail() {
     echo "vm.sh: $*" >&2
