@@ -285,8 +285,8 @@ def filter_hash(address: bytes) -> int:
     """
     if len(address) == 16:
         high, low = struct.unpack("<2Q", address)
-        word = high * 0x9E3779B97F4A7C15 & _U64
+        word: int = high * 0x9E3779B97F4A7C15 & _U64
         word ^= word >> 32 ^ low
         return (word * 0xBF58476D1CE4E5B9 & _U64) >> (64 - FILTER_BITS)
-    (word,) = struct.unpack("<I", address)
+    word = int.from_bytes(address, "little")
     return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
