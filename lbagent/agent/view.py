@@ -175,6 +175,7 @@ class View:
                 live_flows={} if not backends else self.live_flows() or {},
                 maps=self._usage(),
                 failing=len(parts.reconciler.failing),
+                conflicts=sum(not message.warning for message in parts.reconciler.messages),
                 sync_duration_s=counts.last_duration_s,
                 syncs=counts.syncs,
                 sync_errors=counts.errors,

@@ -43,6 +43,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     maps: Mapping[str, Counter] = {}  # by map: entries in use, most entries
     failing: int = 0  # frontends whose last write failed
+    conflicts: int = 0  # what objects that are good alone refuse each other
     sync_duration_s: float = 0.0  # the last one
     syncs: int = 0
     sync_errors: int = 0
@@ -105,6 +106,9 @@ def _sync(s: Snapshot) -> Iterator[Family]:
     yield _one("lbagent_services", "gauge", "Services served.", len(s.state.by_name))
     yield _one("lbagent_frontends", "gauge", "Frontend rows, wildcards not counted.", _frontends(s.state))
     yield _one("lbagent_failing_frontends", "gauge", "Frontends whose last write failed.", s.failing)
+    yield _one(
+        "lbagent_conflicts", "gauge", "Refused between objects: contested frontends, no node address.", s.conflicts
+    )
     yield _one("lbagent_syncs_total", "counter", "Plans applied.", s.syncs)
     yield _one(
         "lbagent_sync_errors_total", "counter", "Writes that failed and were or will be tried again.", s.sync_errors
