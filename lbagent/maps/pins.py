@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound, Unsupported
+from lbagent.errors import ConfigError, KernelError, LayoutMismatch, LbError, NotFound, Unsupported
 from lbagent.maps import bpfsys
 from lbagent.maps.base import GENERATION_MAPS
 from lbagent.maps.layout import (
@@ -63,7 +63,15 @@ def pin_dir(bpffs: str | Path) -> Path:
 def ensure_bpffs(bpffs: str | Path) -> None:
     """Make the directory, mounting a bpf file system first where there is none. Raises KernelError."""
     path = Path(bpffs).absolute()
-    if not _is_bpffs(path):
+    try:
+        mounted = _is_bpffs(path)
+    except PermissionError as error:
+        if "." in path.name:  # the kernel's word for it is EPERM
+            raise ConfigError(
+                f"--bpffs {bpffs}: a bpf file system takes no names with dots; nothing was changed"
+            ) from None
+        raise kernel_error("look at", error.errno or 0, str(path)) from None
+    if not mounted:
         inside = path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir()
         target = _SYSTEM_MOUNT if inside else path
         with kernel_errors("create", str(target)):

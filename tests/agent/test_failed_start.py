@@ -57,3 +57,9 @@ def test_a_start_that_must_hold_back_does_not_call_itself_ready(box: Box) -> Non
     (box.folder / "away.json").rename(box.manifests / "web.json")
     box.agent.wait_ready()
     assert box.agent.dump() == before
+
+
+def test_a_bpf_file_system_takes_no_dots(box: Box) -> None:
+    done = box.failed_start("--bpffs", f"{box.bpffs}.two")
+    assert done.returncode == 2
+    assert "dots" in done.stderr
