@@ -70,7 +70,7 @@ def ensure_bpffs(bpffs: str | Path) -> None:
             raise ConfigError(
                 f"--bpffs {bpffs}: a bpf file system takes no names with dots; nothing was changed"
             ) from None
-        raise kernel_error("look at", error.errno or 0, str(path)) from None
+        raise kernel_error("access", error.errno or 0, str(path)) from None
     if not mounted:
         inside = path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir()
         target = _SYSTEM_MOUNT if inside else path
