@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys
 from lbagent.bpf.bpfsys import ProgType
+from lbagent.bpf.fold import folded
 from lbagent.errors import CompileError, KernelError, Unsupported, VerifierError
 from lbagent.maps import bpfsys as maps
 from lbagent.maps import layout
@@ -77,7 +78,7 @@ def load_generation(
         fds = {**shared_maps, **made.maps}
         for program in artifact.programs.values():
             start = time.perf_counter()
-            made.programs[program.name] = load_program(program, fds, log_dir)
+            made.programs[program.name] = load_program(folded(program, config), fds, log_dir)
             made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
         for (hook, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
