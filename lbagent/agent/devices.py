@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from lbagent.bpf.attach import Attachment
@@ -32,7 +33,7 @@ class DeviceKeeper:
         self._done: tuple[Wanted, Config] | None = None
         self._changed = asyncio.Event()
         self._network: NodeNetwork | None = None
-        self._busy = asyncio.Lock()
+        self.busy = asyncio.Lock()  # held while programs or devices change
 
     async def start(self, network: NodeNetwork) -> None:
         """Attach to everything configured. Raises NotFound, Conflict, Unsupported, KernelError."""
@@ -74,7 +75,7 @@ class DeviceKeeper:
                 self._changed.set()
 
     async def _attach(self, network: NodeNetwork) -> None:
-        async with self._busy:
+        async with self.busy:
             config = self.config
             wanted = wanted_devices(network, config)
             if self._done == (wanted, config):
@@ -104,6 +105,21 @@ def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
         elif any(fnmatchcase(link.name, pattern) for pattern in config.pod_device):
             out[link.index] = (link, True)
     return out
+
+
+def deaf_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
+    """Return the devices by which remote backends are reached and where no program hears their replies, by name.
+
+    A VLAN's frames pass the programs of the device below it.
+    """
+    names = set(attached)
+    out = set()
+    for index in outputs:
+        link = network.links.get(index)
+        below = network.links.get(link.parent) if link and link.kind == "vlan" else None
+        if link and link.name not in names and not (below and below.name in names):
+            out.add(link.name)
+    return sorted(out)
 
 
 def require_devices(network: NodeNetwork, config: Config) -> None:

@@ -74,7 +74,8 @@ class Reloader:
         datapath, maps, sweeper = self._parts.datapath, self._parts.maps, self._parts.sweeper
         if datapath is None:
             return
-        async with sweeper.busy if sweeper else nullcontext():
+        devices = self._parts.devices
+        async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
             await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
+from lbagent.agent.devices import deaf_outputs
 from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status
 from lbagent.errors import NotFound
 from lbagent.maps.base import backend_counter, service_counter
@@ -147,6 +148,12 @@ class View:
         out += [str(message) for message in parts.reconciler.messages]
         if parts.devices:
             out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
+            attached = {hook.device for hook in parts.devices.attached}
+            for name in deaf_outputs(parts.network.network, parts.network.finder.outputs, attached):
+                out.append(
+                    f"remote backends are reached through {name}, where no program is attached: their replies are not"
+                    f" translated; add --device {name}"
+                )
         more = len(parts.reconciler.failing) - SHOWN_FAILING_MOST
         if more > 0:
             out.append(f"{more} more frontends are failing")

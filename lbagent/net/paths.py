@@ -43,6 +43,7 @@ class PathFinder:
         self.network = network
         self.settings = settings
         self.hops: set[Hop] = set()
+        self.outputs: set[int] = set()  # devices by which remote backends are reached: their replies come in there
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
         self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all that take it
@@ -75,6 +76,8 @@ class PathFinder:
         if local:
             # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
             return PathInfo(self._source(address, route), UNKNOWN_HOP, mtu, local=True, host=False)
+        if link is not None:
+            self.outputs.add(link.index)
         return PathInfo(self._source(address, route), self._hop(address, route, link), mtu, local=False, host=False)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:

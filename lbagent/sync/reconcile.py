@@ -239,7 +239,7 @@ class Reconciler:
     async def _pass(self, now: float) -> None:
         resolution = self._resolver.resolve()
         self._tell(resolution.messages)
-        desired = self._book.assign(resolution.state)
+        desired = self._numbered(self._book.assign(resolution.state))
         held = self._hold(now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
@@ -258,6 +258,12 @@ class Reconciler:
         if not self.ready.is_set():
             self._book.release_restored()
             self.ready.set()
+
+    def _numbered(self, assigned: State) -> State:
+        """Count the States that were planned, over every resolver: a generation never comes twice."""
+        if assigned.services != self.state.services:
+            return State(self.state.generation + 1, assigned.services)
+        return State(self.state.generation, assigned.services)
 
     def _hold(self, now: float) -> set[L3n4Addr]:
         """Leave out failing frontends that are not due (a change of their own brings them back); plan the due ones again."""

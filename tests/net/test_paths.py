@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lbagent.agent.devices import deaf_outputs
 from lbagent.maps.base import PathInfo
 from lbagent.net.paths import Hop, PathFinder, PathSettings
 from tests.net.builders import ADDRESSES, CNI0, ETH0, address, backend, ip, network, route
@@ -100,6 +101,14 @@ def test_the_neighbours_to_keep_resolved() -> None:
     expected: set[Hop] = {(ETH0, ip("10.0.0.7")), (ETH0, ip("10.0.0.254"))}
     assert found.hops == expected
     assert CNI0 not in {hop[0] for hop in found.hops}
+
+
+def test_remote_outputs_without_a_program_are_named() -> None:
+    found = finder()
+    for where in ("10.0.0.7", "10.244.0.5", "10.60.0.1"):
+        found(backend(where))
+    assert deaf_outputs(found.network, found.outputs, ["eth0"]) == []  # the VLAN's frames pass eth0
+    assert deaf_outputs(found.network, found.outputs, ["cni0"]) == ["eth0", "eth0.7"]
 
 
 def test_equal_answers_are_one_object() -> None:
