@@ -63,13 +63,18 @@ def harm(made: Bench, name: str, ratio: int, packets: int) -> dict[str, int]:
     """Send spells of `packets` flood SYNs with established packets between them; count the established ones gone wrong."""
     before = translations(made, name, 0, BOTH)
     wrapper, flood_at, seq, size = made.wrappers[name], 0, 0, BOTH // CHUNKS
-    lost = {"checked": 0, "misrouted": 0, "dropped": 0, "flood_syns": 0}
+    lost = {"checked": 0, "misrouted": 0, "dropped": 0, "flood_syns": 0, "never_open": 0}
     for chunk in range(CHUNKS):
         wrapper.set(listed(made, ratio), place=(seq, flood_at))
         made.subject(name).run(packets + packets // ratio)
         seq, flood_at = wrapper.position
         now = translations(made, name, chunk * size, size)
         for old, new in zip(before[chunk * size : (chunk + 1) * size], now, strict=True):
+            if (
+                old is None
+            ):  # found no SNAT port when it was opened: 16 probes at half load fail once in some thousand flows
+                lost["never_open"] += 1
+                continue
             lost["checked"] += 1
             lost["dropped"] += new is None
             lost["misrouted"] += new is not None and new != old

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +12,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.lab.topology import Lab
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+_number = itertools.count()  # several laboratories may be up at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @contextlib.contextmanager
 def opened(attach: str, arguments: Sequence[str] = ()) -> Iterator[Cluster]:
     """Build a laboratory with servers and an agent that is not started."""
-    with Lab(tag=f"{attach}-") as lab:
+    with Lab(tag=f"{attach}{next(_number)}-") as lab:
         lab.serve_all()
         yield Cluster(lab, attach, arguments)
 

@@ -1,0 +1,91 @@
+"""`python -m bench [--quick] [--only PART] [--document]`: measure everything, print tables, write bench/results.json.
+
+`--document` also puts the tables into docs/benchmarks.md. Exit code 0 also when targets were missed: they are named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import control, datapath, flood, race, report, wire
+
+PARTS = ("datapath", "race", "wire", "control")
+FAMILIES = (4, 6)
+
+
+def say(text: str) -> None:
+    """Report progress where it does not mix with the tables."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure_datapath(*, quick: bool) -> list[dict[str, Any]]:
+    """Measure the packet programs of both families."""
+    rows = []
+    for family in FAMILIES:
+        for part in (datapath, flood):
+            for row in part.measure(family, quick=quick):
+                say(f"  IPv{family} {row.case}, {row.flows:,} flows: ours / textbook {row.ours_over_textbook}")
+                rows.append(row.record())
+    return rows
+
+
+def measure_race(*, quick: bool) -> list[dict[str, Any]]:
+    """Run two CPUs against each other."""
+    out = []
+    for family in FAMILIES:
+        with race.race(family) as made:
+            result = made.run(4 if quick else 20)
+        say(f"  IPv{family}: {result.packets:,} packets, faults {result.faults or 0}")
+        out.append(result.record())
+    return out
+
+
+def measure_wire(*, quick: bool) -> list[dict[str, Any]]:
+    """Send packets through namespaces."""
+    return [wire.measure(flows, quick=quick) for flows in ((64,) if quick else (64, 16384))]
+
+
+def measure_control(*, quick: bool) -> dict[str, Any]:
+    """Start agents."""
+    return control.measure(quick=quick)
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds and no rows of 524,288 flows: about a minute"
+    )
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part (repeatable)")
+    parser.add_argument("--document", action="store_true", help="put the tables into docs/benchmarks.md")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        say("the benchmark loads BPF programs and makes network namespaces: run it as root (sudo make bench)")
+        return 1
+    results: dict[str, Any] = {"machine": report.machine(), "quick": options.quick}
+    parts: dict[str, Callable[..., Any]] = {
+        "datapath": measure_datapath, "race": measure_race, "wire": measure_wire, "control": measure_control,
+    }  # fmt: skip
+    began = time.monotonic()
+    for name in options.only or PARTS:
+        say(f"{name} ...")
+        results[name] = parts[name](quick=options.quick)
+        report.save(results)
+    body = report.text(results)
+    print(body)
+    if options.document:
+        report.into_document(body)
+    missed = report.missed(body)
+    say(f"\n{time.monotonic() - began:.0f} s; {report.RESULTS} written; {len(missed)} rows miss a target")
+    for line in missed:
+        say("  " + " ".join(line.split()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Path MTU discovery and ICMP errors go through the balancer, in both directions and both families."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.cluster import VIP4, VIP6, WEB, Cluster
+from tests.lab import traffic
+from tests.lab.manifests import Manifest
+from tests.lab.netns import wait_for
+
+SMALL_MTU = 1400
+
+
+@pytest.fixture(params=["xdp", "tc"])
+def remote(request: pytest.FixtureRequest, fresh: Callable[..., Cluster]) -> Cluster:
+    """Web on the two remote backends only."""
+    cluster = fresh(request.param)
+    cluster.web("b1", "b2").write(cluster.folder)
+    cluster.agent.start()
+    return cluster
+
+
+def upload(vip: str, size: int) -> str:
+    """Send a request with a head of that many bytes and return who answered."""
+    with traffic.connect(vip, 80) as sock:
+        sock.settimeout(4)
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: lab\r\nX-Fill: " + b"x" * size + b"\r\n\r\n")
+        return sock.recv(4096).split(b"\r\n\r\n", 1)[1].decode().split()[0]
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Cluster, vip: str) -> None:
+    for device in ("lan1", "lan2"):
+        remote.lab.node.ip(f"link set {device} mtu {SMALL_MTU}")
+    time.sleep(0.3)  # the agent hears of it from netlink
+    with remote.client.entered():
+        assert upload(vip, 30_000) in ("b1", "b2")
+    assert remote.packets()["answer_too_big"] > 0
+
+
+@pytest.mark.xfail(reason="a reply larger than the MTU of the device towards the client is dropped without an answer")
+@pytest.mark.parametrize("vip", WEB)
+def test_a_smaller_mtu_towards_the_clients_is_learned_by_the_backend(remote: Cluster, vip: str) -> None:
+    # the client's own device keeps 1500, so its MSS does not tell: only the node's device is small
+    remote.lab.node.ip(f"link set wan mtu {SMALL_MTU}")
+    time.sleep(0.3)
+    with remote.client.entered(), traffic.connect(vip, 80) as sock:
+        sock.settimeout(4)
+        assert len(traffic.request(sock, "/bytes?n=200000")) == 200_000
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_an_mtu_beyond_the_node_is_learned_through_translated_errors(remote: Cluster, vip: str) -> None:
+    # the route at the backend's side is small; its error about our translated packet must reach the client as its own
+    for number in (1, 2):
+        backend = remote.lab.namespaces[f"b{number}"]
+        backend.ip(f"route change default via 10.77.{number}.1 mtu lock {SMALL_MTU}")
+    with remote.client.entered():
+        assert upload(vip, 30_000) in ("b1", "b2")
+
+
+@pytest.mark.parametrize("vip", [VIP4, VIP6])
+def test_port_unreachable_of_a_backend_reaches_the_client(remote: Cluster, vip: str) -> None:
+    dead = [*remote.endpoints("b1", "b2", port=9)]
+    Manifest("dead", (VIP4, VIP6), dead, port=9, protocol="UDP").write(remote.folder)
+    wait_for(lambda: remote.selectable("dead"), "the dead service")
+    family = socket.AF_INET6 if ":" in vip else socket.AF_INET
+    with remote.client.entered(), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(2)
+        sock.connect((vip, 9))
+        sock.send(b"anybody there?")
+        with pytest.raises(ConnectionRefusedError):
+            sock.recv(100)
+    assert remote.packets()["fwd_icmp"] > 0
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_a_last_hop_is_answered_with_time_exceeded(remote: Cluster, vip: str) -> None:
+    option = (socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS) if ":" in vip else (socket.IPPROTO_IP, socket.IP_TTL)
+    with remote.client.entered(), socket.socket(socket.AF_INET6 if ":" in vip else socket.AF_INET) as sock:
+        sock.setsockopt(*option, 1)
+        sock.settimeout(0.5)
+        with pytest.raises(OSError):
+            sock.connect((vip, 80))
+    counted = remote.packets()
+    assert counted["answer_ttl"] + counted["pass_ttl"] > 0
+    assert counted["fwd_new"] == 0
+
+
+@pytest.mark.parametrize(("vip", "size"), [(VIP4, 4000), (VIP6, 4000), (VIP4, 20000), (VIP6, 20000)])
+def test_fragmented_datagrams_find_their_backend(remote: Cluster, vip: str, size: int) -> None:
+    # the DNS-like server echoes what is shorter than a header; longer ones are a question and its answer
+    remote.serve(remote.dns("b1", "b2"))
+    target = "10.96.0.53" if "." in vip else "fd00:96::53"
+    family = socket.AF_INET6 if ":" in vip else socket.AF_INET
+    with remote.client.entered(), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(3)
+        sock.connect((target, 53))
+        sock.send(b"\x12\x34" + bytes(10) + b"q" * size)
+        answer = sock.recv(65535)
+    assert answer[:2] == b"\x12\x34"
+    assert len(answer) > size

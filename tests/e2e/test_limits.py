@@ -1,0 +1,149 @@
+"""What fills up, breaks or is missing: one clear sentence, and what was served goes on being served."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.cluster import VIP4, VIP6, WEB, Cluster
+from tests.e2e.conftest import opened
+from tests.e2e.test_operations import nothing_failed
+from tests.lab import traffic
+from tests.lab.manifests import Endpoint, Manifest, put
+from tests.lab.netns import wait_for
+
+LOWEST_TABLE = "1024"
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Cluster]:
+    """One running cluster for what needs no flags of its own."""
+    with opened("xdp") as cluster:
+        cluster.web().write(cluster.folder)
+        cluster.dns().write(cluster.folder)
+        cluster.agent.start()
+        yield cluster
+
+
+def test_a_second_agent_is_refused_and_names_the_first(one: Cluster) -> None:
+    argv = one.lab.node.command([*one.agent.argv()[:-1], str(one.lab.folder / "other")])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 4
+    assert str(one.agent.pid) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sum(one.http(20).values()) == 20
+
+
+def test_a_file_that_does_not_parse_keeps_its_last_good_objects(one: Cluster) -> None:
+    good = (one.folder / "web.yaml").read_text()
+    with one.load(dns=False) as load:
+        put(one.folder, "web.yaml", good + "\n---\nkind: [broken\n")
+        wait_for(lambda: "web.yaml:" in str(one.agent.api.status()), "the message in the status")
+        load.wait_more(100)
+        put(one.folder, "web.yaml", good)
+        wait_for(lambda: "web.yaml:" not in str(one.agent.api.status()), "the message gone")
+    nothing_failed(load)
+
+
+def test_one_bad_port_leaves_the_rest_alone(one: Cluster) -> None:
+    bad = Manifest("bad", ["10.96.9.9"], one.endpoints("b1"), port=70000)
+    bad.write(one.folder)
+    wait_for(lambda: "bad" in str(one.agent.api.status()), "the message in the status")
+    assert "70000" in str(one.agent.api.status())
+    assert sum(one.http(20).values()) == 20
+    (one.folder / "bad.yaml").unlink()
+
+
+def test_a_contested_frontend_goes_to_one_and_both_are_told(one: Cluster) -> None:
+    thief = Manifest("thief", [VIP4], one.endpoints("b1"))
+    thief.write(one.folder)
+    wait_for(lambda: "thief" in str(one.agent.api.status()), "the message in the status")
+    # no creationTimestamp on either: then namespace/name decides, and e2e/thief comes before e2e/web
+    owner = next(item for item in one.agent.api.services() if item["frontend"] == f"{VIP4}:80/TCP")
+    assert owner["name"] == "thief"
+    assert set(one.http(30, [VIP6])) == {"b1", "b2", "b3"}
+    (one.folder / "thief.yaml").unlink()
+    wait_for(lambda: "thief" not in str(one.agent.api.status()), "the message gone")
+
+
+def test_a_folder_that_disappears_changes_nothing(one: Cluster) -> None:
+    away = one.folder.with_name("away")
+    with one.load() as load:
+        shutil.move(one.folder, away)
+        wait_for(
+            lambda: one.agent.api.status()["sources"][-1]["messages"] or one.agent.api.status()["problems"], "a message"
+        )
+        load.wait_more(100)
+        shutil.move(away, one.folder)
+        load.wait_more(50)
+    nothing_failed(load)
+    assert one.selectable("web")
+
+
+def test_a_device_that_does_not_exist_is_named(fresh: Callable[..., Cluster]) -> None:
+    cluster = fresh("xdp")
+    cluster.agent.devices = ["wan", "nowhere0"]
+    cluster.agent.start(wait=False)
+    assert cluster.agent.process is not None
+    assert cluster.agent.process.wait(20) == 3
+    assert "nowhere0" in cluster.agent.tail()
+    assert "Traceback" not in cluster.agent.tail(200)
+
+
+def open_many(cluster: Cluster, count: int, timeout_s: float) -> list[socket.socket]:
+    """Open connections to both VIPs in turns; those that do not come about are left out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    out = []
+    with cluster.client.entered():
+        for number in range(count):
+            with contextlib.suppress(TimeoutError):
+                out.append(traffic.connect(WEB[number % 2], 80, timeout_s=timeout_s))
+    return out
+
+
+def test_more_connections_than_the_flow_table_holds(fresh: Callable[..., Cluster]) -> None:
+    small = ("--flow-table-size", LOWEST_TABLE, "--flow6-table-size", LOWEST_TABLE)
+    cluster = fresh("xdp", *small, "--snat-table-size", "16384", "--snat6-table-size", "16384")
+    cluster.web("b1", "b2", "b3").write(cluster.folder)
+    cluster.agent.start()
+    sockets = open_many(cluster, 2600, timeout_s=5)
+    broken = [sock for sock in sockets if b"b" not in traffic.request(sock)]
+    for sock in sockets:
+        sock.close()
+    assert len(sockets) == 2600
+    assert broken == []
+    assert cluster.packets()["fwd_spill"] > 0
+
+
+def test_no_free_snat_port_stops_new_flows_and_no_old_one(fresh: Callable[..., Cluster]) -> None:
+    cluster = fresh("xdp", "--snat-table-size", LOWEST_TABLE, "--snat6-table-size", LOWEST_TABLE)
+    cluster.web("b1", "b2").write(cluster.folder)
+    cluster.agent.start()
+    sockets = open_many(cluster, 2300, timeout_s=0.05)
+    assert 1200 < len(sockets) < 2200, "1,024 slots a family, not all of which 16 probes find"
+    assert all(b"b" in traffic.request(sock) for sock in sockets)
+    assert cluster.packets()["drop_snat_exhausted"] > 0
+    for sock in sockets:
+        sock.close()
+
+
+def test_a_full_service_map_stops_one_service_and_no_other(fresh: Callable[..., Cluster]) -> None:
+    cluster = fresh("xdp", "--max-service-slots", "64")
+    cluster.web().write(cluster.folder)
+    cluster.agent.start()
+    with cluster.load(dns=False) as load:
+        crowd = [f"10.244.7.{number}" for number in range(1, 101)]
+        Manifest("crowd", ["10.96.7.7"], [Endpoint(address) for address in crowd]).write(cluster.folder)
+        wait_for(lambda: cluster.agent.api.status()["failing"], "the failing service in the status")
+        load.wait_more(100)
+    failing = cluster.agent.api.status()["failing"]
+    assert [item["service"] for item in failing] == ["e2e/crowd"]
+    assert "--max-service-slots" in failing[0]["error"]
+    nothing_failed(load)
