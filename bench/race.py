@@ -252,7 +252,9 @@ class Race:
 
 def structure(kernel: World, family: int) -> dict[str, int]:
     """Read the flow table as docs/datapath.md describes it; count what must not be there."""
-    size, flows, held = (32, Counter(), Counter()) if family == 4 else (64, Counter(), Counter())
+    size = 32 if family == 4 else 64
+    flows: Counter[tuple[int, ...]] = Counter()
+    held: Counter[tuple[int, int, int]] = Counter()  # backend, SNAT port, protocol
     name = f"lb{family}_flow"
     length = kernel.maps.specs[name].value_size
     with kernel.maps.window(name, 0, length) as view:

@@ -38,7 +38,7 @@ class Tuple:
 def ones_sum(data: bytes) -> int:
     """Return the folded ones' complement sum of 16-bit words (RFC 1071)."""
     data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
