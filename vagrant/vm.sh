@@ -12,7 +12,8 @@ checkout=$(cd "$(dirname "$0")/.." && pwd)
 cache=${VM_CACHE:-/var/cache/lbagent-vm}
 memory=${VM_MEMORY:-2G}
 limit=${VM_TIMEOUT:-3600} # seconds
-[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" \
+# without what fills whole tables: that takes an emulated machine most of an hour
+[ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" --ignore tests/packet/test_full.py \
     tests/bpf/test_attach.py tests/bpf/test_generation.py tests/packet
 
 fail() {
