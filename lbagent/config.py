@@ -25,6 +25,7 @@ RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "snat_ports",
         "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
+        "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size",
     }
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
-from lbagent.agent.resize import resize
+from lbagent.agent.resize import resize_at_start
 from lbagent.agent.view import View
 from lbagent.api.server import ApiServer
 from lbagent.bpf import artifact, build, datapath
@@ -139,8 +139,10 @@ class Agent:
         self._closing.callback(lock.release)
         self._fresh = not any(root.iterdir())
         sizes, settings = derive.sizes(config), derive.program_settings(config)
-        await asyncio.to_thread(resize, config.bpffs, sizes, lambda: self._artifact(config), settings)
-        maps = KernelMaps.open(config.bpffs, sizes)
+        resized = await asyncio.to_thread(
+            resize_at_start, config.bpffs, sizes, lambda: self._artifact(config), settings
+        )
+        maps = KernelMaps.open(config.bpffs, resized.sizes)
         self._closing.callback(maps.close)
         network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
         self._closing.callback(network.close)
@@ -157,7 +159,7 @@ class Agent:
                 "restored": len(restored.shadow.frontends),
             },
         )
-        return Parts(config, maps, network, sources, operator, reconciler)
+        return Parts(config, maps, network, sources, operator, reconciler, problems=resized.problems)
 
     # --- running ---
 

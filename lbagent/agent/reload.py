@@ -15,9 +15,11 @@ from lbagent.agent import derive
 from lbagent.agent.devices import require_devices
 from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
+from lbagent.agent.resize import Outcome, resize
 from lbagent.bpf.settings import Settings
 from lbagent.config import RELOADABLE, Config
 from lbagent.errors import LbError
+from lbagent.maps.layout import Sizes
 from lbagent.observe import log as logs
 from lbagent.sync.resolve import Resolver
 
@@ -41,15 +43,17 @@ class Reloader:
             self._asked.clear()
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                await self.reload(self._load())
-                self._parts.problems[:] = []
+                self._parts.problems[:] = await self.reload(self._load())
             except LbError as error:
                 self._parts.problems[:] = [f"the configuration was not taken over: {error}"]
                 log.error("the configuration was not taken over", extra={"error": str(error)})
             notify("READY=1")
 
-    async def reload(self, new: Config) -> None:
-        """Take over a configuration. Raises what makes it unusable, before anything is changed where that can be seen."""
+    async def reload(self, new: Config) -> list[str]:
+        """Take over a configuration; return what could not be done though it is in force.
+
+        Raises what makes it unusable, before anything is changed where that can be seen.
+        """
         parts, old = self._parts, self._parts.config
         changed = changed_keys(old, new)
         later = sorted(changed - RELOADABLE)
@@ -57,7 +61,7 @@ class Reloader:
             log.warning("some keys take effect at the next start", extra={"keys": later})
         require_devices(parts.network.network, new)
         merged = merge(old, new)
-        await self._programs(derive.program_settings(merged))
+        problems = await self._programs(derive.sizes(merged), derive.program_settings(merged))
         if parts.devices is not None:
             await parts.devices.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
@@ -69,14 +73,21 @@ class Reloader:
             parts.sweeper.interval_s = merged.sweep_interval
         parts.config = merged
         log.info("configuration taken over", extra={"keys": sorted(changed & RELOADABLE)})
+        return problems
 
-    async def _programs(self, settings: Settings) -> None:
+    async def _programs(self, sizes: Sizes, settings: Settings) -> list[str]:
         datapath, maps, sweeper = self._parts.datapath, self._parts.maps, self._parts.sweeper
         if datapath is None:
-            return
-        devices = self._parts.devices
+            return []
+        devices, outcome = self._parts.devices, Outcome(sizes, [])
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
+            if sizes != maps.sizes:
+                outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
+                maps.replace(outcome.fds, outcome.sizes)
+                if outcome.programs is not None:
+                    datapath.take_over(outcome.programs)
             await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
+        return outcome.problems
 
 
 def changed_keys(old: Config, new: Config) -> set[str]:

@@ -1,10 +1,10 @@
-"""Pinned maps to other sizes, with every live flow: what the agent does at start when the configured sizes are not the pinned ones.
+"""Pinned maps to other sizes, with every live flow, while packets go on: at start, and at SIGHUP for flow tables and SNAT slots.
 
-New maps are made and filled beside the old ones while the old programs go on serving. Then, for some tens of milliseconds,
-programs that let no new flow begin (their first packets are sent again) take over, what changed meanwhile is copied, the
-pins are exchanged, and programs on the new maps follow, first still holding new flows back, until every device has them.
+New maps are made beside the old ones, under `resize/`. Then programs that know both take over (docs/datapath.md, "Resizing"),
+flows and slots are moved, programs that know only the new maps follow, and the pins are exchanged. Nothing is held back.
 
-A crash leaves either the old maps or, once the mark `moved` is there, the new ones: the next start finishes the exchange.
+Two marks make it safe to die anywhere. Without a mark the new maps are thrown away. From `moving` on new flows may be in the
+new maps, so the next start goes on from there: every step can be done again. After `moved` only the pins are to be exchanged.
 """
 
 from __future__ import annotations
@@ -12,168 +12,282 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from lbagent.bpf import attach, clock, datapath, generation
+from lbagent.bpf import settings as records
 from lbagent.bpf.artifact import Artifact
 from lbagent.bpf.datapath import Datapath
-from lbagent.bpf.settings import Settings, tick_shift
-from lbagent.errors import ConfigError, NotFound
+from lbagent.bpf.move import Moved, move, moved_tables, try_move
+from lbagent.bpf.settings import Settings
+from lbagent.errors import ConfigError, LbError, NotFound
 from lbagent.maps import bpfsys, pins
-from lbagent.maps.flows import Hash, Mover
+from lbagent.maps.base import SIZE_OPTION
 from lbagent.maps.kernel import KernelMaps
-from lbagent.maps.layout import MapSpec, MapType, Sizes
+from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes
 
 log = logging.getLogger(__name__)
-STAGE, MARK = "resize", "moved"
-FLOW_MAPS = frozenset({"lb4_flow", "lb6_flow", "lb4_snat", "lb6_snat"})
-NOT_COPIED = FLOW_MAPS | {"lb_live", "lb4_frag", "lb6_frag"}  # by Mover; counted anew; forgotten in seconds
+STAGE, MOVING, MOVED = "resize", "moving", "moved"
+FLOW_MAPS = frozenset(OLD_MAPS.values())
+NOT_COPIED = FLOW_MAPS | {"lb_live", "lb4_frag", "lb6_frag"}  # by the mover; counted anew; forgotten in seconds
+FIELDS = {"lb4_flow": "flow4", "lb6_flow": "flow6", "lb4_snat": "snat4", "lb6_snat": "snat6"}
 COPY_BYTES = 1 << 20
+SPILL_SHARE = 4  # a smaller flow table may push as many flows into a quarter of the spill map (two rows a flow)
 
 
-def resize(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> bool:
-    """Bring pinned maps of other sizes to `wanted`; return whether there was anything to do.
+class Outcome(Struct):
+    """`sizes` are those the maps have now, `problems` say why they are not the wanted ones; `programs` are in force on them."""
 
-    A size that cannot be changed in place (the Maglev tables') is left for KernelMaps.open to refuse. Raises ConfigError
-    when what is there does not fit, KernelError; then the old maps and programs go on.
+    sizes: Sizes
+    problems: list[str]
+    fds: Mapping[str, int] = {}
+    programs: Datapath | None = None
+
+    def close(self) -> None:
+        """Give the descriptors back, where nobody goes on with them."""
+        if self.programs is not None:
+            self.programs.close()
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> Outcome:
+    """Bring pinned maps of other sizes to `wanted` before they are opened; finish first what was broken off.
+
+    What cannot be done leaves the old sizes serving and is a problem of the outcome. Sizes that cannot be changed in place
+    (the Maglev tables') are left for KernelMaps.open to refuse. Raises LbError where a broken-off change cannot be finished.
     """
-    root = pins.pin_dir(bpffs)
-    _finish(root)
+    _finish(bpffs, artifact, settings)
     try:
         present = pins.pinned_sizes(bpffs)
     except NotFound:
-        return False
-    names = [name for name, spec in pins.all_specs(wanted).items() if spec != pins.all_specs(present)[name]]
-    if not names or present.maglev_size != wanted.maglev_size:
-        return False
-    log.warning("maps change their size; live flows are kept", extra={"maps": names})
+        return Outcome(wanted, [])
+    if present == wanted or present.maglev_size != wanted.maglev_size:
+        return Outcome(wanted, [])
+    with KernelMaps.open(bpffs, present) as maps:
+        outcome = resize(maps, wanted, artifact, settings)
+    outcome.close()
+    return outcome
+
+
+def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> Outcome:
+    """Bring maps that are in use to `wanted`. The caller takes over what the outcome holds. Raises LbError as `resize_at_start`."""
+    stage = pins.pin_dir(maps.bpffs) / STAGE
+    if stage.exists():
+        raise LbError(f"a change of sizes was broken off ({stage}); start the agent anew to finish it")
     began = time.monotonic()
-    with KernelMaps.open(bpffs, present) as old:
-        move = _Move(root, old, wanted, names, settings)
-        try:
-            move.run(artifact)
-        finally:
-            move.close()
-    log.info("maps have their new size", extra={"flows": move.flows, "ms": round(1000 * (time.monotonic() - began))})
-    return True
+    try:
+        _check_backends(maps, wanted)
+        built = artifact()
+        fitting, problems = _fitting(maps, wanted, built, settings)
+        if fitting == maps.sizes:
+            return Outcome(fitting, problems)
+        change = _Change.anew(maps, fitting, settings)
+    except LbError as error:
+        log.error("the maps keep their sizes", extra={"error": str(error)})
+        return Outcome(maps.sizes, [f"the maps keep their sizes: {error}"])
+    log.info("maps change their sizes; flows are kept", extra={"maps": change.names})
+    try:
+        change.load(built)
+    except LbError as error:
+        change.close()
+        _drop(stage)
+        log.error("the maps keep their sizes", extra={"error": str(error)})
+        return Outcome(maps.sizes, [f"the maps keep their sizes: {error}"])
+    outcome = change.run()
+    outcome.problems[:0] = problems
+    log.info("maps have other sizes", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
+    return outcome
 
 
-def _finish(root: Path) -> None:
-    """Finish or undo what a crash left."""
+# --- what a crash left ---
+
+
+def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) -> None:
+    """Finish or undo what was broken off."""
+    root = pins.pin_dir(bpffs)
     stage = root / STAGE
-    if not stage.is_dir():
-        return
-    if (stage / MARK).is_dir():
+    if (stage / MOVED).is_dir():
         _exchange(root)
-        return
-    for pin in stage.iterdir():
-        pin.unlink()
-    stage.rmdir()
+    elif (stage / MOVING).is_dir():
+        with KernelMaps.open(bpffs, pins.pinned_sizes(bpffs)) as maps:
+            change = _Change.begun(maps, settings)
+            log.warning("a change of map sizes was broken off; it is finished now", extra={"maps": change.names})
+            change.load(artifact())
+            change.run().close()
+    else:
+        _drop(stage)
+
+
+def _drop(stage: Path) -> None:
+    if stage.is_dir():
+        for pin in stage.iterdir():
+            pin.unlink()
+        stage.rmdir()
 
 
 def _exchange(root: Path) -> None:
     stage = root / STAGE
     for pin in list(stage.iterdir()):
-        if pin.name != MARK:
+        if pin.name not in (MOVING, MOVED):
             pin.rename(root / pin.name)
-    (stage / MARK).rmdir()
+    for mark in (MOVING, MOVED):
+        if (stage / mark).is_dir():
+            (stage / mark).rmdir()
     stage.rmdir()
 
 
-class _Move:
-    """One change of sizes."""
+# --- what fits ---
 
-    def __init__(self, root: Path, old: KernelMaps, wanted: Sizes, names: Sequence[str], settings: Settings) -> None:
-        self._root, self._old, self._wanted, self._names, self._settings = root, old, wanted, names, settings
-        self._loaded: list[Datapath] = []
-        self._made: dict[str, int] = {}
+
+def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
+    """Refuse before anything is made."""
+    if wanted.backends >= maps.sizes.backends:
+        return
+    for name in ("lb4_backend", "lb6_backend"):
+        highest = max((int.from_bytes(key, "little") for key, _ in maps.items(name)), default=0)
+        if highest >= wanted.backends:
+            raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give more")
+
+
+def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, list[str]]:
+    """Return `wanted` with the old size of each smaller table that live flows do not fit into, and a sentence for each."""
+    problems: list[str] = []
+    seeds = generation.pinned_seeds(pins.pin_dir(maps.bpffs))
+    old = maps.sizes
+    while seeds and any(getattr(wanted, field) < getattr(old, field) for field in FIELDS.values()):
+        alone = replace(old, **{field: getattr(wanted, field) for field in FIELDS.values()})
+        config = records.pack(settings, alone, seeds, clock.hz(), old)
+        tried = try_move(artifact, config, maps.fds, old, alone)
+        refused = _refused(tried, old, wanted)
+        if not refused:
+            break
+        for name, flows in refused.items():
+            before, after = getattr(old, FIELDS[name]), getattr(wanted, FIELDS[name])
+            text = (
+                f"{name} keeps its {before} entries: {flows} live flows have no room in {after} ({SIZE_OPTION[name]})"
+            )
+            problems.append(text)
+            log.warning(text)
+            wanted = replace(wanted, **{FIELDS[name]: before})
+    return wanted, problems
+
+
+def _refused(tried: Mapping[str, Moved], old: Sizes, wanted: Sizes) -> dict[str, int]:
+    """Return the tables that must not shrink, with the flows that have no room. A flow without its slot would break."""
+    out = {}
+    for family, moved in tried.items():
+        slots, flows = (
+            getattr(wanted, f"{what}{family}") < getattr(old, f"{what}{family}") for what in ("snat", "flow")
+        )
+        if slots and moved.lost:
+            out[f"lb{family}_snat"] = moved.lost
+        elif flows and moved.spilled > wanted.spill // SPILL_SHARE:
+            out[f"lb{family}_flow"] = moved.spilled
+    return out
+
+
+# --- the change ---
+
+
+class _Change:
+    """One change of sizes: maps in use, and maps to come."""
+
+    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: Settings) -> None:
+        self._root, self._maps, self._sizes, self._made, self._settings = (
+            pins.pin_dir(maps.bpffs),
+            maps,
+            sizes,
+            made,
+            settings,
+        )
+        self.names = list(made)
         self.flows = 0
+        self._both: Datapath | None = None
+        self._after: Datapath | None = None
 
-    def run(self, artifact: Callable[[], Artifact]) -> None:
-        """Do it."""
-        self._check_fit()
-        new = self._create()
-        self._copy_entries(new)
-        movers = self._movers(new) if FLOW_MAPS & set(self._names) else []
-        for mover in movers:
-            mover.copy()
-        if attach.attached(self._root):
-            self._change_under_traffic(artifact(), new, movers)
-        else:
-            self._follow(movers)
-            self._commit()
-        self.flows = sum(mover.moved + mover.spilled for mover in movers)
-        lost = sum(mover.lost for mover in movers)
-        if lost:
-            log.warning("connections whose SNAT ports collide in the smaller table were lost", extra={"flows": lost})
+    @classmethod
+    def anew(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
+        """Make and pin the new maps beside the old ones, and copy into them what only the agent writes."""
+        before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
+        stage = pins.pin_dir(maps.bpffs) / STAGE
+        change = cls(maps, sizes, {}, settings)
+        try:
+            stage.mkdir(mode=0o700)
+            for name in (name for name, spec in after.items() if spec != before[name]):
+                change.names.append(name)
+                change._made[name] = pins.create_map(after[name])
+                with pins.kernel_errors("pin", name):
+                    bpfsys.obj_pin(change._made[name], str(stage / name))
+            new = KernelMaps(maps.bpffs, sizes, maps.fds | change._made)
+            for name in change.names:
+                if name not in NOT_COPIED:
+                    _copy(maps, new, maps.specs[name])
+        except LbError:
+            change.close()
+            _drop(stage)
+            raise
+        return change
+
+    @classmethod
+    def begun(cls, maps: KernelMaps, settings: Settings) -> Self:
+        """Take up a change that was broken off while flows were being moved."""
+        stage = pins.pin_dir(maps.bpffs) / STAGE
+        sizes = pins.pinned_sizes(maps.bpffs, stage)
+        made: dict[str, int] = {}
+        with pins.kernel_errors("open", str(stage)):
+            for pin in sorted(stage.iterdir()):
+                if pin.name not in (MOVING, MOVED):
+                    made[pin.name] = bpfsys.obj_get(str(pin))
+        return cls(maps, sizes, made, settings)
+
+    def load(self, artifact: Artifact) -> None:
+        """Load the programs that know both kinds of maps, and those that know the new ones; attach nothing."""
+        fds = self._maps.fds | self._made
+        old = {f"{name}_old": self._maps.fds[name] for name in moved_tables(self._maps.sizes, self._sizes)}
+        if old:
+            self._both = datapath.load(
+                self._root, artifact, fds | old, self._sizes, self._settings, old=self._maps.sizes
+            )
+        self._after = datapath.load(self._root, artifact, fds, self._sizes, self._settings)
+
+    def run(self) -> Outcome:
+        """Do it. From here on it only goes forward."""
+        assert self._after is not None
+        problems: list[str] = []
+        attached = bool(attach.attached(self._root))
+        self._mark(MOVING)
+        if self._both is not None:
+            if attached:
+                self._both.put_in_force()
+            moved = move(self._both.programs, self._maps.sizes, self._sizes)
+            self.flows = sum(item.flows + item.spilled for item in moved.values())
+            lost = sum(item.lost + item.again for item in moved.values())
+            if lost:
+                problems.append(f"{lost} flows found no room in the smaller tables and were lost")
+                log.warning("flows found no room in the smaller tables and were lost", extra={"flows": lost})
+        if attached:
+            self._after.put_in_force()
+        self._mark(MOVED)
+        _exchange(self._root)
+        if self._both is not None:
+            self._both.close()
+        return Outcome(self._sizes, problems, self._made, self._after)
+
+    def _mark(self, name: str) -> None:
+        (self._root / STAGE / name).mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Give descriptors back; the pins keep what is needed."""
-        for item in self._loaded:
-            item.close()
-        for fd in self._made.values():
-            os.close(fd)
-
-    def _check_fit(self) -> None:
-        """Refuse before anything is made."""
-        limit = self._wanted.backends
-        if limit >= self._old.sizes.backends:
-            return
-        for name in ("lb4_backend", "lb6_backend"):
-            highest = max((int.from_bytes(key, "little") for key, _ in self._old.items(name)), default=0)
-            if highest >= limit:
-                raise ConfigError(
-                    f"--max-backends {limit}: backend id {highest} is in use; nothing was changed; give more, or run"
-                    " `lbagent cleanup` first (established connections are lost)"
-                )
-
-    def _create(self) -> KernelMaps:
-        """Make and pin the new maps beside the old ones."""
-        stage = self._root / STAGE
-        stage.mkdir(mode=0o700)
-        specs = pins.all_specs(self._wanted)
-        for name in self._names:
-            self._made[name] = pins.create_map(specs[name])
-            with pins.kernel_errors("pin", name):
-                bpfsys.obj_pin(self._made[name], str(stage / name))
-        return KernelMaps(self._old.bpffs, self._wanted, self._old.fds | self._made)
-
-    def _copy_entries(self, new: KernelMaps) -> None:
-        for name in self._names:
-            if name not in NOT_COPIED:
-                _copy(self._old, new, self._old.specs[name])
-
-    def _movers(self, new: KernelMaps) -> list[Mover]:
-        seeds = generation.pinned_seeds(self._root)
-        if seeds is None:
-            return []  # no program ever ran: no flows
-        now = clock.jiffies() >> tick_shift(clock.hz()) & 0xFFFF
-        return [Mover(family, self._old, new, Hash(seeds.seed0, seeds.seed1), now) for family in ("4", "6")]
-
-    def _change_under_traffic(self, artifact: Artifact, new: KernelMaps, movers: Sequence[Mover]) -> None:
-        hold = replace(self._settings, hold_new=True)
-        for maps, settings in ((self._old, hold), (new, hold), (new, self._settings)):
-            self._loaded.append(datapath.load(self._root, artifact, maps.fds, maps.sizes, settings))
-        quiet, turned, free = self._loaded
-        began = time.monotonic()
-        quiet.put_in_force()
-        self._follow(movers)
-        self._commit()
-        turned.put_in_force()
-        free.put_in_force()
-        log.info("new flows were held back", extra={"ms": round(1000 * (time.monotonic() - began))})
-
-    @staticmethod
-    def _follow(movers: Sequence[Mover]) -> None:
-        for mover in movers:
-            mover.follow()
-
-    def _commit(self) -> None:
-        (self._root / STAGE / MARK).mkdir()
-        _exchange(self._root)
+        """Give the descriptors back; what is pinned or attached stays."""
+        for item in (self._both, self._after):
+            if item is not None:
+                item.close()
+        pins.close_all(self._made)
 
 
 def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys, clock, settings
-from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_program, own_maps
+from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_program, own_maps, with_old_maps
 from lbagent.errors import VerifierError
 from lbagent.maps import layout
 from lbagent.maps.layout import Sizes
@@ -52,7 +52,7 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
     config = settings.pack(settings.Settings(), sizes, settings.Seeds.fresh(), clock.hz())
     refused = 0
     with scratch_maps(sizes) as shared, own_maps(config) as own:
-        fds = {**shared, **own}
+        fds = with_old_maps({**shared, **own})
         print(
             f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
         )

@@ -75,6 +75,11 @@ class Datapath:
         if alive:
             attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
+    def take_over(self, other: Datapath) -> None:
+        """Go on with the programs of `other`, which are in force already."""
+        self.generation.close()
+        self.artifact, self.generation, self.key, self.adopted = other.artifact, other.generation, other.key, False
+
     def put_in_force(self) -> None:
         """Make these loaded programs the ones that are pinned and attached."""
         generation.install(self.root, self.key, self.generation, self._swap)
@@ -86,16 +91,17 @@ class Datapath:
 
 def load(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
-    *, adopt: bool = False, log_dir: Path | None = None,
+    *, old: Sizes | None = None, adopt: bool = False, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Load the programs of `artifact` and attach nothing; with `adopt`, take the pinned ones if they are the same.
 
-    The seeds are those of the flow tables under `root`. Raises as `start`.
+    With `old` they are those that move flows from maps of these sizes, which are among `shared_maps` by their names in
+    OLD_MAPS. The seeds are those of the flow tables under `root`. Raises as `start`.
     """
     require_kernel()
     artifacts.check(artifact, "the built programs")
     seeds = generation.pinned_seeds(root) or settings.Seeds.fresh()
-    config = settings.pack(options, sizes, seeds, clock.hz())
+    config = settings.pack(options, sizes, seeds, clock.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)
     found = generation.adopt(root, key, artifact) if adopt else None
     new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)

@@ -75,7 +75,7 @@ def load_generation(
     made = Generation()
     try:
         _create_own_maps(made.maps, config)
-        fds = {**shared_maps, **made.maps}
+        fds = with_old_maps({**shared_maps, **made.maps})
         for program in artifact.programs.values():
             start = time.perf_counter()
             made.programs[program.name] = load_program(folded(program, config), fds, log_dir)
@@ -88,6 +88,11 @@ def load_generation(
         made.close()
         raise
     return made
+
+
+def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
+    """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
+    return {**{alias: fds[name] for alias, name in layout.OLD_MAPS.items() if name in fds}, **fds}
 
 
 def _create_own_maps(fds: dict[str, int], config: bytes) -> None:

@@ -30,14 +30,12 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
-    hold_new: bool = False  # packets of new flows are dropped (and sent again): see agent/resize.py
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
         wanted = {
             ConfigFlag.EXTERNAL_CLUSTERIP: self.external_clusterip,
             ConfigFlag.COUNT_PASSED: self.count_passed,
-            ConfigFlag.HOLD_NEW: self.hold_new,
         }
         return sum(int(flag) for flag, on in wanted.items() if on)
 
@@ -65,8 +63,11 @@ def tick_shift(hz: int) -> int:
     return min(range(14), key=lambda shift: abs((1 << shift) / hz - 1))
 
 
-def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int) -> bytes:
-    """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two."""
+def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
+    """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two.
+
+    `old` are the sizes of the maps that flows are being moved from; a table of the same size is not moved.
+    """
     shift = tick_shift(hz)
 
     def ticks(seconds: int) -> int:
@@ -81,5 +82,11 @@ def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int) -> bytes:
         "reject_rate": settings.reject_rate, "maglev_size": sizes.maglev_size, "flags": settings.flags(),
         "timeout_new": ticks(settings.timeout_new_s), "timeout_tcp": ticks(settings.timeout_tcp_s),
         "timeout_udp": ticks(settings.timeout_udp_s), "timeout_closing": ticks(settings.timeout_closing_s), "hz": hz,
+        **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
+
+
+def _old_mask(sizes: Sizes, old: Sizes | None, name: str) -> int:
+    before = getattr(old or sizes, name)
+    return before - 1 if before != getattr(sizes, name) else 0

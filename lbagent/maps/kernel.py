@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -57,6 +58,14 @@ class KernelMaps:
             pins.close_all(fds)
             raise
         return cls(bpffs, sizes or pins.pinned_sizes(bpffs), fds)
+
+    def replace(self, fds: Mapping[str, int], sizes: Sizes) -> None:
+        """Go on with other maps under these names; the old descriptors are closed, the new ones are ours."""
+        for name, fd in fds.items():
+            os.close(self.fds[name])
+            self.fds[name] = fd
+        self.sizes = sizes
+        self.specs = {name: spec for name, spec in map_specs(sizes).items() if name not in GENERATION_MAPS}
 
     def close(self) -> None:
         """Close the descriptors; the pins keep the maps."""

@@ -117,7 +117,9 @@ LB_CONFIG = _layout(
     "lb_config",
     "u64 seed0, u64 seed1, u64 flow4_mask, u64 flow6_mask, u64 snat4_mask, u64 snat6_mask, u64 path_mask,"
     "u64 jiffies_shift, u64 snat_port_min, u64 snat_port_max, u64 reject_rate, u64 maglev_size, u64 flags,"
-    "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz",
+    "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
+    # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
+    "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask",
 )
 
 
@@ -125,6 +127,21 @@ LB_CONFIG = _layout(
 # `first` and `count` on (use the kernel's `repeat`); `live`, which starts at 0 and is also what the run returns, are live flows.
 SWEEP_STEP = 32
 LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live")
+
+
+# Data of a run of move4/move6: positions of the old map to do, what of (Move), `dry`: leave the old map as it is. One run does at
+# most MOVE_STEP and moves `first` and `count` on. The rest are counts: of flows that found no room (`lost`) and of those that
+# changed meanwhile and are to be tried again.
+MOVE_STEP = 64
+LB_MOVE = _layout("lb_move", "u64 first, u64 count, u64 what, u64 dry, u64 moved, u64 spilled, u64 lost, u64 again")
+
+
+class Move(IntEnum):
+    """What a run of move4/move6 does."""
+
+    FLOWS = 1  # entries of the flow table, with their SNAT slots
+    SLOTS = 2  # SNAT slots that no entry speaks of
+    STAMPS = 3  # which buckets have flows in the spill map
 
 
 class PathFlag(IntEnum):
@@ -148,7 +165,6 @@ class ConfigFlag(IntEnum):
 
     EXTERNAL_CLUSTERIP = 1
     COUNT_PASSED = 2
-    HOLD_NEW = 4  # no new flow for a moment: the tables are being moved to maps of another size
 
 
 class MapType(IntEnum):
@@ -264,7 +280,14 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
-MAP_NAMES: tuple[str, ...] = tuple(map_specs())  # position + MAP_BASE = the symbolic fd the compiler sees
+# What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/loader.py).
+OLD_MAPS = {
+    "lb4_flow_old": "lb4_flow",
+    "lb6_flow_old": "lb6_flow",
+    "lb4_snat_old": "lb4_snat",
+    "lb6_snat_old": "lb6_snat",
+}
+MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd the compiler sees
 MAP_BASE = 1000
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

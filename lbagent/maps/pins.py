@@ -170,12 +170,15 @@ def close_all(fds: dict[str, int]) -> None:
     fds.clear()
 
 
-def pinned_sizes(bpffs: str | Path) -> Sizes:
-    """Return the sizes the pinned maps were made with. Raises NotFound where there are none, LayoutMismatch."""
+def pinned_sizes(bpffs: str | Path, before: Path | None = None) -> Sizes:
+    """Return the sizes the pinned maps were made with; a pin under `before` counts more than the one of its name.
+
+    Raises NotFound where there are none, KernelError.
+    """
     entries, values = {}, {}
     for name in ("lb4_service", "lb4_backend", "lb4_flow", "lb6_flow", "lb4_snat", "lb6_snat", "lb4_source_range",
                  "lb4_affinity", "lb4_spill", "lb4_frag", "lb4_path", "lb_maglev_inner"):  # fmt: skip
-        path = pin_dir(bpffs) / name
+        path = before / name if before and (before / name).exists() else pin_dir(bpffs) / name
         with kernel_errors("open", str(path)):
             try:
                 fd = bpfsys.obj_get(str(path))

@@ -29,6 +29,14 @@ def test_record_has_masks_ports_and_ticks():
     assert found["hz"] == 250
 
 
+def test_only_tables_of_another_size_are_moved():
+    old, new = Sizes(flow4=1 << 12, snat6=1 << 11), Sizes(flow4=1 << 13, snat6=1 << 11)
+    found = unpack(settings.pack(settings.Settings(), new, settings.Seeds(1, 1), 250, old))
+    assert [found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6")] == [4095, 0, 0, 0]
+    found = unpack(settings.pack(settings.Settings(), new, settings.Seeds(1, 1), 250))
+    assert not any(found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6"))
+
+
 def test_no_time_out_becomes_zero_ticks():
     options = settings.Settings(timeout_closing_s=0)
     assert unpack(settings.pack(options, Sizes(), settings.Seeds(1, 1), 100))["timeout_closing"] == 1

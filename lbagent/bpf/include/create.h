@@ -54,7 +54,7 @@ AI u64 create_flow(struct lb_scratch *s, const struct ct_key *key, const struct 
 	f->version = s->version;
 	NO_UNROLL
 	for (u64 n = 0; n < CREATE_TRIES; n++) {
-		if ((n || s->choice == CHOICE_AGAIN) && (ct_find(s->hash, key, now, f) || ct_find_spilled(key, now, f))) {
+		if ((n || s->choice == CHOICE_AGAIN) && ct_find_slow(s->hash, key, now, f)) {
 			if (s->choice == CHOICE_NEW || f->value != s->old_value)
 				return CT_FOUND;
 			if (ct_replace(f, s->old_value, value, s->service))

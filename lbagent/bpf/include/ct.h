@@ -91,7 +91,7 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 	struct spill_value *v;
 	struct spill_key k = {*key};
 
-	if (LIKELY(!stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
+	if (LIKELY(!OLD_FLOWS && !stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
 		return false;
 	v = map_lookup(FAMILY_FD(spill), &k);
 	if (!v)
@@ -102,6 +102,23 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 	f->second = false;
 	f->spilled = true;
 	return true;
+}
+
+/* A bucket of the table that is being left. */
+AI u64 *ct_old_bucket(u64 hash)
+{
+	return (u64 *)(FAMILY_VAL(flow_old) + (hash & CFG_FLOW_OLD_MASK & ~(u64)(FLOW_WAYS - 1)) * (ENTRY_WORDS * 8));
+}
+
+/* Finds a flow off the quick path: wherever it is. One that is being moved is in the new table before it leaves the old one. */
+AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	if (ct_find(hash, key, now, f) || ct_find_spilled(key, now, f))
+		return true;
+	if (!OLD_FLOWS)
+		return false;
+	f->second = false;
+	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
 }
 
 /* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */

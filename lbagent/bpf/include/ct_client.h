@@ -63,5 +63,7 @@ AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 
 	if (UNLIKELY(stamp_fresh(CT_STAMPS(b)[0], now)))
 		clash |= ct_clash_in(ct_bucket(hash >> 32), key, backend);
+	if (OLD_FLOWS)
+		clash |= ct_clash_in(ct_old_bucket(hash), key, backend) | ct_clash_in(ct_old_bucket(hash >> 32), key, backend);
 	return clash;
 }

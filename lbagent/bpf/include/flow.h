@@ -86,6 +86,11 @@ AI bool flow_lost_slot(const struct ct_flow *f, const struct ct_key *key)
 	if (!V_SNAT(f->value))
 		return false;
 	slot = slot_of_value(f->value);
+	if (snat_held(slot, RD64(slot + SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at)))
+		return false;
+	if (!OLD_SLOTS)
+		return true;
+	slot = old_slot_of_value(f->value);
 	return !snat_held(slot, RD64(slot + SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
 }
 
@@ -165,8 +170,6 @@ AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow,
 		reason = service_empty(svc);
 		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
-	if (CFG->flags & CONFIG_HOLD_NEW) /* the tables are being moved: the packet will come again */
-		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	reason = select_backend(&s->pk, s, svc, &key, flow, now, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
@@ -191,7 +194,7 @@ AI int flow_main(lb_ctx *ctx)
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find(&s->pk, &view))
+	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
 		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
@@ -203,7 +206,7 @@ AI int flow_main(lb_ctx *ctx)
 		if (s->snat)
 			snat_touch(s->hash, s->backend);
 	}
-	if (ct_find(s->hash, &key, now, &f) || ct_find_spilled(&key, now, &f)) {
+	if (ct_find_slow(s->hash, &key, now, &f)) {
 		rc = flow_known(ctx, s, &key, &f, now);
 		if (rc != GO_ON)
 			return rc;

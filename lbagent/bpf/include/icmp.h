@@ -102,10 +102,10 @@ AI int icmp_run(lb_ctx *ctx)
 	/* an error is for whom the quoted packet came from; one that is not is forged or for somebody else */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	if (snat_port(q->pk.dport) && snat_find(&q->pk, &view))
+	if (snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
-	if (ct_find(hash, &key, now, &flow) || ct_find_spilled(&key, now, &flow))
+	if (ct_find_slow(hash, &key, now, &flow))
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	if (reply_find(&q->pk, now, &key, &flow, &vip, &vip_port))
 		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);

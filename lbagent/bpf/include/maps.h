@@ -13,10 +13,18 @@
 #if LB_FAMILY == 4
 #define CFG_FLOW_MASK (CFG->flow4_mask)
 #define CFG_SNAT_MASK (CFG->snat4_mask)
+#define CFG_FLOW_OLD_MASK (CFG->flow4_old_mask)
+#define CFG_SNAT_OLD_MASK (CFG->snat4_old_mask)
 #else
 #define CFG_FLOW_MASK (CFG->flow6_mask)
 #define CFG_SNAT_MASK (CFG->snat6_mask)
+#define CFG_FLOW_OLD_MASK (CFG->flow6_old_mask)
+#define CFG_SNAT_OLD_MASK (CFG->snat6_old_mask)
 #endif
+/* Are flows (SNAT slots) being moved here from a map of another size? Constants for the verifier: the code under them is not there
+ * at any other time. docs/datapath.md, "Resizing". */
+#define OLD_FLOWS (CFG_FLOW_OLD_MASK != 0)
+#define OLD_SLOTS (CFG_SNAT_OLD_MASK != 0)
 
 /* The clock: ticks of about one second, 16 bits. */
 AI u64 now_ticks(void)

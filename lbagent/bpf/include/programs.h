@@ -7,6 +7,7 @@
 #include "answer.h"
 #include "general.h"
 #include "icmp.h"
+#include "move.h"
 #include "reply.h"
 #include "sweep.h"
 
@@ -18,6 +19,7 @@
 #define ANSWER_NAME CALL_NAME(9, answer4)
 #define REPLY_NAME CALL_NAME(11, reply4)
 #define SWEEP_NAME sweep4
+#define MOVE_NAME move4
 #else
 #define GENERAL_NAME CALL_NAME(2, general6)
 #define FLOW_NAME CALL_NAME(4, flow6)
@@ -26,6 +28,7 @@
 #define ANSWER_NAME CALL_NAME(10, answer6)
 #define REPLY_NAME CALL_NAME(12, reply6)
 #define SWEEP_NAME sweep6
+#define MOVE_NAME move6
 #endif
 
 int GENERAL_NAME(lb_ctx *ctx)
@@ -62,5 +65,10 @@ int REPLY_NAME(lb_ctx *ctx)
 int SWEEP_NAME(lb_ctx *ctx)
 {
 	return sweep_main(ctx);
+}
+#else
+int MOVE_NAME(lb_ctx *ctx)
+{
+	return move_main(ctx);
 }
 #endif

@@ -39,7 +39,7 @@ AI void reply_note(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
 	struct ct_flow f;
 	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
 
-	if (ct_find(hash, &key, now, &f) || ct_find_spilled(&key, now, &f))
+	if (ct_find_slow(hash, &key, now, &f))
 		ct_refresh(&f, &key, pk, now, true);
 }
 
@@ -65,16 +65,36 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct slot_view *vie
 	return rc;
 }
 
+AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	f->bucket = ct_bucket(hash);
+	f->second = false;
+	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+		return true;
+	f->second = stamp_fresh(CT_STAMPS(f->bucket)[0], now);
+	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port);
+}
+
+/* In the table that is being left, and again in the one it may have been moved to meanwhile. */
+AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+			  u16 *vip_port)
+{
+	f->second = false;
+	NO_UNROLL
+	for (u64 n = 0; n < 2; n++)
+		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, f, vip, vip_port))
+			return true;
+	return reply_find_in(hash, pk, now, key, f, vip, vip_port);
+}
+
 /* Finds the flow of a local backend's reply, and the frontend it was opened to; `key` is what it was found by. */
 AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
 {
 	u64 hash = ct_key_make(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
 
-	f->bucket = ct_bucket(hash);
-	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+	if (reply_find_in(hash, pk, now, key, f, vip, vip_port))
 		return true;
-	f->second = stamp_fresh(CT_STAMPS(f->bucket)[0], now);
-	if (f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port))
+	if (OLD_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
 		return true;
 	reply_key(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
 	return ct_find_spilled(key, now, f) && frontend_of(SEEN_SERVICE(f->seen_at), vip, vip_port);
@@ -108,7 +128,7 @@ AI int reply_main(lb_ctx *ctx)
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find(&s->pk, &view))
+	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
 		return reply_snat(ctx, s, &view, now);
 	return reply_local(ctx, s, now);
 }

@@ -39,6 +39,12 @@ AI u64 *slot_of(u64 backend_hash, u16 port)
 	return (u64 *)(FAMILY_VAL(snat) + ((backend_hash + NTOHS(port)) & CFG_SNAT_MASK) * SLOT_BYTES);
 }
 
+/* The same pair's slot in the map that is being left. */
+AI u64 *old_slot_of(u64 backend_hash, u16 port)
+{
+	return (u64 *)(FAMILY_VAL(snat_old) + ((backend_hash + NTOHS(port)) & CFG_SNAT_OLD_MASK) * SLOT_BYTES);
+}
+
 AI u64 path_hash(const lb_path *path, u64 meta)
 {
 	lb_addr a;
@@ -83,17 +89,29 @@ AI u64 *slot_of_value(u64 value)
 	return slot_of(path_hash(path, PATH_META(path)), V_SNAT(value));
 }
 
+AI u64 *old_slot_of_value(u64 value)
+{
+	lb_path *path = path_of(V_BACKEND(value));
+
+	return old_slot_of(path_hash(path, PATH_META(path)), V_SNAT(value));
+}
+
+AI void slot_free(u64 *s, u64 value, u64 owner, const lb_addr *client)
+{
+	u64 s0 = RD64(s);
+
+	if (slot_is_of(s, s0, value, owner, client))
+		CAS(s, s0, s0 & SLOT_GEN);
+}
+
 /* Frees the slot of a flow that ends. Its generation stays, so that the next holder gets another one. */
 AI void snat_free(u64 value, u64 owner, const lb_addr *client)
 {
-	u64 *s, s0;
-
 	if (!V_SNAT(value))
 		return;
-	s = slot_of_value(value);
-	s0 = RD64(s);
-	if (slot_is_of(s, s0, value, owner, client))
-		CAS(s, s0, s0 & SLOT_GEN);
+	slot_free(slot_of_value(value), value, owner, client);
+	if (OLD_SLOTS)
+		slot_free(old_slot_of_value(value), value, owner, client);
 }
 
 /* Does the flow (owner word, client, service) still hold the slot its value speaks of? */
@@ -125,6 +143,30 @@ AI void snat_touch(u64 hash, u64 backend)
 	RD64(slot_of(path_hash(path, PATH_META(path)), HTONS(host)));
 }
 
+AI void slot_write(u64 *s, const lb_addr *client, u64 meta)
+{
+#if LB_FAMILY == 6
+	WR64(s + 1, client->w[0]);
+	WR64(s + 2, client->w[1]);
+	MB();
+#endif
+	WR64(s + SLOT_META, meta);
+}
+
+/* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
+ * moment. Returns false if somebody else holds it there. */
+AI bool snat_take_old(u64 *s, u64 owner, const lb_addr *client, u64 taken, u64 meta, u64 now)
+{
+	u64 s0 = RD64(s), old = RD64(s + SLOT_META);
+
+	if (s0 >> 16)
+		return slot_client_is(s, s0, owner, client) || SLOT_BACKEND(old) != SLOT_BACKEND(meta) || slot_stale(old, now);
+	if (CAS(s, s0, taken) != s0)
+		return false;
+	slot_write(s, client, meta);
+	return true;
+}
+
 /* Takes a port for a flow of `client` (owner word `owner`, hash `hash`) towards a backend. Two runs of 8 neighbours, so that at
  * most four cache lines are read. Returns the port and the slot's generation as they stand in a value word; 0: none is free. */
 AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 service, u64 now)
@@ -136,7 +178,7 @@ AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 se
 
 	NO_UNROLL
 	for (u64 i = 0; i < SLOT_PROBES; i++) {
-		u64 host = at + i + (i >> 3) * (range >> 1), s0, gen, *s;
+		u64 host = at + i + (i >> 3) * (range >> 1), s0, gen, meta, *s;
 		u16 port;
 
 		if (host >= range)
@@ -147,8 +189,10 @@ AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 se
 		s = slot_of(bh, port);
 		s0 = RD64(s);
 		if (s0 >> 16) {
-			u64 meta = RD64(s + SLOT_META);
-			bool mine = slot_client_is(s, s0, owner, client) && SLOT_BACKEND(meta) == backend &&
+			bool mine;
+
+			meta = RD64(s + SLOT_META);
+			mine = slot_client_is(s, s0, owner, client) && SLOT_BACKEND(meta) == backend &&
 				    SLOT_SERVICE(meta) == service;
 
 			if (!mine && !slot_stale(meta, now))
@@ -157,12 +201,12 @@ AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 se
 		gen = (s0 + 1) & SLOT_GEN;
 		if (CAS(s, s0, SLOT_OWNER(owner, gen)) != s0)
 			continue;
-#if LB_FAMILY == 6
-		WR64(s + 1, client->w[0]);
-		WR64(s + 2, client->w[1]);
-		MB();
-#endif
-		WR64(s + SLOT_META, backend << 44 | (u64)service << 28 | stamp | (gen & 15));
+		meta = backend << 44 | (u64)service << 28 | stamp | (gen & 15);
+		if (OLD_SLOTS && !snat_take_old(old_slot_of(bh, port), owner, client, SLOT_OWNER(owner, gen), meta, now)) {
+			CAS(s, SLOT_OWNER(owner, gen), gen);
+			continue;
+		}
+		slot_write(s, client, meta);
 		return (u64)port << 20 | (gen & 3) << 14;
 	}
 	return 0;
@@ -176,10 +220,9 @@ struct slot_view {
 	u16 client_port;
 };
 
-/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if nobody holds it. */
-AI bool snat_find(const struct lb_pkt *pk, struct slot_view *view)
+AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct slot_view *view)
 {
-	u64 *s = slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), s0 = RD64(s), meta, path_meta;
+	u64 s0 = RD64(s), meta, path_meta;
 	lb_path *path;
 	lb_addr from;
 
@@ -205,4 +248,20 @@ AI bool snat_find(const struct lb_pkt *pk, struct slot_view *view)
 	path_addr(path, &from);
 	return !((s0 ^ meta) & 15) && addr_eq(&from, &pk->saddr) && META_PORT(path_meta) == pk->sport &&
 	       path_proto(path_meta) == pk->proto;
+}
+
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if nobody holds it. */
+AI bool snat_find(const struct lb_pkt *pk, struct slot_view *view)
+{
+	return snat_find_at(slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
+}
+
+/* The same off the quick path: a slot that is being moved is in the new place before it leaves the old one. */
+AI bool snat_find_slow(const struct lb_pkt *pk, struct slot_view *view)
+{
+	if (snat_find(pk, view))
+		return true;
+	if (!OLD_SLOTS)
+		return false;
+	return snat_find_at(old_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view) || snat_find(pk, view);
 }
