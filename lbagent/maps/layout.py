@@ -109,8 +109,8 @@ LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
 # A device we are attached to, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free. The second
-# u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
-LB_DEVICE = _layout("lb_device", "u32 ifindex, mac mac, u16 flags, pad4 pad")
+# u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked. mtu 0: unknown.
+LB_DEVICE = _layout("lb_device", "u32 ifindex, mac mac, u16 flags, u16 mtu, pad2 pad")
 # Frozen before the programs are loaded, so the verifier folds every field into the instructions. Masks are entries (slots,
 # records) - 1; time-outs are in ticks of 2^jiffies_shift jiffies.
 LB_CONFIG = _layout(

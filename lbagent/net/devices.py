@@ -1,4 +1,4 @@
-"""lb_device: what the programs know of the devices they sit on (whether pods live behind it, its MAC address)."""
+"""lb_device: what the programs know of the devices they sit on (whether pods live behind it, its MAC address, its MTU)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lbagent.maps.layout import DEVICE_PROBES, DEVICES, LB_DEVICE, DeviceFlag, d
 from lbagent.net.snapshot import Link
 
 MAP = "lb_device"
+MTU_MOST = 0xFFFF  # loopback has one more: no datagram is longer
 HALF = 8  # a record is two words; the first one holds ifindex
 
 
@@ -37,7 +38,8 @@ def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list
             left_out.append(link.name)
             continue
         places[ifindex] = position
-        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), DeviceFlag.POD if pod else 0, b"")
+        flags = DeviceFlag.POD if pod else 0
+        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MTU_MOST), b"")
         at = position * LB_DEVICE.size
         if record != present[at : at + LB_DEVICE.size]:
             words += [(at + HALF, record[HALF:]), (at, record[:HALF])]

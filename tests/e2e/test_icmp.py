@@ -43,7 +43,6 @@ def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Clu
     assert remote.packets()["answer_too_big"] > 0
 
 
-@pytest.mark.xfail(reason="a reply larger than the MTU of the device towards the client is dropped without an answer")
 @pytest.mark.parametrize("vip", WEB)
 def test_a_smaller_mtu_towards_the_clients_is_learned_by_the_backend(remote: Cluster, vip: str) -> None:
     # the client's own device keeps 1500, so its MSS does not tell: only the node's device is small

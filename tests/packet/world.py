@@ -148,9 +148,9 @@ class World:
         if self.maps.specs[name].type != layout.MapType.ARRAY:
             self._written.update((name, key) for key, _ in rows)
 
-    def device(self, ifindex: int, flags: int, mac: str) -> None:
-        """Say what a device is and which MAC address is its own."""
-        row = layout.LB_DEVICE.pack(ifindex, _mac(mac), flags, bytes(4))
+    def device(self, ifindex: int, flags: int, mac: str, mtu: int = 1500) -> None:
+        """Say what a device is, which MAC address is its own and what it carries."""
+        row = layout.LB_DEVICE.pack(ifindex, _mac(mac), flags, mtu, bytes(2))
         for probe in range(layout.DEVICE_PROBES):
             at = layout.device_position(ifindex, probe) * len(row)
             with self.maps.window("lb_device", at, len(row)) as view:

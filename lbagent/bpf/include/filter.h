@@ -34,8 +34,9 @@ AI bool filter_src(const lb_addr *a)
 	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (p >> 6) * 8) >> (p & 63) & 1;
 }
 
-/* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16. */
+/* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */
 #define DEVICE_FLAGS(d) (RD64((d) + 1) >> 16 & 0xffff)
+#define DEVICE_MTU(d) (RD64((d) + 1) >> 32 & 0xffff)
 
 AI u64 *device_at(u64 position)
 {

@@ -4,6 +4,7 @@
  * none. The way out is found before the packet is touched.
  */
 #pragma once
+#include "filter.h"
 #include "nat.h"
 #include "path.h"
 #include "scratch.h"
@@ -12,6 +13,7 @@
 #define AF_INET6 10
 #define FIB_NOT_FORWARDED 4 /* BPF_FIB_LKUP_RET_NOT_FWDED: the address is this node's own */
 #define FIB_NO_NEIGHBOR 7
+#define FIB_FRAG_NEEDED 8 /* tc only: found, but this packet is too long for the device; the caller has asked or will */
 
 /* Ways out. */
 #define OUT_NEXTHOP 0  /* MACs and device known */
@@ -48,12 +50,25 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	if (rc == FIB_NO_NEIGHBOR)
 		return OUT_NEIGHBOR;
 #endif
-	if (rc)
+	if (rc && rc != FIB_FRAG_NEEDED)
 		return OUT_NONE;
 	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
 	nh->macs = mac[3] | (u64)mac[4] << 16 | (u64)mac[5] << 32 | (u64)mac[0] << 48;
 	nh->rest |= mac[1] | (u64)mac[2] << 16;
 	return OUT_NEXTHOP;
+}
+
+#define MTU_LEAST 1280 /* of an IPv6 link: what is not longer fits, and nobody asks */
+
+/* Returns the MTU of a reply's way out, 0 = unknown or of no matter. Requests have it in the path record. */
+AI u64 reply_mtu(const struct lb_pkt *pk, const struct nexthop *nh)
+{
+	u64 *device;
+
+	if (LIKELY(pk->l3_len <= MTU_LEAST))
+		return 0;
+	device = device_find(NEXTHOP_IFINDEX(nh));
+	return device ? DEVICE_MTU(device) : 0;
 }
 
 /* Finds the way to `to`: next-hop record `index`, else the FIB. */

@@ -91,6 +91,8 @@ AI int reply_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, cons
 		return GO_SLOW;
 	if (UNLIKELY(!nexthop_load(SLOT_NEXTHOP(view->meta), &nh) || !frontend_of(SLOT_SERVICE(view->meta), &to.saddr, &to.sport)))
 		return GO_SLOW;
+	if (UNLIKELY(over_mtu(pk->l3_len, reply_mtu(pk, &nh))))
+		return GO_SLOW;
 	to.daddr = view->client;
 	to.dport = view->client_port;
 	count(REASON_FWD_REPLY, len);

@@ -13,7 +13,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 {
 	struct lb_pkt *pk = &s->pk;
 	bool leaving = pk->flags & PKT_EGRESS;
-	u64 len = CTX_LEN(ctx);
+	u64 len = CTX_LEN(ctx), mtu;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
 
@@ -24,6 +24,12 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
 			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
 		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
+		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, &nh);
+		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
+			if (pk->flags & PKT_DF)
+				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+			out = OUT_STACK; /* translated it goes up, and the stack cuts it */
+		}
 	}
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
