@@ -262,7 +262,7 @@ def structure(kernel: World, family: int) -> dict[str, int]:
     locked = 0
     for at in range(0, length, size):
         words = struct.unpack_from(f"<{size // 8}Q", table, at)
-        if at // size % 4 == 0 and words[-1] >> 16 & 1:
+        if at // size % 4 == 0 and words[3 if family == 4 else 6] >> 16 & 1:
             locked += 1
         key, w2 = flow_key(words, family)
         if key is None:

@@ -113,8 +113,8 @@ AI u64 mix6(const lb_addr *a, u64 k)
 
 	x ^= x >> 32;
 	x = (x + a->w[1]) * 0x9FB21C651E98DF25ULL;
-	x ^= x >> 32;
-	return mix(x ^ k);
+	x = (x ^ x >> 32 ^ k * 0x9E3779B97F4A7C15ULL) * (CFG->seed0 | 1);
+	return x ^ x >> 29;
 }
 
 AI u64 ct_key_make(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *vip, u16 vip_port, u8 proto)

@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "ct.h"
+#include "filter.h"
 #include "fwd.h"
 
 #define GO_SLOW (-1)
@@ -36,6 +37,27 @@ AI bool stays_here(u64 meta, u64 value)
 	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
 }
 
+#if LB_FAMILY == 6 && defined(LB_HOOK_XDP)
+/* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
+ * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
+ * value word without its state), and the address it is sent from. Another mark: added up again. */
+AI u64 flow_sum(const struct ct_flow *f, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	u64 *at = f->seen_at + 1, kept = RD64(at), mark = to->saddr.w[0] * 0x9E3779B97F4A7C15ULL + to->saddr.w[1], sum;
+
+	mark = (mark ^ (f->value & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND))) * 0x9FB21C651E98DF25ULL;
+	if (LIKELY(!((kept ^ mark) >> 16)))
+		return kept & 0xffff;
+	sum = csum_fold(nat_addresses(pk, to) + nat_ports(pk, to));
+	WR64(at, (mark & ~0xffffULL) | sum);
+	return sum;
+}
+
+#define FLOW_WRITE(ctx, data, end, pk, to, hops, f) nat_write_sum(data, end, pk, to, hops, flow_sum(f, pk, to))
+#else
+#define FLOW_WRITE(ctx, data, end, pk, to, hops, f) nat_write(ctx, data, end, pk, to, hops)
+#endif
+
 AI int flow_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
 	u64 v = f->value, meta, len = FRAME_LEN(ctx, data, end);
@@ -55,7 +77,7 @@ AI int flow_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const
 	count(here ? REASON_FWD_LOCAL : REASON_FWD_ESTABLISHED, len);
 	count_flow(SEEN_SERVICE(f->seen_at), V_BACKEND(v), len);
 	flow_tuple(pk, path, meta, v, &to);
-	if (nat_write(ctx, data, end, pk, &to, !here))
+	if (FLOW_WRITE(ctx, data, end, pk, &to, !here, f))
 		return LB_DROP;
 	return here ? LB_PASS : out_send(ctx, data, end, pk, &nh);
 }

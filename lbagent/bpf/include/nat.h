@@ -47,39 +47,65 @@ AI int nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 di
 	return 0;
 }
 
+/* Writes ports and checksum; `sum` is what addresses and ports change. Returns -1 if the frame is too short. */
+AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum)
+{
+	if (pk->proto == PROTO_TCP) {
+		if (l4 + 18 > end)
+			return -1;
+		*(u16 *)(l4 + 16) = csum_apply(*(u16 *)(l4 + 16), sum);
+	} else {
+		if (l4 + UDP_HLEN > end)
+			return -1;
+		if (*(u16 *)(l4 + 6))
+			*(u16 *)(l4 + 6) = csum_apply_udp(*(u16 *)(l4 + 6), sum);
+	}
+	*(u16 *)l4 = to->sport;
+	*(u16 *)(l4 + 2) = to->dport;
+	return 0;
+}
+
+AI u64 nat_ports(const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	return word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
+}
+
+AI u64 nat_addresses(const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	return addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
+}
+
 /* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short.
  * `data`, `end`: the context's, which tc does not need. */
 AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
 {
 	u8 *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
-	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
+	u64 diff = nat_addresses(pk, to);
 
 	if (l3 + IP_HLEN > end)
 		return -1;
-	if (!(pk->flags & PKT_LATER)) {
-		u64 ports = diff + word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
-
-		if (pk->proto == PROTO_TCP) {
-			if (l4 + 18 > end)
-				return -1;
-			*(u16 *)(l4 + 16) = csum_apply(*(u16 *)(l4 + 16), ports);
-		} else {
-			if (l4 + UDP_HLEN > end)
-				return -1;
-			if (*(u16 *)(l4 + 6))
-				*(u16 *)(l4 + 6) = csum_apply_udp(*(u16 *)(l4 + 6), ports);
-		}
-		*(u16 *)l4 = to->sport;
-		*(u16 *)(l4 + 2) = to->dport;
-	}
+	if (!(pk->flags & PKT_LATER) && nat_l4(l4, end, pk, to, diff + nat_ports(pk, to)))
+		return -1;
 	return nat_l3(l3, pk, to, diff, hops);
 }
+
+#if LB_FAMILY == 6
+/* The same for a whole datagram whose `sum` is known already (there is no IP checksum to care for). */
+AI int nat_write_sum(u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 sum)
+{
+	u8 *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
+
+	if (l3 + IP_HLEN > end || nat_l4(l4, end, pk, to, sum))
+		return -1;
+	return nat_l3(l3, pk, to, 0, hops);
+}
+#endif
 #else
 #define L4_FLAGS(proto) ((proto) == PROTO_UDP ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a UDP checksum of 0 stays 0 */
 #define PSEUDO_HEADER (1 << 4)                                /* BPF_F_PSEUDO_HDR */
 #define RECOMPUTE 1                                           /* BPF_F_RECOMPUTE_CSUM */
 
-AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff)
+AI int nat_skb_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff)
 {
 	u64 at = L4_OFF(pk) + L4_CSUM(pk->proto), ports = word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
 	u16 both[2] = {to->sport, to->dport};
@@ -97,7 +123,7 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 	lb_addr both[2] = {to->saddr, to->daddr};
 	u8 ttl = pk->ttl - hops;
 
-	if (!(pk->flags & PKT_LATER) && nat_l4(ctx, pk, to, diff))
+	if (!(pk->flags & PKT_LATER) && nat_skb_l4(ctx, pk, to, diff))
 		return -1;
 #if LB_FAMILY == 4
 	diff += hops ? HOP_DIFF : 0;
