@@ -20,14 +20,14 @@ from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.sync import files, manifests
 from lbagent.sync.apply import apply
-from lbagent.sync.files import Files
+from lbagent.sync.files import Files, Reading
 from lbagent.sync.manifests import Unparsable
 from lbagent.sync.objects import Message
 from lbagent.sync.plan import plan
 from lbagent.sync.resolve import Options, resolve
 from lbagent.sync.shadow import Shadow
 
-STDIN = "-"
+STDIN, STDIN_NAME = "-", "stdin"
 
 
 class DryRun(Struct, frozen=True):
@@ -74,9 +74,11 @@ def _load(path: str) -> Files:
             raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
     loaded = Files(say_generation=False)
     try:
-        loaded.take("stdin", manifests.decode(sys.stdin.buffer.read(manifests.MAX_BYTES + 1), "stdin"))
+        text = manifests.decode(sys.stdin.buffer.read(manifests.MAX_BYTES + 1), STDIN_NAME)
+        reading = loaded.parse(STDIN_NAME, text)
     except Unparsable as error:
-        loaded.fail("stdin", error.message)
+        reading = Reading(STDIN_NAME, None, error.message)
+    loaded.accept(reading)
     return loaded
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.sync import manifests
-from lbagent.sync.manifests import Parsed, Unparsable
-from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Message, Objects
+from lbagent.sync.manifests import Kept, Parsed, Unparsable
+from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Last, Message, Objects
 
 Key = tuple[str, str]  # kind, key
 
@@ -21,6 +22,15 @@ class _File(Struct, gc=False):
     parsed: Parsed
     generation: int
     failure: Message | None = None
+
+
+class Reading(Struct, frozen=True, gc=False):
+    """A file that was read and not yet taken over: what it holds, or why it does not count."""
+
+    path: str
+    parsed: Parsed | None = None
+    failure: Message | None = None
+    recalled: Parsed = Parsed()  # of a file that fails when it is read for the first time
 
 
 class Files:
@@ -54,35 +64,51 @@ class Files:
 
     def read(self, path: str, *, any_file: bool = False) -> list[Change]:
         """Read a file again; one that does not parse keeps its last good objects."""
-        try:
-            return self.take(path, manifests.read_text(path, any_file=any_file))
-        except Unparsable as error:
-            return self.fail(path, error.message)
+        return self.accept(self.prepare(path, any_file=any_file))
 
-    def take(self, path: str, text: str) -> list[Change]:
-        """Take the text of a file."""
-        old = self._files.get(path)
-        if old is not None and old.parsed.objects and not text.strip():
-            # a file is truncated before it is written; deleting it is the way to take its objects away
-            return self.fail(path, Message("the file is empty", file=path))
+    def prepare(self, path: str, *, any_file: bool = False) -> Reading:
+        """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
         try:
-            parsed = manifests.parse(text, path)
+            return self.parse(path, manifests.read_text(path, any_file=any_file))
         except Unparsable as error:
-            return self.fail(path, error.message)
-        if old is not None and parsed.refused:
-            parsed = _keep_refused(old.parsed, parsed)
+            return self._failed(path, error.message)
+
+    def parse(self, path: str, text: str) -> Reading:
+        """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
+        before = _Before(self._files.get(path), lambda: self._recalled(path))
+        try:
+            parsed = manifests.parse(text, path, before.find)
+        except Unparsable as error:
+            return self._failed(path, error.message)
+        if parsed.is_empty and before.parsed.objects:
+            # A file is truncated before it is written, and comments may be all that a template gave: neither says that
+            # the objects are to go. Deleting the file does, and so does a List without items.
+            what = "the file holds only comments" if text.strip() else "the file is empty"
+            return self._failed(path, Message(what, file=path))
+        return Reading(path, parsed)
+
+    def _failed(self, path: str, message: Message) -> Reading:
+        return Reading(path, None, message, Parsed() if path in self._files else self._recalled(path))
+
+    def accept(self, reading: Reading) -> list[Change]:
+        """Take over what was read."""
+        path, parsed = reading.path, reading.parsed
+        if parsed is None:
+            assert reading.failure is not None
+            return self._fail(path, reading.failure, reading.recalled)
+        old = self._files.get(path)
         self.generation += 1
         if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
             self.revision += 1
         self._files[path] = _File(parsed, self.generation)
         return self._exchange(old.parsed if old else Parsed(), parsed)
 
-    def fail(self, path: str, message: Message) -> list[Change]:
+    def _fail(self, path: str, message: Message, recalled: Parsed) -> list[Change]:
         """Keep what a file held when it was good, and say so."""
         changes: list[Change] = []
         known = self._files.get(path)
         if known is None:
-            known = self._files[path] = _File(self._recalled(path), 0)
+            known = self._files[path] = _File(recalled, 0)
             changes = self._exchange(Parsed(), known.parsed)
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
@@ -104,9 +130,9 @@ class Files:
             return Parsed()
 
     def is_good(self, path: str) -> bool:
-        """Return whether the file parsed when it was read last."""
+        """Return whether the file parsed when it was read last, and needed nothing from before."""
         known = self._files.get(path)
-        return known is not None and known.failure is None
+        return known is not None and known.failure is None and not known.parsed.kept
 
     def remove(self, path: str) -> list[Change]:
         """Take a file and its objects away."""
@@ -174,11 +200,28 @@ class Files:
         return sorted(found, key=lambda message: (message.file, message.line))
 
 
-def _keep_refused(old: Parsed, new: Parsed) -> Parsed:
-    """Add the last good objects of those of which nothing could be read now."""
-    refused = set(new.refused)
-    kept = tuple((kind, obj) for kind, obj in old.objects if (kind, obj.key) in refused)
-    return Parsed(new.objects + kept, new.messages, new.refused)
+class _Before:
+    """What a file held when it was good; looked up only when something is wrong now."""
+
+    def __init__(self, file: _File | None, recall: Callable[[], Parsed]) -> None:
+        self._file = file
+        self._recall = recall
+        self._objects: dict[Key, KObject] | None = None
+
+    @cached_property
+    def parsed(self) -> Parsed:
+        return self._file.parsed if self._file else self._recall()
+
+    def find(self, kind: str, key: str) -> Last | None:
+        """Return the last good form of an object, if there was one."""
+        if self._objects is None:
+            self._objects = {(kind, obj.key): obj for kind, obj in reversed(self.parsed.objects)}
+        obj = self._objects.get((kind, key))
+        if obj is None:
+            return None
+        kept = self.parsed.kept.get((kind, key), Kept())
+        generation = self._file.generation if self._file else 0
+        return Last(obj, generation if kept.generation is None else kept.generation, kept.parts)
 
 
 def manifest_names(folder: str) -> list[str]:

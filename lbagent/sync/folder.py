@@ -29,6 +29,7 @@ SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long a
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
 BATCH_S = 0.02  # work in one go before others may run
 LOOK_AT_ONCE = 50  # files looked at before others may run
+LARGE = 32 << 10  # bytes that take BATCH_S to parse as YAML
 COPY_S = 1.0  # good files are copied so long after they were read
 
 
@@ -157,7 +158,7 @@ class FolderSource:
             await self._scan(None if first else changed)
         changes: list[Change] = []
         while self._pending:
-            changes += self._read_some()
+            changes += await self._read_some()
             if not first and changes:
                 changed(changes)
                 changes = []
@@ -169,20 +170,24 @@ class FolderSource:
         if refused:
             self._told.tell(self.problems())
 
-    def _read_some(self) -> list[Change]:
-        """Read pending files for a moment."""
+    async def _read_some(self) -> list[Change]:
+        """Read pending files for a moment; a large one in a thread, so that others may run meanwhile."""
         changes: list[Change] = []
         until = time.monotonic() + BATCH_S
         while self._pending and time.monotonic() < until:
             path = next(iter(self._pending))
             del self._pending[path]
             signature = signature_of(path)
-            if signature is None and not os.path.lexists(path):
+            if signature is None and _is_gone(path):
                 self._miss(path)
                 continue
             self._missing.pop(path, None)
             self._seen[path] = signature
-            changes += self._files.read(path)
+            if signature is not None and signature[3] > LARGE:
+                reading = await asyncio.to_thread(self._files.prepare, path)
+            else:
+                reading = self._files.prepare(path)
+            changes += self._files.accept(reading)
             if self._files.is_good(path):
                 self._note(path, signature)
         if self._recovering:
@@ -250,7 +255,7 @@ class FolderSource:
                 self._pending[path] = None
             if number % LOOK_AT_ONCE == 0 and changed is not None:
                 await asyncio.sleep(0)
-                if self._pending and (changes := self._read_some()):
+                if self._pending and (changes := await self._read_some()):
                     changed(changes)
         for path in away:
             self._miss(path)
@@ -279,6 +284,10 @@ def _open_watch() -> Watch | None:
         return Watch()
     except Unsupported:
         return None
+
+
+def _is_gone(path: str) -> bool:
+    return not os.path.lexists(path)
 
 
 def _is_link(path: str) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from lbagent.sync import yamldoc
-from lbagent.sync.objects import KObject, Message, Origin
-from lbagent.sync.read import is_used, read_object
+from lbagent.sync.objects import KObject, Last, Message, Origin
+from lbagent.sync.read import Read, is_used, read_object
 from lbagent.sync.wire import Path
 from lbagent.sync.yamldoc import Lines, YamlError
 
@@ -21,12 +22,54 @@ MAX_BYTES = 256 << 20  # of one file
 MAX_OBJECTS = 1_000_000  # of one file
 
 
+Find = Callable[[str, str], Last | None]  # kind, key -> the last good form of an object
+
+
+class Kept(Struct, frozen=True, gc=False):
+    """Generations of what an object has from before: of all of it (None: of its file), and of fields that are older."""
+
+    generation: int | None = None
+    parts: Mapping[str, int] = MappingProxyType({})
+
+
 class Parsed(Struct, frozen=True, gc=False):
-    """What one text holds. `refused` names (kind, key) of objects of which nothing could be kept."""
+    """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all."""
 
     objects: tuple[tuple[str, KObject], ...] = ()  # (kind, object) in order
     messages: tuple[Message, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    kept: Mapping[tuple[str, str], Kept] = MappingProxyType({})  # by kind and key
+    is_empty: bool = False
+
+
+class _Objects:
+    """The objects of a text while it is read."""
+
+    def __init__(self, find: Find) -> None:
+        self.find = find
+        self.found: list[tuple[str, KObject]] = []
+        self.messages: list[Message] = []
+        self.kept: dict[tuple[str, str], Kept] = {}
+        self.refused: dict[tuple[str, str], Last] = {}
+
+    def take(self, read: Read) -> None:
+        self.messages += read.messages
+        key = (read.kind, read.key)
+        if read.obj is not None:
+            self.found.append((read.kind, read.obj))
+            if read.kept:
+                self.kept.setdefault(key, Kept(parts=dict(read.kept)))
+        elif read.last is not None:
+            self.refused.setdefault(key, read.last)
+
+    def finish(self, *, is_empty: bool) -> Parsed:
+        """Add the last good form of refused objects that are not there a second time, in order."""
+        if self.refused:
+            present = {(kind, obj.key) for kind, obj in self.found}
+            for (kind, key), last in self.refused.items():
+                if (kind, key) not in present:
+                    self.found.append((kind, last.obj))
+                    self.kept[kind, key] = Kept(last.generation, last.parts)
+        return Parsed(tuple(self.found), tuple(self.messages), self.kept, is_empty)
 
 
 class Unparsable(Exception):
@@ -68,32 +111,30 @@ def decode(data: bytes, path: str) -> str:
         raise Unparsable(Message(f"not UTF-8: {error.reason}", file=path, line=line)) from None
 
 
-def parse(text: str, path: str) -> Parsed:
-    """Read every object we use of a text. Raises Unparsable when it is not YAML or JSON, or holds something else than objects."""
-    objects: list[tuple[str, KObject]] = []
-    messages: list[Message] = []
-    refused: list[tuple[str, str]] = []
+def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed:
+    """Read every object we use of a text. Raises Unparsable when it is not YAML or JSON, or holds something else than objects.
+
+    What is faulty keeps the last good value that `find` gives.
+    """
+    objects = _Objects(find)
     finder = _LineFinder(text)
     order = 0
+    is_empty = True
     try:
         for number, (line, document) in enumerate(_documents(text)):
+            is_empty = is_empty and document is None
             for at, raw in _flatten(document, (), path, line):
                 order += 1
                 if order > MAX_OBJECTS:
                     raise Unparsable(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
-                if not _has_kind(raw, path, line, messages):
+                if not _has_kind(raw, path, line, objects.messages):
                     continue
                 if is_used(raw["apiVersion"], raw["kind"]):
                     origin = Origin(path, order, line)
-                    read = read_object(raw, origin, finder.bound(number, at, line))
-                    messages += read.messages
-                    if read.obj is not None:
-                        objects.append((read.kind, read.obj))
-                    elif read.messages and read.key:
-                        refused.append((read.kind, read.key))
+                    objects.take(read_object(raw, origin, finder.bound(number, at, line), find))
     except YamlError as error:
         raise Unparsable(Message(error.problem, file=path, line=error.line)) from None
-    return Parsed(tuple(objects), tuple(messages), tuple(refused))
+    return objects.finish(is_empty=is_empty)
 
 
 def _documents(text: str) -> Iterator[tuple[int, Any]]:

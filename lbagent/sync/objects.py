@@ -93,6 +93,11 @@ class Service(Struct, frozen=True, gc=False):
     l7_proxy_port: int = 0
 
     @property
+    def has_affinity(self) -> bool:
+        """Whether a client stays with its backend."""
+        return self.affinity_timeout_s > 0
+
+    @property
     def key(self) -> str:
         """Namespace and name in one text."""
         return f"{self.namespace}/{self.name}"
@@ -253,6 +258,14 @@ FIELD_OF_KIND = {
     "Pod": "pods",
     "BackendState": "backend_states",
 }
+
+
+class Last(Struct, frozen=True, gc=False):
+    """The last good form of an object: the generation of its file, and those of parts that are older still (by field)."""
+
+    obj: KObject
+    generation: int = 0
+    parts: Mapping[str, int] = _EMPTY
 
 
 class Change(Struct, frozen=True, gc=False):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from lbagent.sync import wire
-from lbagent.sync.objects import KObject, Message, Origin
+from lbagent.sync.objects import KObject, Last, Message, Origin
 from lbagent.sync.read_other import read_backend_state, read_node, read_pod
 from lbagent.sync.read_service import read_service
 from lbagent.sync.read_slice import read_endpoints, read_slice
@@ -33,12 +36,17 @@ MAX_NAME = 253  # characters of a Kubernetes name
 
 
 class Read(NamedTuple):
-    """What one object gave: the object (None: not used, or refused) and what is wrong with it."""
+    """What one object gave: the object (None: not used, or refused) and what is wrong with it.
+
+    `kept` names fields that have their last good value, with its generation; `last` is what stays of a refused object.
+    """
 
     obj: KObject | None
     kind: str
     key: str = ""
     messages: tuple[Message, ...] = ()
+    kept: Mapping[str, int] = MappingProxyType({})
+    last: Last | None = None
 
 
 def is_used(api_version: object, kind: object) -> bool:
@@ -50,23 +58,52 @@ def is_used(api_version: object, kind: object) -> bool:
     return api_version.startswith(wanted) if wanted.endswith("/") else api_version == wanted
 
 
-def read_object(raw: dict[str, Any], origin: Origin, locate: Callable[[Path], int] | None = None) -> Read:
+def read_object(
+    raw: dict[str, Any],
+    origin: Origin,
+    locate: Callable[[Path], int] | None = None,
+    last: Callable[[str, str], Last | None] = lambda _kind, _key: None,
+) -> Read:
     """Read one parsed object of a kind that `is_used`; `raw` may be changed.
 
     `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
+    `last` finds the last good form of an object by kind and key: what is faulty now keeps its value.
     """
     kind = raw["kind"]
     _, known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
-    report = Report(origin, subject, locate)
+    key = f"{namespace}/{name}" if known.namespaced else name
+    report = Report(origin, subject, locate, lambda: last(kind, key))
     if problem := _bad_name(name) or _bad_name(namespace or "-"):
         report.subject = kind
         report.error(("metadata", "name"), problem, "the object is left out")
         return Read(None, kind, "", tuple(report.messages))
-    converted = wire.convert(raw, known.wire, report.error)
-    obj = known.read(converted, namespace, name, report) if converted is not None else None
-    return Read(obj, kind, f"{namespace}/{name}" if known.namespaced else name, tuple(report.messages))
+    converted = wire.convert(raw, known.wire, report.lost)
+    if converted is not None and not (report.lost_fields & _WHOLE and report.last):
+        obj = known.read(converted, namespace, name, report)
+        if obj is not None or not report.messages:
+            return Read(obj, kind, key, tuple(report.messages), report.kept)
+    if report.last is None:
+        return Read(None, kind, key, tuple(report.messages))
+    stays = f"kept the object of generation {report.last.generation}"
+    return Read(None, kind, key, tuple(replace(each, kept=stays) for each in report.messages), last=report.last)
+
+
+# Without one of these the rest means something else: the whole object stays as it was.
+_WHOLE: set[Path] = {
+    ("metadata",),
+    ("metadata", "labels"),
+    ("metadata", "annotations"),
+    ("spec",),
+    ("spec", "type"),
+    ("status",),
+    ("status", "loadBalancer"),
+    ("status", "loadBalancer", "ingress"),
+    ("ports",),
+    ("endpoints",),
+    ("subsets",),
+}
 
 
 def _bad_name(name: str) -> str:

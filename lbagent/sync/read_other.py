@@ -5,6 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.backend import UnknownState
+from lbagent.sync.keep import keep_families
 from lbagent.sync.objects import BackendState, HostPort, Node, Pod
 from lbagent.sync.report import Report, label, present
 from lbagent.sync.wire import BackendState as WireState
@@ -26,7 +27,8 @@ def read_node(raw: WireNode, _namespace: str, name: str, report: Report) -> Node
             path = ("status", "addresses", index, "address")
             if address := report.address(path, entry.address, "the address is left out"):
                 addresses[address] = None
-    return Node(name, report.origin, tuple(addresses), label(raw.metadata or Meta(), ZONE) or "")
+    kept = keep_families(("status", "addresses"), list(addresses), report.was("internal_ips"), report)
+    return Node(name, report.origin, tuple(kept), label(raw.metadata or Meta(), ZONE) or "")
 
 
 def read_pod(raw: WirePod, namespace: str, name: str, report: Report) -> Pod:
@@ -56,7 +58,8 @@ def _pod_ips(status: PodStatus, report: Report) -> tuple[bytes, ...]:
     for path, text in texts or [(("status", "podIP"), status.podIP)]:
         if text and (address := report.address(path, text, "the address is left out")):
             found[address] = None
-    return tuple(found)
+    field = "podIPs" if texts else "podIP"
+    return tuple(keep_families(("status", field), list(found), report.was("ips"), report))
 
 
 def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:

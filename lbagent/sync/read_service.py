@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.sync.keep import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.sync.objects import Service, ServicePort
 from lbagent.sync.report import Report, annotation, label, present
 from lbagent.sync.wire import Ingress, Meta, Path, ServiceSpec
@@ -30,12 +31,13 @@ _STALE = ("keep", "reset")
 def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
     """Return the Service; what is wrong goes to the report."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
-    kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP")
+    kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
     base = Service(namespace, name, report.origin, report.timestamp(meta), _ignored(meta, spec, kind), kind)
     if base.ignored:
         return base
     cluster_ips = _cluster_ips(spec, report)
     outside = _addresses(spec.externalIPs, ("spec", "externalIPs"), report)
+    outside = keep_addresses(("spec", "externalIPs"), spec.externalIPs, outside, report.was("external_ips"), report)
     ingress = _ingress(raw, report) if kind == "LoadBalancer" else []
     families = _families(spec, cluster_ips, [*outside, *ingress], report)
     external = _of_families(outside, families, ("spec", "externalIPs"), report)
@@ -48,7 +50,7 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
         )
         l7_port = 0
     ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
-    local = report.choice(("spec", "externalTrafficPolicy"), spec.externalTrafficPolicy, _POLICIES, "Cluster")
+    local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
     return Service(
         namespace,
         name,
@@ -62,7 +64,7 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
         vips,
         _ports(spec, kind, report),
         local,
-        report.choice(("spec", "internalTrafficPolicy"), spec.internalTrafficPolicy, _POLICIES, "Cluster"),
+        _policy("internalTrafficPolicy", spec.internalTrafficPolicy, "internal_local", report),
         timeout,
         ranges,
         given,
@@ -73,6 +75,10 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
         nat,
         l7_port,
     )
+
+
+def _policy(name: str, text: str | None, field: str, report: Report) -> bool:
+    return report.choice(("spec", name), text, _POLICIES, "Cluster", field)
 
 
 def _ignored(meta: Meta, spec: ServiceSpec, kind: str) -> str:
@@ -86,21 +92,24 @@ def _ignored(meta: Meta, spec: ServiceSpec, kind: str) -> str:
 
 
 def _cluster_ips(spec: ServiceSpec, report: Report) -> list[bytes]:
+    found: list[bytes] = []
     if any(spec.clusterIPs or ()):
-        return _addresses(spec.clusterIPs, ("spec", "clusterIPs"), report)
-    if not spec.clusterIP:
-        return []
-    address = report.address(("spec", "clusterIP"), spec.clusterIP, "the ClusterIP frontends are left out")
-    return [address] if address else []
+        found = _addresses(spec.clusterIPs, ("spec", "clusterIPs"), report)
+    elif spec.clusterIP:
+        address = report.address(("spec", "clusterIP"), spec.clusterIP, "the ClusterIP frontends are left out")
+        found = [address] if address else []
+    for field in ("clusterIPs", "clusterIP"):
+        found = keep_families(("spec", field), found, report.was("cluster_ips"), report)
+    return found
 
 
-def _addresses(texts: list[str | None] | None, path: Path, report: Report) -> list[bytes]:
+def _addresses(texts: list[str | None] | None, path: Path, report: Report, *field: str) -> list[bytes]:
     found: dict[bytes, None] = {}
     for index, text in present(texts):
         if index >= MAX_ADDRESSES:
             report.error(path, f"more than {MAX_ADDRESSES} addresses", "the rest is left out")
             break
-        if text and (address := report.address((*path, index), text, "the address is left out")):
+        if text and (address := report.address((*path, index, *field), text, "the address is left out")):
             found[address] = None
     return list(found)
 
@@ -109,10 +118,13 @@ def _ingress(raw: Wire, report: Report) -> list[bytes]:
     """Return the addresses whose ipMode is VIP. Source: KEP-1860: with Proxy, packets go out to the balancer."""
     status = raw.status.loadBalancer if raw.status else None
     path = ("status", "loadBalancer", "ingress")
-    mine: list[str | None] = []
-    for index, entry in present(status.ingress if status else None):
-        mine.append(entry.ip if _is_vip(entry, (*path, index, "ipMode"), report) else None)
-    return _addresses(mine, path, report)
+    entries = status.ingress if status else None
+    mine: list[str | None] = [None] * len(entries or ())  # by place
+    for index, entry in present(entries):
+        if _is_vip(entry, (*path, index, "ipMode"), report):
+            mine[index] = entry.ip
+    found = _addresses(mine, path, report, "ip")
+    return keep_addresses(path, None if entries is None else mine, found, report.was("ingress"), report)
 
 
 def _is_vip(entry: Ingress, path: Path, report: Report) -> bool:
@@ -132,6 +144,9 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
             report.error(
                 ("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored"
             )
+    if report.is_faulty(("spec", "ipFamilies")) and (last := report.was("families")):
+        report.keep(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
+        named += last
     found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
     return tuple(sorted(found or {4}))
 
@@ -173,21 +188,27 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
                 node_port = 0
             node_ports.add((node_port, protocol))
         ports.append(ServicePort(raw.name or "", protocol, port, node_port, index))
-    return tuple(ports)
+    return keep_ports(spec.ports, ports, report)
 
 
 def _affinity(spec: ServiceSpec, report: Report) -> int:
     """Return the affinity time-out in seconds, 0 without affinity. `None` beats a left-over config."""
-    if not report.choice(("spec", "sessionAffinity"), spec.sessionAffinity, _AFFINITY, "None"):
+    path: Path = ("spec", "sessionAffinity")
+    wanted = report.choice(path, spec.sessionAffinity, _AFFINITY, "None", "has_affinity")
+    if not wanted:
         return 0
+    last: int = report.was("affinity_timeout_s") or 0
+    path = ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds")
     client = spec.sessionAffinityConfig.clientIP if spec.sessionAffinityConfig else None
     timeout = client.timeoutSeconds if client else None
-    if timeout is None:
-        return DEFAULT_AFFINITY_TIMEOUT_S
-    if 1 <= timeout <= MAX_AFFINITY_S:
-        return timeout
-    path = ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds")
-    report.error(path, f"{timeout} is not in 1-{MAX_AFFINITY_S}", f"{DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    if timeout is not None:
+        if 1 <= timeout <= MAX_AFFINITY_S:
+            return timeout
+        report.error(path, f"{timeout} is not in 1-{MAX_AFFINITY_S}", f"{DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    for faulty in (path, path[:3], path[:2]):
+        if last and report.is_faulty(faulty):
+            report.keep(faulty, str(last))
+            return last
     return DEFAULT_AFFINITY_TIMEOUT_S
 
 
@@ -196,35 +217,39 @@ def _source_ranges(
 ) -> tuple[tuple[CIDR, ...], bool, bool]:
     """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
     path: Path = ("spec", "loadBalancerSourceRanges")
-    ranges: dict[CIDR, None] = {}
+    by_place: dict[int, CIDR] = {}
     for index, text in present(spec.loadBalancerSourceRanges):
         if index >= MAX_RANGES:
             report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
             break
         try:
-            ranges[CIDR.parse(text)] = None
+            by_place[index] = CIDR.parse(text)
         except ValueError as error:
             report.error((*path, index), str(error), "the range is left out")
     found = annotation(meta, "source-ranges-policy", "src-ranges-policy")
-    deny = report.choice(found[0], found[1].lower(), _RANGES, "allow") if found else False
-    given = bool(spec.loadBalancerSourceRanges)
+    deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
+    given = bool(spec.loadBalancerSourceRanges) or report.is_faulty(path)  # a list that is no list opens nothing
+    ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
     for family in {family_of(vip) for vip in vips} if given and not deny else ():
         if not any(family_of(cidr.network) == family for cidr in ranges):
             report.warn(path, f"no range is IPv{family}", f"nobody reaches the IPv{family} addresses of the balancer")
-    return tuple(ranges), given, deny
+    return ranges, given, deny
 
 
 def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy, int]:
     algorithm, dsr, nat, l7_port = Algorithm.RANDOM, False, SVCNatPolicy.NONE, 0
     if found := annotation(meta, "algorithm", "lb-algorithm"):
-        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random")
+        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
     if found := annotation(meta, "forwarding-mode"):
-        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat")
+        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat", "dsr")
     if found := annotation(meta, "nat-policy"):
-        nat = report.choice(found[0], found[1].lower(), _NAT, "none")
+        nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
     if found := annotation(meta, "l7-proxy-port"):
         number = int(found[1]) if found[1].isascii() and found[1].isdecimal() and len(found[1]) < 9 else -1
         l7_port = report.port(found[0], number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
+        if not l7_port and (last := report.was("l7_proxy_port")):
+            l7_port = last
+            report.keep(found[0], f"port {last}")
     if found := annotation(meta, "stale-flows"):
         word, equals, seconds = found[1].partition("=")
         if word not in _STALE and not (word == "drain" and equals and seconds.isascii() and seconds.isdecimal()):

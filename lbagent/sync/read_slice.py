@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from sys import intern
 
+from lbagent.sync.keep import keep_endpoints, keep_slice_ports
 from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
 from lbagent.sync.read_service import HEADLESS, family_of
 from lbagent.sync.report import Report, label, plain_ip, present
@@ -31,19 +33,29 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
         report.error(("addressType",), f"{what}; one of IPv4, IPv6, FQDN is possible", "the slice is left out")
         return None
     ports = _slice_ports(raw.ports, ("ports",), report)
-    endpoints = []
+    found: dict[int, Endpoint] = {}
     for index, entry in present(raw.endpoints):
         if index >= MAX_ENDPOINTS:
             report.error(("endpoints",), f"more than {MAX_ENDPOINTS} endpoints", "the rest is left out")
             break
         if endpoint := _endpoint(entry, namespace, family, index, report):
-            endpoints.append(endpoint)
+            found[index] = endpoint
+    endpoints = _kept(raw.endpoints or (), found, namespace, report)
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
 
 
+def _kept(
+    raw: Sequence[WireEndpoint | None], found: dict[int, Endpoint], namespace: str, report: Report
+) -> list[Endpoint]:
+    if len(found) == len(raw):
+        return list(found.values())
+    pods = {index: _pod(entry.targetRef, namespace) for index, entry in present(raw) if index not in found}
+    return keep_endpoints(("endpoints",), raw, found, pods, report)
+
+
 def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> tuple[SlicePort, ...]:
-    ports = []
+    ports: dict[int, SlicePort] = {}
     for index, entry in present(raw):
         if index >= MAX_PORTS:
             report.error(path, f"more than {MAX_PORTS} ports", "the rest is left out")
@@ -53,8 +65,8 @@ def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> t
         port = report.port((*path, index, "port"), entry.port, "the port is left out")
         protocol = report.protocol((*path, index, "protocol"), entry.protocol, "the port is left out")
         if port and protocol:
-            ports.append(SlicePort(intern(entry.name or ""), protocol, port))
-    return tuple(ports)
+            ports[index] = SlicePort(intern(entry.name or ""), protocol, port)
+    return tuple(keep_slice_ports(path, raw or (), ports, report) if path == ("ports",) else ports.values())
 
 
 def _endpoint(raw: WireEndpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:

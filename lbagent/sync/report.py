@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from socket import AF_INET, inet_pton
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from lbagent.model.address import L4Type, parse_ip
-from lbagent.sync.objects import Message, Origin
+from lbagent.sync.objects import Last, Message, Origin
 from lbagent.sync.wire import Meta, Path, path_text
 
 T = TypeVar("T")
@@ -17,18 +19,43 @@ MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 
 
 class Report:
-    """The messages of one object. `locate` finds the line of a field; without it the object's own line is named."""
+    """The messages of one object. `locate` finds the line of a field; without it the object's own line is named.
 
-    def __init__(self, origin: Origin, subject: str, locate: Callable[[Path], int] | None = None) -> None:
+    `last` finds the object's last good form, of which a running agent keeps what is faulty now (sync/keep.py).
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        subject: str,
+        locate: Callable[[Path], int] | None = None,
+        last: Callable[[], Last | None] | None = None,
+    ) -> None:
         """Name the object that is read."""
         self.origin = origin
         self.subject = subject
         self.messages: list[Message] = []
+        self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
+        self.lost_fields: set[Path] = set()
+        self.lost_names: dict[Path, str] = {}  # what list items were called that are not readable as a whole
         self._locate = locate
+        self._find_last = last
+        self._last: Last | None = None
+        self._faults: dict[Path, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
 
     def error(self, path: Path, problem: str, kept: str = "") -> None:
         """Say that a part was left out."""
+        for length in range(len(path) + 1):
+            self._faults.setdefault(path[:length], []).append(len(self.messages))
         self._add(path, problem, kept, warning=False)
+
+    def lost(self, path: Path, problem: str, kept: str, item: Any) -> None:
+        """Say that a part is of a wrong type; `item` is what was taken out, with all that is in it."""
+        self.error(path, problem, kept)
+        self.lost_fields.add(path)
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            at = max(place for place, step in enumerate(path) if isinstance(step, int)) + 1
+            self.lost_names[path[:at]] = item["name"]
 
     def warn(self, path: Path, problem: str, kept: str = "") -> None:
         """Say that something is understood and does not act."""
@@ -38,6 +65,32 @@ class Report:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
         text = path_text(path)
         self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
+
+    # --- what was good before ---
+
+    def is_faulty(self, path: Path) -> bool:
+        """Return whether a field, or anything in it, has an error."""
+        return path in self._faults
+
+    @property
+    def last(self) -> Last | None:
+        """The last good form of an object that has errors now."""
+        if self._find_last is not None and self._faults:
+            self._last, self._find_last = self._find_last(), None
+        return self._last
+
+    def was(self, field: str) -> Any:
+        """Return the last good value of a field of our object; None when there is none."""
+        last = self.last
+        return getattr(last.obj, field) if last is not None else None
+
+    def keep(self, path: Path, what: str) -> None:
+        """Say in the messages about a field that its last good value was kept."""
+        last, text = self.last, path_text(path)
+        assert last is not None
+        generation = self.kept[text] = last.parts.get(text, last.generation)
+        for number in self._faults.get(path, ()):
+            self.messages[number] = replace(self.messages[number], kept=f"kept {what} of generation {generation}")
 
     # --- fields that more than one kind has ---
 
@@ -74,28 +127,35 @@ class Report:
             self.error(path, f"unknown protocol {text!r}; TCP, UDP or SCTP is possible", kept)
         return known
 
-    def choice(self, path: Path, text: str | None, words: dict[str, T], default: str) -> T:
-        """Return the value of a word; an error and that of `default` for an unknown one."""
-        if not text:
-            return words[default]
-        if text not in words:
+    def choice(self, path: Path, text: str | None, words: dict[str, T], default: str, field: str) -> T:
+        """Return the value of a word; an error for an unknown one, and what our `field` was, else that of `default`."""
+        if text and text not in words:
             self.error(path, f"unknown value {text!r}; one of {', '.join(words)} is possible", f"{default} is used")
-            return words[default]
-        return words[text]
+        if not self.is_faulty(path):
+            return words[text or default]
+        for word, value in words.items():
+            if value == self.was(field):
+                self.keep(path, word)
+                return value
+        return words[default]
 
     def timestamp(self, meta: Meta) -> float:
         """Return creationTimestamp in seconds since 1970, 0 when there is none or it is not a time (RFC 3339)."""
-        text = meta.creationTimestamp
+        text, path = meta.creationTimestamp, ("metadata", "creationTimestamp")
         if not text:
-            return 0.0
+            return self._was_created(path) if self.is_faulty(path) else 0.0
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            self.error(
-                ("metadata", "creationTimestamp"), f"{text!r} is not a time", "the object counts as the youngest"
-            )
-            return 0.0
+            self.error(path, f"{text!r} is not a time", "the object counts as the youngest")
+            return self._was_created(path)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+    def _was_created(self, path: Path) -> float:
+        if not (created := self.was("created")):
+            return 0.0
+        self.keep(path, datetime.fromtimestamp(created, UTC).isoformat())
+        return float(created)
 
     def weight(self, meta: Meta) -> int | None:
         """Return the weight annotation, 0-65535; None when there is none or it is not one."""
@@ -106,7 +166,10 @@ class Report:
         if text.isascii() and text.isdecimal() and int(text) <= MAX_WEIGHT:
             return int(text)
         self.error(path, f"{text!r} is not a weight of 0-{MAX_WEIGHT}", "the default weight is used")
-        return None
+        last: int | None = self.was("weight")
+        if last is not None:
+            self.keep(path, f"weight {last}")
+        return last
 
 
 def plain_ip(text: str | None) -> bytes | None:

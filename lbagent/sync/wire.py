@@ -259,11 +259,11 @@ def path_text(path: Path) -> str:
     return text
 
 
-def convert(raw: Any, kind: type[T], complain: Callable[[Path, str, str], None]) -> T | None:
+def convert(raw: Any, kind: type[T], complain: Callable[[Path, str, str, Any], None]) -> T | None:
     """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
 
-    `complain(path, problem, kept)` is called for each part. `raw` is changed: a wrong list item becomes null (so that the
-    items after it keep their index), a wrong field is removed.
+    `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes
+    null (so that the items after it keep their index), a wrong field is removed.
     """
     for _ in range(_MAX_FAULTS):
         try:
@@ -271,17 +271,17 @@ def convert(raw: Any, kind: type[T], complain: Callable[[Path, str, str], None])
         except msgspec.ValidationError as error:
             if not _take_out(raw, str(error), complain):
                 return None
-    complain((), f"more than {_MAX_FAULTS} fields of a wrong type", "the object is left out")
+    complain((), f"more than {_MAX_FAULTS} fields of a wrong type", "the object is left out", None)
     return None
 
 
-def _take_out(raw: Any, text: str, complain: Callable[[Path, str, str], None]) -> bool:
+def _take_out(raw: Any, text: str, complain: Callable[[Path, str, str, Any], None]) -> bool:
     match = _WHERE.match(text)
     what, where = (match["what"], match["path"] or "") if match else (text, "")
     path: list[str | int] = [m[1] or int(m[2]) for m in _STEP.finditer(where)]
     problem = what[:1].lower() + what[1:].replace("`", "").replace(" | null", "")
     if not path:
-        complain((), problem, "the object is left out")
+        complain((), problem, "the object is left out", None)
         return False
     indexes = [at for at, step in enumerate(path) if isinstance(step, int)]
     cut = indexes[-1] + 1 if indexes else len(path)
@@ -289,11 +289,12 @@ def _take_out(raw: Any, text: str, complain: Callable[[Path, str, str], None]) -
     for step in path[: cut - 1]:
         holder = holder[step]
     last = path[cut - 1]
+    item = holder[last]
     if isinstance(last, int):
         holder[last] = None
         kept = f"{path_text(tuple(path[:cut]))} is left out" if cut < len(path) else "it is left out"
     else:
         del holder[last]
         kept = "the field is left out"
-    complain(tuple(path), problem, kept)
+    complain(tuple(path), problem, kept, item if isinstance(last, int) else None)
     return True

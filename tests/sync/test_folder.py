@@ -113,6 +113,32 @@ async def test_a_broken_file_keeps_its_last_good_objects(follow, tmp_path):
         await seen.until(lambda: not seen.source.problems())
 
 
+async def test_a_port_that_turns_bad_is_kept_until_it_is_good_again(follow, tmp_path):
+    (tmp_path / "a.yaml").write_text(service("a"))
+    async with follow(tmp_path) as seen:
+        (tmp_path / "a.yaml").write_text(service("a").replace("80", "800000"))
+        await seen.says("spec.ports[0].port: 800000 is not a port of 1-65535; kept port 80 of generation 1")
+        assert [port.port for port in seen.known["Service", "default/a"].ports] == [80]
+        (tmp_path / "a.yaml").write_text(service("a").replace("80", "81"))
+        await seen.until(lambda: seen.known["Service", "default/a"].ports[0].port == 81 and not seen.source.problems())
+
+
+async def test_a_large_file_holds_nobody_up(follow, tmp_path):
+    many = "---".join(service(f"s{number}") for number in range(3000))
+    (tmp_path / "b.yaml").write_text(service("b"))
+    async with follow(tmp_path) as seen:
+        turns = 0
+        (tmp_path / "a.yaml").write_text(many)
+        (tmp_path / "a.yaml").write_text(many.replace("port: 80", "port: 81"))
+        (tmp_path / "b.yaml").write_text(service("c"))
+        while len(seen.known) < 3001:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 3
+        await seen.until(lambda: {obj.ports[0].port for obj in seen.known.values() if obj.name != "c"} == {81})
+        await seen.until(lambda: ("Service", "default/c") in seen.known and ("Service", "default/b") not in seen.known)
+
+
 async def test_an_emptied_folder_keeps_everything(follow, tmp_path):
     (tmp_path / "a.yaml").write_text(service("a"))
     async with follow(tmp_path) as seen:
@@ -243,12 +269,14 @@ async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypa
         await seen.has("a", "b")
         await seen.until(lambda: sorted(os.listdir(copies)) == ["a.yaml", "b.yaml"] if copies.exists() else False)
     (home / "a.yaml").write_text("kind: [")
+    (home / "b.yaml").write_text(service("b").replace("80", "0"))
     (home / "c.yaml").write_text("kind: [")
     async with agent() as seen:
         assert seen.names == ["a", "b"]
         said = [str(problem).removeprefix(f"{home}/") for problem in seen.source.problems()]
         assert said[0].startswith("a.yaml:1: ")
         assert said[0].endswith("; kept 1 objects of generation 0")
-        assert said[1].endswith("; kept 0 objects of generation 0")
+        assert said[1].endswith(": 0 is not a port of 1-65535; kept port 80 of generation 0")
+        assert said[2].endswith("; kept 0 objects of generation 0")
         (home / "a.yaml").write_text(service("d"))
         await seen.has("b", "d")
