@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from lbagent.sync.manifests import Kept, Parsed, Unparsable
 from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Last, Message, Objects
 
 Key = tuple[str, str]  # kind, key
+PART = 1000  # objects exchanged in one go
 
 
 class _File(Struct, gc=False):
@@ -92,16 +93,21 @@ class Files:
 
     def accept(self, reading: Reading) -> list[Change]:
         """Take over what was read."""
+        return [change for part in self.accept_parts(reading) for change in part]
+
+    def accept_parts(self, reading: Reading) -> Iterator[list[Change]]:
+        """Take over what was read, some objects at a time; to be iterated to its end."""
         path, parsed = reading.path, reading.parsed
         if parsed is None:
             assert reading.failure is not None
-            return self._fail(path, reading.failure, reading.recalled)
+            yield self._fail(path, reading.failure, reading.recalled)
+            return
         old = self._files.get(path)
         self.generation += 1
         if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
             self.revision += 1
         self._files[path] = _File(parsed, self.generation)
-        return self._exchange(old.parsed if old else Parsed(), parsed)
+        yield from self._exchange(old.parsed if old else Parsed(), parsed)
 
     def _fail(self, path: str, message: Message, recalled: Parsed) -> list[Change]:
         """Keep what a file held when it was good, and say so."""
@@ -109,7 +115,7 @@ class Files:
         known = self._files.get(path)
         if known is None:
             known = self._files[path] = _File(recalled, 0)
-            changes = self._exchange(Parsed(), known.parsed)
+            changes = [change for part in self._exchange(Parsed(), recalled) for change in part]
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
             kept += f" of generation {known.generation}"
@@ -140,20 +146,29 @@ class Files:
         if old is None:
             return []
         self.revision += 1
-        return self._exchange(old.parsed, Parsed())
+        return [change for part in self._exchange(old.parsed, Parsed()) for change in part]
 
-    def _exchange(self, old: Parsed, new: Parsed) -> list[Change]:
+    def _exchange(self, old: Parsed, new: Parsed) -> Iterator[list[Change]]:
         """Replace the objects of a file. An object that is equal stays the same object and is no change."""
-        before = {(kind, obj.key): self._first((kind, obj.key)) for kind, obj in (*old.objects, *new.objects)}
-        for kind, obj in old.objects:
-            holders = self._holders[kind, obj.key]
-            holders[:] = [each for each in holders if each is not obj]
-        for kind, obj in new.objects:
-            holders = self._holders.setdefault((kind, obj.key), [])
-            holders.append(obj)
+        pairs: dict[Key, tuple[list[KObject], list[KObject]]] = {}
+        for side, parsed in enumerate((old, new)):
+            for kind, obj in parsed.objects:
+                pairs.setdefault((kind, obj.key), ([], []))[side].append(obj)
+        changes: list[Change] = []
+        for number, (key, (gone, come)) in enumerate(pairs.items(), 1):
+            first = self._first(key)
+            holders = self._holders.setdefault(key, [])
+            if gone:
+                holders[:] = [each for each in holders if all(each is not obj for obj in gone)]
+            holders += come
             if len(holders) > 1:
                 holders.sort(key=lambda each: each.origin)
-        return [change for key, first in before.items() if (change := self._settle(key, first))]
+            if change := self._settle(key, first):
+                changes.append(change)
+            if number % PART == 0:
+                yield changes
+                changes = []
+        yield changes
 
     def _first(self, key: Key) -> KObject | None:
         holders = self._holders.get(key)

@@ -29,7 +29,7 @@ SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long a
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
 BATCH_S = 0.02  # work in one go before others may run
 LOOK_AT_ONCE = 50  # files looked at before others may run
-LARGE = 32 << 10  # bytes that take BATCH_S to parse as YAML
+LARGE = 32 << 10  # bytes, about BATCH_S of parsing
 COPY_S = 1.0  # good files are copied so long after they were read
 
 
@@ -184,14 +184,20 @@ class FolderSource:
             self._missing.pop(path, None)
             self._seen[path] = signature
             if signature is not None and signature[3] > LARGE:
-                reading = await asyncio.to_thread(self._files.prepare, path)
+                changes += await self._read_large(path)
             else:
-                reading = self._files.prepare(path)
-            changes += self._files.accept(reading)
+                changes += self._files.read(path)
             if self._files.is_good(path):
                 self._note(path, signature)
         if self._recovering:
             self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
+        return changes
+
+    async def _read_large(self, path: str) -> list[Change]:
+        changes: list[Change] = []
+        for part in self._files.accept_parts(await asyncio.to_thread(self._files.prepare, path)):
+            changes += part
+            await asyncio.sleep(0)
         return changes
 
     def _miss(self, path: str) -> None:

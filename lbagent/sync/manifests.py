@@ -184,23 +184,27 @@ def _has_kind(raw: dict[str, Any], path: str, line: int, messages: list[Message]
 
 
 class _LineFinder:
-    """Finds lines of fields by reading the text a second time, and only when something is wrong."""
+    """Finds lines of fields by reading the text a second time, in step, and only when something is wrong."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._lines: list[Lines] | None = None
+        self._documents = yamldoc.load_lines(text)  # reads nothing yet
+        self._number = -1
+        self._lines: Lines | None = None  # of this document
+
+    def _lines_of(self, document: int) -> Lines | None:
+        try:
+            while self._number < document:
+                self._lines = next(self._documents, None)
+                self._number += 1
+        except YamlError:  # JSON that is not YAML: tabs
+            self._lines, self._number = None, MAX_BYTES
+        return self._lines if self._number == document else None
 
     def bound(self, document: int, at: Path, first: int) -> Callable[[Path], int]:
         """Return the finder of one object's fields."""
 
         def find(path: Path) -> int:
-            if self._lines is None:
-                try:
-                    self._lines = yamldoc.load_lines(self._text)
-                except YamlError:  # JSON that is not YAML: tabs
-                    self._lines = []
-            if document >= len(self._lines):
-                return first
-            return yamldoc.find_line(self._lines[document], (*at, *path))
+            lines = self._lines_of(document)
+            return first if lines is None else yamldoc.find_line(lines, (*at, *path))
 
         return find

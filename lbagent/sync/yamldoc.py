@@ -176,9 +176,9 @@ def load(text: str) -> Iterator[tuple[int, Any]]:
     return _documents(text, lines=False)
 
 
-def load_lines(text: str) -> list[Lines]:
-    """Return the lines of each document's values. Raises YamlError."""
-    return [value for _, value in _documents(text, lines=True)]
+def load_lines(text: str) -> Iterator[Lines]:
+    """Iterate over the lines of each document's values. Raises YamlError."""
+    return (value for _, value in _documents(text, lines=True))
 
 
 def find_line(lines: Lines, path: Path) -> int:

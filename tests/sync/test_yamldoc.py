@@ -76,7 +76,7 @@ def test_aliases_that_multiply_are_bounded():
 
 def test_lines_of_fields():
     text = "---\na: 1\n---\nspec:\n  ports:\n  - name: x\n    port: 80\n  - {name: y,\n     port: 81}\n"
-    lines = load_lines(text)
+    lines = list(load_lines(text))
     assert find_line(lines[1], ("spec", "ports", 0, "port")) == 7
     assert find_line(lines[1], ("spec", "ports", 1, "port")) == 9
     assert find_line(lines[1], ("spec", "ports", 1, "nowhere")) == 8
