@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lbagent.model.address import L4Type
 from lbagent.sync.manifests import Unparsable, decode, parse, read_text
-from lbagent.sync.objects import Change, EndpointSlice, Service
+from lbagent.sync.objects import Change, EndpointSlice, Last, Service
 from lbagent.sync.resolve import Options, Resolver
 
 GOOD = [
@@ -134,6 +134,32 @@ def attempt(text):
         return None, error.message
 
 
+def last_good(kind, key):
+    for document in GOOD:
+        ((_, obj),) = parse(json.dumps(document), "x").objects
+        if document["kind"] == kind and obj.key == key:
+            return Last(obj, 7)
+    return None
+
+
+@pytest.mark.parametrize("place", [("ports", 0, "port"), ("ports", 0), ("ports",), ("clusterIPs", 1), ("clusterIPs",),
+                                   ("externalIPs", 0), ("externalIPs",), ("ipFamilies",), ("type",),
+                                   ("externalTrafficPolicy",), ("sessionAffinity",), ("sessionAffinityConfig",),
+                                   ("loadBalancerSourceRanges", 0), ("loadBalancerSourceRanges",), ()])  # fmt: skip
+@pytest.mark.parametrize("junk", ["junk", 800000, 1.5], ids=str)
+def test_a_faulty_part_of_a_service_changes_nothing_of_it(place, junk):
+    document = copy.deepcopy(GOOD[0])
+    ((_, good),) = parse(json.dumps(document), "x").objects
+    holder = document
+    for step in ("spec", *place)[:-1]:
+        holder = holder[step]
+    holder[("spec", *place)[-1]] = junk
+    parsed = parse(json.dumps(document), "x", last_good)
+    ((_, service),) = parsed.objects
+    assert service == good
+    assert any(str(message).endswith("of generation 7") for message in parsed.messages)
+
+
 def resolved(parsed):
     resolver = Resolver(Options("n1", (bytes((192, 168, 0, 1)),), keep_existing=True))
     resolver.update(Change(kind, obj.key, None, obj) for kind, obj in parsed.objects)
@@ -158,7 +184,7 @@ def test_any_junk_at_any_place_is_a_message_and_costs_little_else(changes):
         try:
             for step in place[:-1]:
                 holder = holder[step]
-            holder[place[-1]] = value
+            holder[place[-1]] = copy.deepcopy(value)
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change took the place away
     text = "\n---\n".join(json.dumps(document) for document in documents)
@@ -174,6 +200,11 @@ def test_any_junk_at_any_place_is_a_message_and_costs_little_else(changes):
         if index not in touched:
             assert any(kind == document["kind"] for kind, _ in parsed.objects)
     resolved(parsed)
+    kept = parse(text, "x", last_good)
+    assert bool(kept.messages) == bool(parsed.messages)
+    assert {(kind, obj.key) for kind, obj in kept.objects} >= {(kind, obj.key) for kind, obj in parsed.objects}
+    assert bool(kept.kept) == any(each.kept.startswith("kept ") for each in kept.messages)
+    resolved(kept)
 
 
 @settings(max_examples=300, deadline=None)
