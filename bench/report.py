@@ -162,6 +162,7 @@ def control(result: dict[str, Any]) -> str:
     ten, many = result["services_10"], result["services_10000"]
     rows = [
         ("10,000 services x 10 backends: start to in the kernel", f"{many['start_s']:.2f} s", verdict(many["start_s"], 4)),
+        ("CPU time of that start", f"{many['start_cpu_s']:.2f} s", ""),
         ("restart with nothing to change", f"{many['restart_s']:.2f} s", ""),
         ("map entries that restart wrote", f"{many['restart_writes']}", "0 " + ("met" if not many["restart_writes"] else "MISSED")),
         ("single change, file to map, p50", f"{many['change_ms']['p50']:.2f} ms", ""),
@@ -171,6 +172,7 @@ def control(result: dict[str, Any]) -> str:
         ("resident memory, 10 services", f"{ten['resident_mib']:.0f} MiB", verdict(ten["resident_mib"], 60)),
         ("start, 10 services", f"{ten['start_s']:.2f} s", ""),
         ("`lbagent status`, whole process", f"{ten['command_ms']:.0f} ms", verdict(ten["command_ms"], 150)),
+        ("CPU time of it", f"{ten['command_cpu_ms']:.0f} ms", ""),
     ]  # fmt: skip
     return table(("what", "measured", "target"), rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +50,12 @@ class Cluster:
         """Return the DNS-like service."""
         endpoints = self.endpoints(*(names or ("b1", "b2", "b3")), port=DNS_PORT)
         return Manifest("dns", DNS, endpoints, port=53, protocol="UDP", **fields)  # type: ignore[arg-type]
+
+    def leaving(self, manifest: Manifest, *names: str) -> Manifest:
+        """Return the manifest with backends added that are on their way out, as Kubernetes shows a pod that ends."""
+        port = manifest.endpoints[0].port
+        out = [replace(e, ready=False, serving=True, terminating=True) for e in self.endpoints(*names, port=port)]
+        return replace(manifest, endpoints=[*manifest.endpoints, *out])
 
     def serve(self, *manifests: Manifest) -> None:
         """Write manifests and wait until the agent has them in the kernel."""

@@ -82,4 +82,4 @@ for method in (put_packed, delete_many, set_maglev, delete_maglev, store):
     setattr(KernelMaps, method.__name__, method)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

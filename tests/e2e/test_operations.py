@@ -51,11 +51,7 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
 
 def test_a_terminating_backend_drains(served: Cluster) -> None:
     talkers = served.talkers(12)
-    manifest = served.web("b2", "b3")
-    gone = [
-        Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True) for a in ("10.77.1.2", "fd77:1::2")
-    ]
-    served.serve(Manifest("web", WEB, [*manifest.endpoints, *gone]))
+    served.serve(served.leaving(served.web("b2", "b3"), "b1"))
     assert "b1" not in served.http(60)
     assert "b1" in talkers.first
     assert talkers.ask() == talkers.first
@@ -92,14 +88,10 @@ def test_backends_come_and_go_under_load(served: Cluster) -> None:
             served.serve(served.web("b1", "b2", "b3"), served.dns("b1", "b2", "b3"))
             Manifest("other", [f"10.96.1.{round_}"], served.endpoints("b1"), port=81).write(served.folder)
             # b1 leaves as Kubernetes lets a pod leave: first no new flows, then gone
-            leaving = [
-                Endpoint(a, 8080, "node-b1", ready=False, serving=True, terminating=True)
-                for a in ("10.77.1.2", "fd77:1::2")
-            ]
-            keep = served.web("b2", "b3").endpoints
-            served.serve(Manifest("web", WEB, [*keep, *leaving]), served.dns("b2", "b3"))
+            rest = served.web("b2", "b3"), served.dns("b2", "b3")
+            served.serve(*(served.leaving(manifest, "b1") for manifest in rest))
             load.wait_more(50)
-            served.serve(served.web("b2", "b3"))
+            served.serve(*rest)
             (served.folder / "other.yaml").unlink()
     nothing_failed(load)
     assert talkers.ask() == talkers.first
@@ -144,12 +136,13 @@ def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
     served.agent.start()
     talkers = served.talkers(8)
     assert served.agent.process is not None
+    seen: set[str] = set()
     with served.load() as load:
         for rate in (600, 700, 800):
-            before = served.agent.api.status()["artifact"]
+            seen.add(served.agent.api.status()["artifact"])
             config.write_text(f"reject-rate: {rate}\n")
             served.agent.process.send_signal(signal.SIGHUP)
-            wait_for(lambda before=before: served.agent.api.status()["artifact"] != before, "new programs")
+            wait_for(lambda: served.agent.api.status()["artifact"] not in seen, "new programs")
             load.wait_more(100)
     nothing_failed(load)
     assert talkers.ask() == talkers.first

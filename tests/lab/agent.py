@@ -18,14 +18,13 @@ from lbagent.errors import LbError
 from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import ROOT, Lab, end
 
-ENTRY = "import sys; from lbagent.cli.main import main; sys.exit(main())"
 START_TIMEOUT_S = 30
 
 
 def program() -> list[str]:
     """Return how lbagent is started from here: the installed command, else the module."""
     script = Path(sys.executable).with_name("lbagent")
-    return [str(script)] if script.exists() else [sys.executable, "-c", ENTRY]
+    return [str(script)] if script.exists() else [sys.executable, "-m", "lbagent"]
 
 
 class Agent:
