@@ -159,6 +159,7 @@ def large(*, quick: bool) -> dict[str, Any]:
             agent.stop()
             restart = process.start()
             result["restart_s"], result["restart_writes"] = restart, process.writes()
+            result["resident_restarted_mib"] = process.resident_mib()
             if len(starts) < (1 if quick else 3):
                 agent.stop()
                 agent.cli("cleanup")
@@ -190,6 +191,7 @@ def small(*, quick: bool) -> dict[str, Any]:
             "resident_mib": memory,
             "command_ms": statistics.median(times),
             "command_best_ms": min(times),
+            "command_cpu_ms": command_cpu_ms(agent, 10),
         }
 
 
