@@ -52,6 +52,7 @@ tree=$cache/$(basename "$deb" .deb)
 if [ ! -e "$tree/ready" ]; then
     rm -rf "$tree"
     dpkg-deb -x "$deb" "$tree"
+    [ -d "$tree/lib/modules" ] || ln -s usr/lib "$tree/lib" # Debian 13
     depmod -b "$tree" "$(ls "$tree/lib/modules")"
     touch "$tree/ready"
 fi
