@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness import pinned
 from lbagent.maps.kernel import KernelMaps
 from lbagent.maps.layout import LB4_KEY, LB_SERVICE
 from tests.lab.agent import Agent, program
@@ -78,6 +79,7 @@ class Process:
         """Start it; return seconds until it says that everything is in the kernel."""
         began = time.monotonic()
         self.agent.start(wait=False)
+        os.setpriority(os.PRIO_PROCESS, self.agent.pid, -20)  # before what else runs on this machine, as the other parts
         wait_for(lambda: self.agent.ended_or_ready() is None, "the agent", 60)
         return time.monotonic() - began
 
@@ -164,7 +166,7 @@ def large(*, quick: bool) -> dict[str, Any]:
                 agent.stop()
                 agent.cli("cleanup")
         result["start_s"] = statistics.median(starts)
-        with KernelMaps.open(lab.bpffs, create=False) as maps:
+        with KernelMaps.open(lab.bpffs, create=False) as maps, pinned():
             times = changes(folder, maps, CHANGES // 5 if quick else CHANGES)
         result["change_ms"] = {
             "p50": percentile(times, 50),
