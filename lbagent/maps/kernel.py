@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Self
 
-from lbagent.errors import KernelError, LbError, NotFound
+from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound
 from lbagent.maps import bpfsys, pins
 from lbagent.maps import window as windows
 from lbagent.maps.base import GENERATION_MAPS, Counter, Item, map_full
@@ -20,6 +20,22 @@ from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, maglev_inne
 _NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
+
+
+_EXCHANGES = 5  # times to look again while a resize renames its pins, one after the other
+
+
+def _open_pins(bpffs: str | Path, sizes: Sizes | None) -> tuple[Sizes, dict[str, MapSpec], dict[str, int]]:
+    """Open what is pinned; without `sizes` as it is, also while another process changes them."""
+    for again in range(_EXCHANGES, 0, -1):
+        found = sizes or pins.pinned_sizes(bpffs)
+        specs = pins.all_specs(found)
+        try:
+            return found, specs, pins.open_pins(bpffs, specs)
+        except LayoutMismatch:
+            if sizes or again == 1:
+                raise
+    raise AssertionError
 
 
 class KernelMaps:
@@ -47,8 +63,7 @@ class KernelMaps:
         if create:
             pins.ensure_bpffs(bpffs)
             sizes = sizes or Sizes()
-        specs = pins.all_specs(sizes or pins.pinned_sizes(bpffs))
-        fds = pins.open_pins(bpffs, specs)
+        found, specs, fds = _open_pins(bpffs, sizes)
         try:
             if create:
                 pins.create_pins(bpffs, specs, fds)
@@ -57,7 +72,7 @@ class KernelMaps:
         except BaseException:
             pins.close_all(fds)
             raise
-        return cls(bpffs, sizes or pins.pinned_sizes(bpffs), fds)
+        return cls(bpffs, found, fds)
 
     def replace(self, fds: Mapping[str, int], sizes: Sizes) -> None:
         """Go on with other maps under these names; the old descriptors are closed, the new ones are ours."""

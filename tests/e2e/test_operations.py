@@ -23,7 +23,7 @@ def nothing_failed(load: Load) -> None:
 
 
 def test_maintenance_takes_no_new_flow_and_ends_no_old_one(served: Cluster) -> None:
-    talkers, downloads = served.talkers(12), [Download(served.client, vip, 80, 20, 50) for vip in WEB * 4]
+    talkers, downloads = served.talkers(40), [Download(served.client, vip, 80, 20, 50) for vip in WEB * 4]
     try:
         served.agent.cli("backend", "set-state", "maintenance", *B1)
         assert "b1" not in served.http(60)
@@ -50,7 +50,7 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
 
 
 def test_a_terminating_backend_drains(served: Cluster) -> None:
-    talkers = served.talkers(12)
+    talkers = served.talkers(40)
     served.serve(served.leaving(served.web("b2", "b3"), "b1"))
     assert "b1" not in served.http(60)
     assert "b1" in talkers.first
@@ -59,7 +59,7 @@ def test_a_terminating_backend_drains(served: Cluster) -> None:
 
 
 def test_an_endpoint_that_is_not_ready_keeps_its_flows(served: Cluster) -> None:
-    talkers = served.talkers(12, VIP6)
+    talkers = served.talkers(40, VIP6)
     manifest = served.web("b2", "b3")
     sick = [Endpoint(a, 8080, "node-b1", ready=False) for a in ("10.77.1.2", "fd77:1::2")]
     served.serve(Manifest("web", WEB, [*manifest.endpoints, *sick]))
@@ -70,7 +70,7 @@ def test_an_endpoint_that_is_not_ready_keeps_its_flows(served: Cluster) -> None:
 
 
 def test_a_removed_backend_resets_its_flows_and_leaves_the_others_alone(served: Cluster) -> None:
-    talkers = served.talkers(12)
+    talkers = served.talkers(40)
     served.serve(served.web("b2", "b3"))
     after = talkers.ask()
     assert "b1" in talkers.first
