@@ -101,10 +101,14 @@ AI int create_main(lb_ctx *ctx)
 	if (s->pk.proto == PROTO_TCP && !is_syn(&s->pk))
 		value |= CT_MID << 16;
 	if (s->snat) {
-		u64 port = snat_take(s->hash, KEY_OWNER(&key), KEY_CLIENT(&key), s->backend, s->service, now);
+		u64 hash = s->snat == SNAT_OTHER ? snat_other(s->hash) : s->hash;
+		u64 port = snat_take(hash, KEY_OWNER(&key), KEY_CLIENT(&key), s->backend, s->service, now);
 
-		if (!port)
+		if (!port) {
+			if (s->snat == SNAT_FIRST)
+				lb_call(ctx, FAMILY_SLOT(SLOT_STEAL));
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+		}
 		value |= port;
 	}
 	rc = create_flow(s, &key, &reply, value, now, &f);

@@ -9,6 +9,7 @@
 #include "icmp.h"
 #include "move.h"
 #include "reply.h"
+#include "steal.h"
 #include "sweep.h"
 
 #if LB_FAMILY == 4
@@ -18,6 +19,7 @@
 #define ICMP_NAME CALL_NAME(7, icmp4)
 #define ANSWER_NAME CALL_NAME(9, answer4)
 #define REPLY_NAME CALL_NAME(11, reply4)
+#define STEAL_NAME CALL_NAME(15, steal4)
 #define SWEEP_NAME sweep4
 #define MOVE_NAME move4
 #else
@@ -27,6 +29,7 @@
 #define ICMP_NAME CALL_NAME(8, icmp6)
 #define ANSWER_NAME CALL_NAME(10, answer6)
 #define REPLY_NAME CALL_NAME(12, reply6)
+#define STEAL_NAME CALL_NAME(16, steal6)
 #define SWEEP_NAME sweep6
 #define MOVE_NAME move6
 #endif
@@ -59,6 +62,11 @@ int ANSWER_NAME(lb_ctx *ctx)
 int REPLY_NAME(lb_ctx *ctx)
 {
 	return reply_main(ctx);
+}
+
+int STEAL_NAME(lb_ctx *ctx)
+{
+	return steal_main(ctx);
 }
 
 #ifdef LB_HOOK_XDP

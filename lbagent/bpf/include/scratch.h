@@ -18,10 +18,16 @@
 #define SLOT_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
 #define SLOT_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
 #define SLOT_SWEEP 13
+#define SLOT_STEAL 15  /* pk, choice: no SNAT port was free at first sight */
 
 /* Why a packet of a flow gets a backend chosen. */
 #define CHOICE_NEW 0
 #define CHOICE_AGAIN 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
+
+/* Whether a flow needs a SNAT port, and where it is looked for. */
+#define SNAT_NONE 0
+#define SNAT_FIRST 1
+#define SNAT_OTHER 2 /* at other ports: the first ones were all held */
 
 struct lb_scratch {
 	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS; first, where both families find it */
@@ -33,7 +39,7 @@ struct lb_scratch {
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
-	u8 snat;         /* 1: take a SNAT port */
+	u8 snat;         /* SNAT_*: take a SNAT port */
 	u8 pad[3];
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */

@@ -134,6 +134,24 @@ AI u64 snat_first(u64 hash, u64 range)
 	return ((hash >> 24 & 0xffffffff) * range) >> 32;
 }
 
+/* The hash that leads to other ports. */
+AI u64 snat_other(u64 hash)
+{
+	return hash * 0x9FB21C651E98DF25ULL;
+}
+
+/* Returns the n-th port (host order) to ask for, 0 if the range is too small for it. Two runs of 8 neighbours, so that at most
+ * four cache lines are read. */
+AI u64 snat_probe(u64 hash, u64 n)
+{
+	u64 first = CFG->snat_port_min, range = CFG->snat_port_max - first + 1;
+	u64 at = snat_first(hash, range) + n + (n >> 3) * (range >> 1);
+
+	if (at >= range)
+		at -= range;
+	return at < range ? first + at : 0;
+}
+
 /* Starts the cache miss of the first slot snat_take() will ask for. */
 AI void snat_touch(u64 hash, u64 backend)
 {
@@ -167,25 +185,20 @@ AI bool snat_take_old(u64 *s, u64 owner, const lb_addr *client, u64 taken, u64 m
 	return true;
 }
 
-/* Takes a port for a flow of `client` (owner word `owner`, hash `hash`) towards a backend. Two runs of 8 neighbours, so that at
- * most four cache lines are read. Returns the port and the slot's generation as they stand in a value word; 0: none is free. */
+/* Takes a port for a flow of `client` (owner word `owner`, hash `hash`) towards a backend. Returns the port and the slot's generation as they stand in a value word; 0: none is free. */
 AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 service, u64 now)
 {
-	u64 first = CFG->snat_port_min, range = CFG->snat_port_max - first + 1;
-	u64 at = snat_first(hash, range);
 	lb_path *path = path_of(backend);
 	u64 bh = path_hash(path, PATH_META(path)), stamp = slot_stamp(now, CT_NEW);
 
 	NO_UNROLL
 	for (u64 i = 0; i < SLOT_PROBES; i++) {
-		u64 host = at + i + (i >> 3) * (range >> 1), s0, gen, meta, *s;
+		u64 host = snat_probe(hash, i), s0, gen, meta, *s;
 		u16 port;
 
-		if (host >= range)
-			host -= range;
-		if (host >= range)
+		if (!host)
 			continue;
-		port = HTONS(first + host);
+		port = HTONS(host);
 		s = slot_of(bh, port);
 		s0 = RD64(s);
 		if (s0 >> 16) {
