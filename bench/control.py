@@ -79,7 +79,7 @@ class Process:
         """Start it; return seconds until it says that everything is in the kernel."""
         began = time.monotonic()
         self.agent.start(wait=False)
-        os.setpriority(os.PRIO_PROCESS, self.agent.pid, -20)  # before what else runs on this machine, as the other parts
+        os.setpriority(os.PRIO_PROCESS, self.agent.pid, -20)  # before what else runs here, as the other parts
         wait_for(lambda: self.agent.ended_or_ready() is None, "the agent", 60)
         return time.monotonic() - began
 

@@ -40,7 +40,9 @@ def _parsed(**more: Any) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 
 def test_agent_and_state() -> None:
-    parsed = _parsed(resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, conflicts=2, sync_duration_s=0.004)
+    parsed = _parsed(
+        resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, conflicts=2, sync_duration_s=0.004
+    )
     assert parsed["lbagent_ready"] == {(): 1}
     assert parsed["lbagent_build_info"] == {(("version", "1.0"),): 1}
     assert parsed["lbagent_generation"] == {(): 9}
