@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench.datapath import TABLE, Bench, Row, bench
+from bench.datapath import Bench, Row, bench
 from bench.harness import QUICK_ROUNDS, ROUNDS, pinned
 from bench.wrapper import Plan, Tuple, tuple_of
 
@@ -92,8 +92,7 @@ def measure(family: int, *, quick: bool) -> Iterator[Row]:
                     made.establish(ESTABLISHED)
                     open_flows(made, name)
                     damage[f"{name}, {ratio} SYNs to one"] = harm(made, name, ratio, 131072 if quick else 524288)
-        # as many SNAT slots as by default: the last verdict must not be a flood SYN's that found none
-        with bench(family, QUICK_ROUNDS if quick else ROUNDS, flows=2 * ESTABLISHED, snat=TABLE) as made:
+        with bench(family, QUICK_ROUNDS if quick else ROUNDS, flows=2 * ESTABLISHED) as made:
             made.establish(ESTABLISHED)
             plan = replace(made.request_plan(ESTABLISHED), flood_from=made.shape.flooder, flood_copies=2)
             made.set(plan)
