@@ -29,8 +29,8 @@ AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 		return LB_PASS;
 	type = *(u16 *)(data + 12);
 #if LB_FAMILY == 4
-	if (LIKELY(type == ETH_IP6))
-		return entry_call(ctx, flags, SLOT_XDP6);
+	if (LIKELY(type == ETH_IP6)) /* nobody's packet is not worth a tail call; what leaves may be the node's own ICMP error */
+		return flags & PKT_EGRESS || filter_frame6(data, end) ? entry_call(ctx, flags, SLOT_XDP6) : LB_PASS;
 #endif
 	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, SLOT_GENERAL) : LB_PASS;
 }
@@ -115,8 +115,12 @@ AI int entry(lb_ctx *ctx, u16 flags)
 #endif
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
-	if (UNLIKELY(parse_addrs(data, end, &pk)))
+	if (UNLIKELY(parse_addrs(data, end, &pk) || (LB_FAMILY == 6 && data + ETH_HLEN + IP_HLEN + 4 > end)))
 		return entry_other(ctx, data, end, flags);
+#if LB_FAMILY == 6 && defined(LB_HOOK_XDP)
+	pk.concern = CONCERN_VIP; /* xdp has asked: exactly which is asked again only where it matters */
+	if (snat_port(*(u16 *)(data + ETH_HLEN + IP_HLEN + 2)))
+#endif
 	pk.concern = filter_dst(&pk.daddr);
 	if (LIKELY(!pk.concern)) {
 		if (LIKELY(!filter_src(&pk.saddr)))

@@ -7,31 +7,52 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Position of an address; the same sum as filter_hash() in maps/layout.py. */
-AI u64 filter_position(const lb_addr *a)
+/* Position of an address; the same sums as filter_hash() in maps/layout.py. */
+AI u64 filter_position4(u64 word)
 {
-#if LB_FAMILY == 4
-	return (a->w[0] * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
-#else
-	u64 word = a->w[0] * 0x9E3779B97F4A7C15ULL;
+	return (word * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
+}
 
-	return (word ^ word >> 32 ^ a->w[1]) * 0xBF58476D1CE4E5B9ULL >> (64 - FILTER_BITS);
+AI u64 filter_position6(u64 high, u64 low)
+{
+	high *= 0x9E3779B97F4A7C15ULL;
+	return (high ^ high >> 32 ^ low) * 0xBF58476D1CE4E5B9ULL >> (64 - FILTER_BITS);
+}
+
+#if LB_FAMILY == 4
+#define filter_position(a) filter_position4((a)->w[0])
+#else
+#define filter_position(a) filter_position6((a)->w[0], (a)->w[1])
 #endif
+
+AI u64 filter_dst_at(u64 position)
+{
+	return RD64((u8 *)MAPVAL(lb_filter) + (position >> 5) * 8) >> ((position & 31) * 2) & 3;
+}
+
+AI bool filter_src_at(u64 position)
+{
+	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (position >> 6) * 8) >> (position & 63) & 1;
 }
 
 /* Returns CONCERN_VIP | CONCERN_SNAT. */
 AI u64 filter_dst(const lb_addr *a)
 {
-	u64 p = filter_position(a);
-
-	return RD64((u8 *)MAPVAL(lb_filter) + (p >> 5) * 8) >> ((p & 31) * 2) & 3;
+	return filter_dst_at(filter_position(a));
 }
 
 AI bool filter_src(const lb_addr *a)
 {
-	u64 p = filter_position(a);
+	return filter_src_at(filter_position(a));
+}
 
-	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (p >> 6) * 8) >> (p & 63) & 1;
+/* Asks for both addresses of an untagged IPv6 frame, from the entry point of either family. */
+AI bool filter_frame6(const u8 *data, const u8 *end)
+{
+	if (data + ETH_HLEN + 40 > end)
+		return false;
+	return filter_dst_at(filter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
+	       filter_src_at(filter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */
