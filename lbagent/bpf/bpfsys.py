@@ -10,44 +10,23 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from lbagent.errors import KernelError, Unsupported
+from lbagent.errors import KernelError
+from lbagent.maps import bpfsys
+from lbagent.maps.bpfsys import Cmd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_NR_BPF = {"x86_64": 321, "aarch64": 280}
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.syscall.restype = ctypes.c_long
 
 LICENSE = b"Dual BSD/GPL\0"
 BPF_F_XDP_HAS_FRAGS = 1 << 5
 BPF_F_REPLACE = 1 << 2
 LOG_TEXT, LOG_STATS = 1, 4
 LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
-
-
-class Cmd(IntEnum):
-    """The bpf(2) commands used here. Source: enum bpf_cmd."""
-
-    PROG_LOAD = 5
-    OBJ_PIN = 6
-    OBJ_GET = 7
-    PROG_TEST_RUN = 10
-    PROG_GET_NEXT_ID = 11
-    PROG_GET_FD_BY_ID = 13
-    OBJ_GET_INFO_BY_FD = 15
-    LINK_CREATE = 28
-    LINK_UPDATE = 29
-    LINK_GET_FD_BY_ID = 30
-    LINK_GET_NEXT_ID = 31
-    ENABLE_STATS = 32
-    LINK_DETACH = 34
 
 
 class ProgType(IntEnum):
@@ -66,26 +45,12 @@ class AttachType(IntEnum):
 
 
 def bpf(cmd: Cmd, attr: bytes | bytearray) -> int:
-    """Make the system call; return its result, or the negative errno."""
+    """Make the system call; return its result, or the negative errno. A bytearray gets back what the kernel wrote."""
     buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
-    while True:
-        result = int(_LIBC.syscall(_syscall_number(), int(cmd), buffer, len(attr)))
-        if result >= 0:
-            if isinstance(attr, bytearray):
-                attr[:] = buffer.raw
-            return result
-        error = ctypes.get_errno()
-        if error not in (errno.EINTR, errno.EAGAIN):  # a signal interrupted the verifier: try again
-            if isinstance(attr, bytearray):
-                attr[:] = buffer.raw
-            return -error
-
-
-def _syscall_number() -> int:
-    machine = platform.machine()
-    if machine not in _NR_BPF:
-        raise Unsupported(f"the processor {machine}", advice="lbagent runs on x86_64 and aarch64")
-    return _NR_BPF[machine]
+    result = bpfsys.call(cmd, buffer, len(attr))
+    if isinstance(attr, bytearray):
+        attr[:] = buffer.raw
+    return result
 
 
 def address_of(buffer: ctypes.Array[ctypes.c_char]) -> int:
@@ -185,15 +150,15 @@ def prog_test_run(
 
 
 def obj_pin(fd: int, path: str) -> None:
-    """Pin a map, program or link. Raises KernelError (EEXIST when the path is taken)."""
-    name = ctypes.create_string_buffer(path.encode())
-    _checked(bpf(Cmd.OBJ_PIN, struct.pack("<QII", address_of(name), fd, 0)), "pin", path)
+    """Pin a program or link. Raises KernelError (EEXIST when the path is taken)."""
+    with kernel_errors("pin", path):
+        bpfsys.obj_pin(fd, path)
 
 
 def obj_get(path: str) -> int:
-    """Return a descriptor for what is pinned at path."""
-    name = ctypes.create_string_buffer(path.encode())
-    return _checked(bpf(Cmd.OBJ_GET, struct.pack("<QII", address_of(name), 0, 0)), "open pin", path)
+    """Return a descriptor for what is pinned at path. Raises KernelError."""
+    with kernel_errors("open pin", path):
+        return bpfsys.obj_get(path)
 
 
 def link_create(prog_fd: int, target: int, attach: AttachType, flags: int = 0) -> int:
@@ -269,7 +234,8 @@ def link_info(fd: int) -> LinkInfo:
 
 def prog_by_id(ident: int) -> int:
     """Return a descriptor for a program id."""
-    return _checked(bpf(Cmd.PROG_GET_FD_BY_ID, struct.pack("<III", ident, 0, 0)), "open", f"program {ident}")
+    with kernel_errors("open", f"program {ident}"):
+        return bpfsys.prog_fd_by_id(ident)
 
 
 def enable_stats() -> int:

@@ -1,4 +1,4 @@
-"""bpf(2) for maps: create, look up, update, batches, pins, information. Programs and links are in bpf/bpfsys.py.
+"""bpf(2): the system call itself, pins, and all that is asked of maps. Programs and links are in bpf/bpfsys.py.
 
 Attribute layouts: include/uapi/linux/bpf.h, `union bpf_attr`; each struct format names its fields in order. Everything
 raises OSError with the kernel's errno; kernel.py turns it into the errors of this project. Descriptors returned are the
@@ -33,8 +33,11 @@ class Cmd(IntEnum):
     MAP_UPDATE_ELEM = 2
     MAP_DELETE_ELEM = 3
     MAP_GET_NEXT_KEY = 4
+    PROG_LOAD = 5
     OBJ_PIN = 6
     OBJ_GET = 7
+    PROG_TEST_RUN = 10
+    PROG_GET_NEXT_ID = 11
     PROG_GET_FD_BY_ID = 13
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
@@ -42,6 +45,12 @@ class Cmd(IntEnum):
     MAP_LOOKUP_BATCH = 24
     MAP_UPDATE_BATCH = 26
     MAP_DELETE_BATCH = 27
+    LINK_CREATE = 28
+    LINK_UPDATE = 29
+    LINK_GET_FD_BY_ID = 30
+    LINK_GET_NEXT_ID = 31
+    ENABLE_STATS = 32
+    LINK_DETACH = 34
 
 
 class MapInfo(NamedTuple):
@@ -73,19 +82,20 @@ def _syscall_number() -> int:
 _NR = _NUMBERS.get(platform.machine(), 0)
 
 
-def _call(cmd: Cmd, attr: ctypes.Array[ctypes.c_char], size: int) -> int:
-    """Return the result, or the negative errno."""
+def call(cmd: Cmd, attr: ctypes.Array[ctypes.c_char], size: int) -> int:
+    """Make the system call on `attr`, which the kernel may write to; return the result, or the negative errno."""
     while True:
         result = int(_LIBC.syscall(_NR or _syscall_number(), int(cmd), attr, size))
         if result >= 0:
             return result
         error = ctypes.get_errno()
-        if error != errno.EINTR:
+        # a signal interrupts the verifier with EAGAIN, everything else with EINTR
+        if error != errno.EINTR and not (error == errno.EAGAIN and cmd == Cmd.PROG_LOAD):
             return -error
 
 
 def _bpf(cmd: Cmd, attr: bytes, what: str = "") -> int:
-    result = _call(cmd, ctypes.create_string_buffer(attr, len(attr)), len(attr))
+    result = call(cmd, ctypes.create_string_buffer(attr, len(attr)), len(attr))
     if result < 0:
         raise OSError(-result, os.strerror(-result), what or None)
     return result
@@ -110,7 +120,7 @@ def map_lookup(fd: int, key: bytes, value_bytes: int) -> bytes | None:
     """Return the value of a key, None if there is none. `value_bytes` counts all CPUs of a per-CPU map."""
     value = ctypes.create_string_buffer(value_bytes)
     attr = struct.pack("<IIQQQ", fd, 0, _pointer(key), ctypes.addressof(value), 0)
-    result = _call(Cmd.MAP_LOOKUP_ELEM, ctypes.create_string_buffer(attr, 32), 32)
+    result = call(Cmd.MAP_LOOKUP_ELEM, ctypes.create_string_buffer(attr, 32), 32)
     if result < 0:
         if result == -errno.ENOENT:
             return None
@@ -126,7 +136,7 @@ def map_update(fd: int, key: bytes, value: bytes, flags: int = 0) -> None:
 def map_delete(fd: int, key: bytes) -> bool:
     """Delete one entry; return whether it was there."""
     attr = struct.pack("<IIQQQ", fd, 0, _pointer(key), 0, 0)
-    result = _call(Cmd.MAP_DELETE_ELEM, ctypes.create_string_buffer(attr, 32), 32)
+    result = call(Cmd.MAP_DELETE_ELEM, ctypes.create_string_buffer(attr, 32), 32)
     if result < 0 and result != -errno.ENOENT:
         raise OSError(-result, os.strerror(-result))
     return result == 0
@@ -136,7 +146,7 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
     """Return the key after `key` (the first after None), None at the end."""
     out = ctypes.create_string_buffer(key_size)
     attr = struct.pack("<IIQQQ", fd, 0, _pointer(key) if key is not None else 0, ctypes.addressof(out), 0)
-    result = _call(Cmd.MAP_GET_NEXT_KEY, ctypes.create_string_buffer(attr, 32), 32)
+    result = call(Cmd.MAP_GET_NEXT_KEY, ctypes.create_string_buffer(attr, 32), 32)
     if result < 0:
         if result == -errno.ENOENT:
             return None
@@ -147,7 +157,7 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 def _batch(cmd: Cmd, fd: int, keys: int, values: int, count: int) -> Batch:
     # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags
     attr = ctypes.create_string_buffer(struct.pack("<QQQQIIQQ", 0, 0, keys, values, count, fd, 0, 0), 56)
-    result = _call(cmd, attr, 56)
+    result = call(cmd, attr, 56)
     if result >= 0:
         return Batch(count, 0)
     done = struct.unpack_from("<I", attr, 32)[0]
@@ -197,7 +207,7 @@ class BatchReader:
         attr = ctypes.create_string_buffer(
             struct.pack("<QQQQIIQQ", at if self._started else 0, at, *pointers, self._room, self._fd, 0, 0), 56
         )
-        result = _call(Cmd.MAP_LOOKUP_BATCH, attr, 56)
+        result = call(Cmd.MAP_LOOKUP_BATCH, attr, 56)
         done = int(struct.unpack_from("<I", attr, 32)[0])
         if result < 0 and -result not in (errno.ENOENT, errno.ENOSPC):
             done = 0
@@ -229,7 +239,7 @@ def prog_fd_by_id(ident: int) -> int:
 
 
 def obj_pin(fd: int, path: str) -> None:
-    """Pin a map on a bpf file system. Raises OSError EEXIST when the path is taken."""
+    """Pin a map, program or link on a bpf file system. Raises OSError EEXIST when the path is taken."""
     raw = os.fsencode(path) + b"\0"
     _bpf(Cmd.OBJ_PIN, struct.pack("<QII", _pointer(raw), fd, 0), path)
 
