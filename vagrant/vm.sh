@@ -4,6 +4,7 @@
 #
 #   vagrant/vm.sh                          tests/packet, attaching and upgrading, on the kernel of this Debian release
 #   vagrant/vm.sh COMMAND...               something else, in the checkout, in the machine
+#   KERNEL=trixie vagrant/vm.sh            the kernel of another Debian release: trixie 6.12, bullseye 5.10 (too old: the agent says so, exit 77)
 #   KERNEL=/path/linux-image.deb           another kernel package
 #   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=3600 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
 set -eu
@@ -37,17 +38,41 @@ fi
 
 # --- the kernel: Debian's package, unpacked beside the system, never installed ---
 mkdir -p "$cache"
+
+# Prints apt's options for another release, with lists of its own, from the mirrors this machine uses.
+other_release() {
+    own=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    lists=$cache/apt-$1
+    mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial"
+    # shellcheck disable=SC2016 # apt's own words
+    apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+        sed -nE "s/ $own(-security)? main\$/ $1\1 main/p" >"$lists/sources.list"
+    [ -s "$lists/sources.list" ] || fail "KERNEL=$1 needs Debian's mirrors; set KERNEL=/path/to/linux-image.deb"
+    echo "-o Dir::Etc::sourcelist=$lists/sources.list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$lists/lists -o Dir::Cache=$lists/cache"
+}
+
 deb=${KERNEL:-}
-if [ -z "$deb" ]; then
-    package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image-/ {print $2; exit}')
+case $deb in
+*.deb) ;;
+*)
+    options=
+    if [ -n "$deb" ]; then
+        options=$(other_release "$deb")
+        # shellcheck disable=SC2086 # words
+        apt-get -qq $options update || fail "apt-get update failed for $deb"
+    fi
+    # shellcheck disable=SC2086 # words
+    package=$(apt-cache $options depends linux-image-amd64 | awk '/Depends: linux-image-/ {print $2; exit}')
     [ -n "$package" ] || fail "apt knows no linux-image-amd64; set KERNEL=/path/to/linux-image.deb"
     deb=$(find "$cache" -maxdepth 1 -name "${package}_*.deb" | head -n1)
     if [ -z "$deb" ]; then
         echo "== downloading $package" >&2
-        (cd "$cache" && apt-get -qq -o APT::Sandbox::User=root download "$package")
+        # shellcheck disable=SC2086 # words
+        (cd "$cache" && apt-get -qq -o APT::Sandbox::User=root $options download "$package")
         deb=$(find "$cache" -maxdepth 1 -name "${package}_*.deb" | head -n1)
     fi
-fi
+    ;;
+esac
 tree=$cache/$(basename "$deb" .deb)
 if [ ! -e "$tree/ready" ]; then
     rm -rf "$tree"
@@ -97,6 +122,7 @@ EOF
 cat >"$work/root/inside" <<EOF
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 mount -t tmpfs run /run
+cp /bin/busybox /run/busybox # what is still there when the host's files are not
 mkdir -p /dev/pts /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs shm /dev/shm
 mount -t bpf bpf /sys/fs/bpf
 mkdir -p /lib/modules/$release && mount --bind '$tree/lib/modules/$release' /lib/modules/$release
@@ -107,8 +133,7 @@ echo "== Linux \$(uname -r), \$(nproc) CPU"
 $quoted
 echo "lbagent-vm: exit \$?"
 sync
-echo o >/proc/sysrq-trigger
-sleep 60
+exec /run/busybox poweroff -f
 EOF
 chmod +x "$work/root/init"
 (cd "$work/root" && find . | cpio -o -H newc --quiet) >"$work/initrd"
