@@ -11,7 +11,7 @@ from ipaddress import IPv6Address
 from typing import Self
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 
 class L4Type(StrEnum):
@@ -122,13 +122,23 @@ class L4Addr(Struct, frozen=True, gc=False):
 
 
 class L3n4Addr(Struct, frozen=True, gc=False):
-    """An address, port, protocol and scope: a frontend or a backend. Usable as a dict key; hashing is C code."""
+    """An address, port, protocol and scope: a frontend or a backend. Usable as a dict key; hashing is C code.
+
+    A text or an `ipaddress` object as address, and a word as protocol, are taken and kept as bytes and L4Type.
+    """
 
     address: bytes
     port: int
     protocol: L4Type = L4Type.TCP
     scope: Scope = Scope.EXTERNAL
     cluster_id: int = 0
+
+    def __post_init__(self) -> None:
+        """Take what a caller at the edge has in hand: two equal addresses must be equal keys. Raises ValueError."""
+        if type(self.address) is not bytes:
+            force_setattr(self, "address", parse_ip(str(self.address)))
+        if type(self.protocol) is not L4Type:
+            force_setattr(self, "protocol", L4Type.parse(self.protocol))
 
     @property
     def is_ipv6(self) -> bool:

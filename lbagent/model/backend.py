@@ -92,6 +92,11 @@ _TRANSITIONS: dict[BackendState, frozenset[BackendState]] = {
 }
 
 
+def is_valid_backend_state(text: str) -> bool:
+    """Return whether `BackendState.parse` takes the word."""
+    return BackendState.is_valid(text)
+
+
 def is_valid_state_transition(old: BackendState, new: BackendState) -> bool:
     """Return whether a backend in `old` may go to `new`."""
     return old.can_become(new)
