@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-import lbagent.model as model
+from lbagent import model
 from lbagent.model import Backend, BackendState, InvalidTransition, L3n4Addr, L4Type, Scope
 
 DESIGN = (
