@@ -6,14 +6,14 @@ What is named elsewhere in the new object is not kept twice. Source ranges are k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
-from lbagent.sync.objects import Endpoint, ServicePort, SlicePort
+from lbagent.sync.objects import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
 from lbagent.sync.report import Report
 from lbagent.sync.wire import Path
 
@@ -110,9 +110,15 @@ def keep_ranges(
     return tuple(dict.fromkeys((*ranges, *kept)))
 
 
-def keep_slice_ports(path: Path, raw: Sequence[Any], ports: dict[int, SlicePort], report: Report) -> list[SlicePort]:
-    """Return the ports of a slice, by place, with those that were good before in place of faulty ones."""
-    old: Sequence[SlicePort] = (report.was("ports") if report.is_faulty(path) else ()) or ()
+def keep_slice_ports(
+    path: Path,
+    raw: Sequence[Any],
+    ports: dict[int, SlicePort],
+    last: Callable[[], Sequence[SlicePort] | None],
+    report: Report,
+) -> list[SlicePort]:
+    """Return the ports of a slice or subset, by place, with the last good ones in place of faulty ones."""
+    old = (last() if report.is_faulty(path) else ()) or ()
     names = {port.name for port in ports.values()}
     for index in range(len(raw)) if old else ():
         at = (*path, index)
@@ -128,10 +134,15 @@ def keep_slice_ports(path: Path, raw: Sequence[Any], ports: dict[int, SlicePort]
 
 
 def keep_endpoints(
-    path: Path, raw: Sequence[Any], found: dict[int, Endpoint], pods: dict[int, str], report: Report
+    path: Path,
+    raw: Sequence[Any],
+    found: dict[int, Endpoint],
+    pods: dict[int, str],
+    last: Callable[[], Sequence[Endpoint] | None],
+    report: Report,
 ) -> list[Endpoint]:
-    """Return the endpoints, by place, with those that were good before in place of faulty ones. `pods` names these."""
-    old: Sequence[Endpoint] = (report.was("endpoints") if report.is_faulty(path) else ()) or ()
+    """Return the endpoints, by place, with the last good ones in place of faulty ones. `pods` names these."""
+    old = (last() if report.is_faulty(path) else ()) or ()
     if not old:
         return list(found.values())
     by_pod = {endpoint.pod: endpoint for endpoint in old if endpoint.pod}
@@ -141,12 +152,51 @@ def keep_endpoints(
         if index in found or not report.is_faulty((*path, index)):
             continue
         pod = pods.get(index, "")
-        last = by_pod.get(pod) if pod else old[index] if index in by_place else None
-        if last is not None and last.address not in taken:
-            taken.add(last.address)
-            found[index] = last
-            report.keep((*path, index), format_ip(last.address))
+        before = by_pod.get(pod) if pod else old[index] if index in by_place else None
+        if before is not None and before.address not in taken:
+            taken.add(before.address)
+            found[index] = before
+            report.keep((*path, index), format_ip(before.address))
     return [found[index] for index in sorted(found)]
+
+
+def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointSlice]:
+    """Return the slices that a faulty subset was before; none when its place says nothing."""
+    path: Path = ("subsets", index)
+    old: Sequence[EndpointSlice] = (report.was("slices") if report.is_faulty(path) else ()) or ()
+    if old and len(raw) <= max(piece.subset for piece in old):
+        return []
+    return [piece for piece in old if piece.subset == index]
+
+
+def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[HostPort]:
+    """Return the hostPorts of a Pod with those that were good before in place of faulty ones."""
+    old: Sequence[HostPort] = (report.was("host_ports") if report.is_faulty(("spec",)) else ()) or ()
+    taken = {(port.port, port.protocol, port.host_ip) for port in found}
+    places = {port.place for port in found}
+    kept = []
+    for port in old:
+        if port.place in places or (port.port, port.protocol, port.host_ip) in taken:
+            continue
+        if at := _faulty_around(spec, port.place, report):
+            report.keep(at, f"hostPort {port.port}")
+            kept.append(port)
+    return sorted(found + kept, key=lambda port: port.place) if kept else found
+
+
+def _faulty_around(spec: Any, place: Path, report: Report) -> Path:
+    """Return where the fault is that took a place of a Pod's spec out; () when it is there, or went without one."""
+    here = spec
+    for depth, step in enumerate(place[1:], 2):
+        if isinstance(step, str):
+            here = getattr(here, step)
+        elif step < len(here):
+            here = here[step]
+        else:
+            return ()
+        if here is None:
+            return place[:depth] if report.is_faulty(place[:depth]) else ()
+    return place if report.is_faulty(place) else ()
 
 
 def _faulty(path: Path, raw: Sequence[Any], old: Sequence[Any], report: Report) -> list[int]:

@@ -126,7 +126,7 @@ class SlicePort(Struct, frozen=True, gc=False):
 
 
 class EndpointSlice(Struct, frozen=True, gc=False):
-    """A discovery/v1 EndpointSlice, or one family of one subset of a v1 Endpoints (`legacy`)."""
+    """A discovery/v1 EndpointSlice, or one family of one subset (its index) of a v1 Endpoints (`legacy`)."""
 
     namespace: str
     name: str
@@ -137,6 +137,7 @@ class EndpointSlice(Struct, frozen=True, gc=False):
     endpoints: tuple[Endpoint, ...] = ()
     weight: int | None = None
     legacy: bool = False
+    subset: int = 0
 
     @property
     def key(self) -> str:
@@ -178,12 +179,13 @@ class Node(Struct, frozen=True, gc=False):
 
 
 class HostPort(Struct, frozen=True, gc=False):
-    """A hostPort of a container; host_ip None = every address of the node."""
+    """A hostPort of a container; host_ip None = every address of the node. `place` is where the Pod says so."""
 
     port: int
     target_port: int
     protocol: L4Type
     host_ip: bytes | None = None
+    place: tuple[str | int, ...] = ()
 
 
 class Pod(Struct, frozen=True, gc=False):

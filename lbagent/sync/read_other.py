@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.backend import UnknownState
-from lbagent.sync.keep import keep_families
+from lbagent.sync.keep import keep_families, keep_host_ports
 from lbagent.sync.objects import BackendState, HostPort, Node, Pod
 from lbagent.sync.report import Report, label, present
 from lbagent.sync.wire import BackendState as WireState
@@ -71,6 +71,7 @@ def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:
             for index, port in present(container.ports):
                 if port.hostPort:
                     found += _host_port(port, ("spec", field, at, "ports", index), report)
+    found = keep_host_ports(spec, found, report)
     if len(found) > MAX_HOST_PORTS:
         report.error(("spec", "containers"), f"more than {MAX_HOST_PORTS} hostPorts", "the rest is left out")
     return tuple(found[:MAX_HOST_PORTS])
@@ -90,7 +91,7 @@ def _host_port(raw: WirePort, path: Path, report: Report) -> list[HostPort]:
             return []
     if not port or not target or protocol is None:
         return []
-    return [HostPort(port, target, protocol, host_ip)]
+    return [HostPort(port, target, protocol, host_ip, path)]
 
 
 _STATES = (State.ACTIVE, State.MAINTENANCE, State.QUARANTINED)  # terminating is Kubernetes' word alone

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from sys import intern
 
-from lbagent.sync.keep import keep_endpoints, keep_slice_ports
+from lbagent.sync.keep import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
 from lbagent.sync.read_service import HEADLESS, family_of
 from lbagent.sync.report import Report, label, plain_ip, present
@@ -19,6 +20,7 @@ MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in
 MAX_PORTS = 1000
 MAX_HINTS = 64
 _FAMILIES = {"IPv4": 4, "IPv6": 6}
+OldSlices = Callable[[], list[EndpointSlice]]
 
 
 def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
@@ -32,7 +34,7 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
         what = f"unknown value {raw.addressType!r}" if raw.addressType else "it is missing"
         report.error(("addressType",), f"{what}; one of IPv4, IPv6, FQDN is possible", "the slice is left out")
         return None
-    ports = _slice_ports(raw.ports, ("ports",), report)
+    ports = _slice_ports(raw.ports, ("ports",), lambda: report.was("ports"), report)
     found: dict[int, Endpoint] = {}
     for index, entry in present(raw.endpoints):
         if index >= MAX_ENDPOINTS:
@@ -40,21 +42,29 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
             break
         if endpoint := _endpoint(entry, namespace, family, index, report):
             found[index] = endpoint
-    endpoints = _kept(raw.endpoints or (), found, namespace, report)
+    endpoints = _kept(("endpoints",), raw.endpoints or (), found, namespace, lambda: report.was("endpoints"), report)
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
 
 
 def _kept(
-    raw: Sequence[WireEndpoint | None], found: dict[int, Endpoint], namespace: str, report: Report
+    path: Path,
+    raw: Sequence[WireEndpoint | Address | None],
+    found: dict[int, Endpoint],
+    namespace: str,
+    last: Callable[[], Sequence[Endpoint] | None],
+    report: Report,
 ) -> list[Endpoint]:
     if len(found) == len(raw):
         return list(found.values())
-    pods = {index: _pod(entry.targetRef, namespace) for index, entry in present(raw) if index not in found}
-    return keep_endpoints(("endpoints",), raw, found, pods, report)
+    faulty = [(index, entry) for index, entry in enumerate(raw) if index not in found]
+    pods = {index: _pod(entry.targetRef, namespace) for index, entry in faulty if entry is not None}
+    return keep_endpoints(path, raw, found, pods, last, report)
 
 
-def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> tuple[SlicePort, ...]:
+def _slice_ports(
+    raw: list[Port | None] | None, path: Path, last: Callable[[], Sequence[SlicePort] | None], report: Report
+) -> tuple[SlicePort, ...]:
     ports: dict[int, SlicePort] = {}
     for index, entry in present(raw):
         if index >= MAX_PORTS:
@@ -66,7 +76,7 @@ def _slice_ports(raw: list[Port | None] | None, path: Path, report: Report) -> t
         protocol = report.protocol((*path, index, "protocol"), entry.protocol, "the port is left out")
         if port and protocol:
             ports[index] = SlicePort(intern(entry.name or ""), protocol, port)
-    return tuple(keep_slice_ports(path, raw or (), ports, report) if path == ("ports",) else ports.values())
+    return tuple(keep_slice_ports(path, raw or (), ports, last, report))
 
 
 def _endpoint(raw: WireEndpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:
@@ -123,26 +133,43 @@ def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report
     if label(raw.metadata or Meta(), HEADLESS) is not None:
         return None
     slices: list[EndpointSlice] = []
-    for index, subset in present(raw.subsets):
-        slices += _subset(subset, namespace, name, ("subsets", index), report)
+    subsets = raw.subsets or ()
+    for index, subset in enumerate(subsets):
+        if subset is not None:
+            slices += _subset(subset, namespace, name, index, partial(old_slices, index, subsets, report), report)
+        elif old := old_slices(index, subsets, report):
+            report.keep(("subsets", index), f"{sum(len(piece.endpoints) for piece in old)} endpoints")
+            slices += old
     return Endpoints(namespace, name, report.origin, tuple(slices))
 
 
-def _subset(raw: Subset, namespace: str, name: str, path: Path, report: Report) -> list[EndpointSlice]:
-    ports = _slice_ports(raw.ports, (*path, "ports"), report)
-    found: dict[int, list[Endpoint]] = {4: [], 6: []}
-    for field, entries, ready in (
-        ("addresses", raw.addresses, True),
-        ("notReadyAddresses", raw.notReadyAddresses, False),
-    ):
-        for index, entry in present((entries or [])[:MAX_ENDPOINTS]):
-            if endpoint := _address(entry, namespace, ready, (*path, field, index), report):
-                found[family_of(endpoint.address)].append(endpoint)
-    return [
-        EndpointSlice(namespace, name, name, family, report.origin, ports, tuple(endpoints), legacy=True)
-        for family, endpoints in found.items()
-        if endpoints
+def _subset(raw: Subset, namespace: str, name: str, number: int, old: OldSlices, report: Report) -> list[EndpointSlice]:
+    path: Path = ("subsets", number)
+    ports = _slice_ports(raw.ports, (*path, "ports"), lambda: next((piece.ports for piece in old()), ()), report)
+    found = [
+        *_addresses(raw.addresses, namespace, True, (*path, "addresses"), old, report),
+        *_addresses(raw.notReadyAddresses, namespace, False, (*path, "notReadyAddresses"), old, report),
     ]
+    return [
+        EndpointSlice(namespace, name, name, family, report.origin, ports, endpoints, legacy=True, subset=number)
+        for family in (4, 6)
+        if (endpoints := tuple(each for each in found if family_of(each.address) == family))
+    ]
+
+
+def _addresses(
+    raw: list[Address | None] | None, namespace: str, ready: bool, path: Path, old: OldSlices, report: Report
+) -> list[Endpoint]:
+    entries = (raw or [])[:MAX_ENDPOINTS]
+    found: dict[int, Endpoint] = {}
+    for index, entry in present(entries):
+        if endpoint := _address(entry, namespace, ready, (*path, index), report):
+            found[index] = endpoint
+
+    def last() -> list[Endpoint]:
+        return [each for piece in old() for each in piece.endpoints if each.ready is ready]
+
+    return _kept(path, entries, found, namespace, last, report)
 
 
 def _address(raw: Address, namespace: str, ready: bool, path: Path, report: Report) -> Endpoint | None:
