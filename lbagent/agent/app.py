@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -50,6 +51,9 @@ from lbagent.sync.synthetic import SyntheticSource, parse_synthetic
 
 log = logging.getLogger(__name__)
 M_ARENA_MAX = -8  # mallopt(3)
+# Garbage collections: hardly any while a start builds what stays, later seldom: a change of one service makes no cycles.
+AT_START, LATER = (200_000, 20, 100), (10_000, 20, 100)
+SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most
 
 
 def run_agent(load: Callable[[], Config]) -> None:
@@ -60,6 +64,8 @@ def run_agent(load: Callable[[], Config]) -> None:
     config = load()
     logs.setup(config.log_format, config.log_level)
     spare_memory()
+    gc.set_threshold(*AT_START)
+    sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(Agent(config, load).run())
     except* LbError as group:
@@ -237,5 +243,6 @@ def settle_memory() -> None:
     """Give back what the start used, and keep what it built out of later garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*LATER)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

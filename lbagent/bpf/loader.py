@@ -37,7 +37,7 @@ CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
 OWN_MAPS = ("lb_config", *CALLS.values())  # one set a generation
 ENTRIES = ("xdp", "tc_ingress", "tc_egress")  # pinned under v1/prog/
 PROG_TYPES = {"xdp": ProgType.XDP, "tc": ProgType.SCHED_CLS}
-MODESTY = 5  # added to the nice value of the threads that wait for the verifier
+MODESTY = 2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
 LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
 
 _CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
