@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys, clock, settings
-from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_program, own_maps, with_old_maps
+from lbagent.bpf.loader import OWN_MAPS, PROG_TYPES, create_map, load_program, own_maps, require_kernel, with_old_maps
 from lbagent.errors import VerifierError
 from lbagent.maps import layout
 from lbagent.maps.layout import Sizes
@@ -47,8 +47,9 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
 def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
     """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
 
-    Goes on after one that is refused; returns 1 if there was any.
+    Goes on after one that is refused; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
     """
+    require_kernel()
     config = settings.pack(settings.Settings(), sizes, settings.Seeds.fresh(), clock.hz())
     refused = 0
     with scratch_maps(sizes) as shared, own_maps(config) as own:

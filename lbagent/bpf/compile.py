@@ -79,7 +79,7 @@ def bcc_version() -> str:
     """Return the version of the BCC that `compile_text` would use, '' without one. Imports nothing."""
     for init in _bcc_candidates():
         version = init.parent / "version.py"
-        match = version.is_file() and re.search(
+        match = os.access(version, os.R_OK) and re.search(
             r"__version__\s*=\s*['\"]([^'\"]+)", version.read_text(encoding="utf-8")
         )
         if match:
@@ -90,7 +90,8 @@ def bcc_version() -> str:
 def _bcc_candidates() -> list[Path]:
     spec = importlib.util.find_spec("bcc")
     found = [Path(spec.origin)] if spec and spec.origin else []
-    return [path for path in [*found, DEBIAN_PACKAGES / "bcc" / "__init__.py"] if (path.parent / "libbcc.py").is_file()]
+    found.append(DEBIAN_PACKAGES / "bcc" / "__init__.py")
+    return [path for path in found if os.access(path.parent / "libbcc.py", os.R_OK)]
 
 
 def _import_bcc() -> Any:

@@ -109,7 +109,7 @@ def _kernel() -> Iterator[Finding]:
 def _programs(question: Question) -> Iterator[Finding]:
     path = Path(question.artifact or ARTIFACT_PATH)
     version = bcc_version()
-    if path.is_file():
+    if os.access(path, os.R_OK):  # this user may have no right to look
         yield Finding(Level.OK, f"built programs: {path}")
         if not version:
             yield Finding(Level.NOTE, "BCC is not installed; only `lbagent bpf build` needs it")

@@ -6,6 +6,9 @@ import contextlib
 import ctypes
 import os
 import struct
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from lbagent.bpf import build, clock, settings
@@ -50,3 +53,19 @@ def counter(fds, index: int) -> int:
     """Packets of one lb_metrics entry over all CPUs."""
     raw = maps.map_lookup(fds["lb_metrics"], struct.pack("<I", index), 16 * maps.possible_cpus())
     return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(0, len(raw), 16))
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child; return its exit code: 1 after an exception, which never reaches the child's copy of pytest."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

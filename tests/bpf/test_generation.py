@@ -15,7 +15,7 @@ from lbagent.bpf.check import SMALL
 from lbagent.bpf.links import Hook
 from lbagent.bpf.settings import Settings
 from lbagent.errors import KernelError
-from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter
+from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter, in_child
 from tests.lab.netns import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -155,12 +155,11 @@ def die_after(count):
 
 
 def replace_in_child(root, artifact, fds, steps):
-    child = os.fork()
-    if child == 0:
+    def replace():
         die_after(steps)
         datapath.start(root, artifact, fds, SMALL, Settings())
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    return in_child(replace)
 
 
 def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, artifact, second_artifact, fds):
@@ -180,12 +179,7 @@ def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, a
 
 
 def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
-    child = os.fork()
-    if child == 0:
-        path = datapath.start(root, artifact, fds, SMALL, Settings())
-        path.attach("xdp", ["v0"], [])
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_child(lambda: datapath.start(root, artifact, fds, SMALL, Settings()).attach("xdp", ["v0"], [])) == 0
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
     wait_for(lambda: counter(fds, TAIL) >= traffic.sent, "frames counted")

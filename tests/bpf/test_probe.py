@@ -11,7 +11,7 @@ from lbagent.bpf.attach import Attachment
 from lbagent.bpf.links import Hook
 from lbagent.bpf.loader import load_generation
 from lbagent.bpf.probe import Level, Question, findings
-from tests.bpf.support import config_record
+from tests.bpf.support import config_record, in_child
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -101,11 +101,36 @@ def test_without_programs_and_without_bcc_is_an_error(netns, tmp_path, monkeypat
     )
 
 
-def test_without_rights_says_so(monkeypatch, netns):
+def as_nobody(work):
+    """Run `work` as a user without rights, who may not even read this checkout; return the exit code."""
+    texts(Question())  # imports what is needed while it can be read
     features.can_load.cache_clear()
-    child = os.fork()
-    if child == 0:
+
+    def lesser():
         os.setresuid(65534, 65534, 65534)
+        work()
+
+    return in_child(lesser)
+
+
+def test_without_rights_says_so(netns):
+    def look():
         found = matching(Question(), "no right to load BPF programs", Level.ERROR)
-        os._exit(0 if found and "run as root" in found[0] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert found
+        assert "run as root" in found[0]
+
+    assert as_nobody(look) == 0
+
+
+def test_programs_that_may_not_be_read_are_not_there(netns, tmp_path):
+    tmp_path.chmod(0o700)
+    path = tmp_path / "built.json"
+    path.write_text("{}")
+    question = Question(artifact=str(path))
+    assert matching(question, f"built programs: {path}", Level.OK)
+
+    def look():
+        assert not matching(question, f"built programs: {path}")
+        assert matching(question, "programs are not built yet", Level.NOTE)
+
+    assert as_nobody(look) == 0
