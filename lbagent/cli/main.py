@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -36,8 +38,31 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
+class _ReaderLeft(Exception):
+    """Whoever read our output has enough."""
+
+
+@contextmanager
+def _broken_pipe_kept_from_click() -> Iterator[None]:
+    """Click would make a failure of `lbagent svc list | head -1`."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderLeft from error
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported one by one."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Read the arguments; --help prints."""
+        with _broken_pipe_kept_from_click():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _broken_pipe_kept_from_click():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of COMMANDS."""
@@ -100,8 +125,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # `lbagent ... | head`: the reader has enough; keep the interpreter from complaining at exit
+    except (BrokenPipeError, _ReaderLeft):
+        # keep the interpreter from complaining at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except LbError as error:

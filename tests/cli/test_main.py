@@ -192,15 +192,21 @@ def test_debug_shows_the_traceback(lb: Run, no_agent: None, monkeypatch: pytest.
     assert "Traceback" in done.err
 
 
-def test_a_reader_that_has_enough(agent: Agent) -> None:
-    """`lbagent svc list | head -1` ends quietly."""
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["svc", "list"], ["svc", "list", "--help"], ["--help"]])
+def test_a_reader_that_has_enough(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, words: list[str], unbuffered: str
+) -> None:
+    """`lbagent svc list | head -1` ends quietly: much has been read, or nothing."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     agent.advance(agent.current.services[1:2] * 5000)
     with subprocess.Popen(
-        [sys.executable, "-m", "lbagent", "svc", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "lbagent", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline().startswith("ID")
+        if words == ["svc", "list"]:
+            assert process.stdout.readline().startswith("ID")
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(30) == 0
