@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from msgspec.structs import asdict
@@ -17,7 +17,7 @@ from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.resize import Outcome, resize
 from lbagent.bpf.settings import Settings
-from lbagent.config import RELOADABLE, Config
+from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.maps.layout import Sizes
 from lbagent.observe import log as logs
@@ -56,7 +56,7 @@ class Reloader:
         """
         parts, old = self._parts, self._parts.config
         changed = changed_keys(old, new)
-        later = sorted(changed - RELOADABLE)
+        later = keys(changed - RELOADABLE)
         if later:
             log.warning("some keys take effect at the next start", extra={"keys": later})
         require_devices(parts.network.network, new)
@@ -72,7 +72,7 @@ class Reloader:
         if parts.sweeper is not None:
             parts.sweeper.interval_s = merged.sweep_interval
         parts.config = merged
-        log.info("configuration taken over", extra={"keys": sorted(changed & RELOADABLE)})
+        log.info("configuration taken over", extra={"keys": keys(changed & RELOADABLE)})
         return problems
 
     async def _programs(self, sizes: Sizes, settings: Settings) -> list[str]:
@@ -94,6 +94,11 @@ def changed_keys(old: Config, new: Config) -> set[str]:
     """Return the fields that differ."""
     before, after = asdict(old), asdict(new)
     return {name for name in before if before[name] != after[name]}
+
+
+def keys(fields: Iterable[str]) -> list[str]:
+    """Return the fields as an operator writes them: `node-ip`, sorted."""
+    return sorted(option.key for option in options() if option.field in set(fields))
 
 
 def merge(old: Config, new: Config) -> Config:

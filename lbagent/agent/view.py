@@ -21,6 +21,7 @@ from lbagent.observe import metrics
 
 if TYPE_CHECKING:
     from lbagent.agent.parts import Parts
+    from lbagent.sync.source import Source
 
 BACKEND_SERIES_MOST = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 SHOWN_FAILING_MOST = 100
@@ -106,6 +107,14 @@ class View:
             for source in self._parts.sources
         ]
 
+    def _sample(self, source: Source) -> metrics.SourceSample:
+        messages = source.problems()
+        refused = sum(not message.warning for message in messages)
+        held = self._parts.reconciler.held[source.name]
+        return metrics.SourceSample(
+            source.name, source.synced.is_set(), held.objects, refused, len(messages) - refused, source.trusted
+        )
+
     def _devices(self) -> list[DeviceStatus]:
         keeper = self._parts.devices
         if keeper is None:
@@ -187,9 +196,7 @@ class View:
                 syncs=counts.syncs,
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
-                sources=tuple(
-                    metrics.SourceSample(s.name, s.synced, s.objects, len(s.messages)) for s in self._sources()
-                ),
+                sources=tuple(map(self._sample, parts.sources)),
                 devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),

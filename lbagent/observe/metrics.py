@@ -28,7 +28,9 @@ class SourceSample(Struct, frozen=True, gc=False):
     name: str
     synced: bool
     objects: int
-    messages: int
+    messages: int  # errors: something was left out or kept as it was
+    warnings: int = 0
+    trusted: bool = True
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -124,6 +126,13 @@ def _sync(s: Snapshot) -> Iterator[Family]:
     yield Family("lbagent_source_objects", "gauge", "Objects held.", [(n, x.objects) for n, x in named])
     yield Family(
         "lbagent_source_messages", "gauge", "Objects or fields refused now.", [(n, x.messages) for n, x in named]
+    )
+    yield Family("lbagent_source_warnings", "gauge", "Words without effect now.", [(n, x.warnings) for n, x in named])
+    yield Family(
+        "lbagent_source_trusted",
+        "gauge",
+        "Whether what the last list did not hold is really gone.",
+        [(n, x.trusted) for n, x in named],
     )
     counts = dict.fromkeys(list(BackendState)[:4], 0)
     for backend in s.state.backends.values():

@@ -14,6 +14,7 @@ from msgspec import Struct
 from lbagent.sync import yamldoc
 from lbagent.sync.objects import KObject, Last, Message, Origin
 from lbagent.sync.read import Read, is_used, read_object
+from lbagent.sync.report import OURS
 from lbagent.sync.wire import Path
 from lbagent.sync.yamldoc import Lines, YamlError
 
@@ -132,6 +133,9 @@ def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed
                 if is_used(raw["apiVersion"], raw["kind"]):
                     origin = Origin(path, order, line)
                     objects.take(read_object(raw, origin, finder.bound(number, at, line), find))
+                elif raw["apiVersion"].startswith(OURS):
+                    problem = f"{raw['kind']} of {raw['apiVersion']} is not acted on by this version"
+                    objects.messages.append(Message(problem, "it is passed over", "kind", "", path, line, warning=True))
     except YamlError as error:
         raise Unparsable(Message(error.problem, file=path, line=error.line)) from None
     return objects.finish(is_empty=is_empty)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
 from lbagent.sync.keep import keep_addresses, keep_families, keep_ports, keep_ranges
@@ -25,7 +27,19 @@ _ALGORITHMS = {word.value: word for word in Algorithm}
 _FORWARDING = {"snat": False, "dsr": True}
 _RANGES = {"allow": False, "deny": True}
 _NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
-_STALE = ("keep", "reset")
+_STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
+# Words that are understood and that the programs do not act on yet -> what happens instead.
+_NOT_YET = {
+    "least-conn": "backends are chosen as with random",
+    "dsr": "packets are sent on with SNAT",
+    "nat46": "only backends of the frontend's own IP family are used",
+    "nat64": "only backends of the frontend's own IP family are used",
+}
+_L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
+_STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
+_NOTES = frozenset(
+    ("algorithm", "forwarding-mode", "nat-policy", "l7-proxy-port", "source-ranges-policy", "stale-flows")
+)
 
 
 def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
@@ -42,13 +56,9 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
     families = _families(spec, cluster_ips, [*outside, *ingress], report)
     external = _of_families(outside, families, ("spec", "externalIPs"), report)
     vips = _of_families(ingress, families, ("status", "loadBalancer", "ingress"), report)
-    algorithm, dsr, nat, l7_port = _annotations(meta, report)
+    algorithm, dsr, nat = _annotations(meta, report)
     timeout = _affinity(spec, report)
-    if l7_port and timeout:
-        report.error(
-            ("metadata", "annotations", "lbagent.io/l7-proxy-port"), "cannot go with sessionAffinity", "it is ignored"
-        )
-        l7_port = 0
+    l7_port = _l7_port(meta, report, affinity=timeout > 0)
     ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
     local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
     return Service(
@@ -236,27 +246,49 @@ def _source_ranges(
     return ranges, given, deny
 
 
-def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy, int]:
-    algorithm, dsr, nat, l7_port = Algorithm.RANDOM, False, SVCNatPolicy.NONE, 0
+def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
+    algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
+    report.unknown_notes(meta, _NOTES)
     if found := annotation(meta, "algorithm", "lb-algorithm"):
         algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
+        _say_not_yet(found[0], algorithm.value, report)
     if found := annotation(meta, "forwarding-mode"):
         dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat", "dsr")
+        _say_not_yet(found[0], "dsr" if dsr else "", report)
     if found := annotation(meta, "nat-policy"):
         nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
-    if found := annotation(meta, "l7-proxy-port"):
-        number = int(found[1]) if found[1].isascii() and found[1].isdecimal() and len(found[1]) < 9 else -1
-        l7_port = report.port(found[0], number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
-        if not l7_port and (last := report.was("l7_proxy_port")):
-            l7_port = last
-            report.keep(found[0], f"port {last}")
+        _say_not_yet(found[0], nat.value.lower(), report)
     if found := annotation(meta, "stale-flows"):
-        word, equals, seconds = found[1].partition("=")
-        if word not in _STALE and not (word == "drain" and equals and seconds.isascii() and seconds.isdecimal()):
-            report.error(
-                found[0], f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible", "the default is used"
-            )
-    return algorithm, dsr, nat, l7_port
+        if _STALE.fullmatch(found[1]):
+            report.warn(found[0], f"{found[1]} is understood, not acted on yet", _STALE_INSTEAD)
+        else:
+            problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
+            report.error(found[0], problem, "the default is used")
+    return algorithm, dsr, nat
+
+
+def _l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
+    """Return the port of the L7 proxy, 0 for none: it takes the place of the affinity time-out in the master."""
+    found = annotation(meta, "l7-proxy-port")
+    if found is None:
+        return 0
+    path, text = found
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    port = report.port(path, number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
+    if not port and (port := report.was("l7_proxy_port") or 0):
+        report.keep(path, f"port {port}")
+    if port and affinity:
+        report.error(path, "cannot go with sessionAffinity", "it is ignored")
+        return 0
+    if port:
+        report.warn(path, f"port {port} is understood, not acted on yet", _L7_INSTEAD)
+    return port
+
+
+def _say_not_yet(path: Path, word: str, report: Report) -> None:
+    """Nothing is accepted in silence that does not act."""
+    if instead := _NOT_YET.get(word):
+        report.warn(path, f"{word} is understood, not acted on yet", instead)
 
 
 def _no_port(found: tuple[Path, str], report: Report) -> int:

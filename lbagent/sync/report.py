@@ -16,6 +16,7 @@ from lbagent.sync.wire import Meta, Path, path_text
 T = TypeVar("T")
 OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
 MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
+_WEIGHT_ONLY = frozenset(("weight",))
 
 
 class Report:
@@ -60,6 +61,12 @@ class Report:
     def warn(self, path: Path, problem: str, kept: str = "") -> None:
         """Say that something is understood and does not act."""
         self._add(path, problem, kept, warning=True)
+
+    def unknown_notes(self, meta: Meta, known: frozenset[str]) -> None:
+        """Say which annotations of our own have no effect on this kind of object: most likely a slip of the pen."""
+        for key in meta.annotations or ():
+            if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
+                self.warn(("metadata", "annotations", key), "unknown annotation", "it has no effect")
 
     def _add(self, path: Path, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
@@ -159,6 +166,7 @@ class Report:
 
     def weight(self, meta: Meta) -> int | None:
         """Return the weight annotation, 0-65535; None when there is none or it is not one."""
+        self.unknown_notes(meta, _WEIGHT_ONLY)
         found = annotation(meta, "weight")
         if found is None:
             return None

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from lbagent.sync.objects import Message
 
+WARNING = "warning about what was read"
+
 
 class Told:
     """The messages that the log has seen and that still hold."""
 
     def __init__(self, log: logging.Logger, event: str) -> None:
-        """Log under this logger; `event` is the constant message of what turns up."""
+        """Log under this logger; `event` is the constant message of an error that turns up."""
         self._log = log
         self._event = event
         self._known: dict[Message, None] = {}
@@ -22,7 +24,7 @@ class Told:
         known, self._known = self._known, dict.fromkeys(messages)
         for message in self._known:
             if message not in known:
-                level = logging.WARNING if message.warning else logging.ERROR
-                self._log.log(level, self._event, extra={"error": str(message)})
+                level, event = (logging.WARNING, WARNING) if message.warning else (logging.ERROR, self._event)
+                self._log.log(level, event, extra={"error": str(message)})
         if known and not messages:
             self._log.info("nothing is refused any more")

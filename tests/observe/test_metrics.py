@@ -88,11 +88,13 @@ def test_services_and_backends() -> None:
 def test_maps_sources_devices() -> None:
     parsed = _parsed(
         maps={"lb4_service": (5, 100)},
-        sources=(SourceSample('folder "x"\\y', True, 7, 1),),
+        sources=(SourceSample('folder "x"\\y', True, 7, 1, 2, False),),
         devices={"eth0": True, "eth1": False},
     )
     assert parsed["lbagent_map_entries"] == {(("map", "lb4_service"),): 5}
     assert parsed["lbagent_map_max_entries"] == {(("map", "lb4_service"),): 100}
+    assert list(parsed["lbagent_source_warnings"].values()) == [2]
+    assert list(parsed["lbagent_source_trusted"].values()) == [0]
     assert parsed["lbagent_source_objects"] == {(("source", 'folder "x"\\y'),): 7}
     assert parsed["lbagent_device_attached"] == {(("device", "eth0"),): 1, (("device", "eth1"),): 0}
 

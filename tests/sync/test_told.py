@@ -84,7 +84,7 @@ async def test_a_folder_that_disappears(tmp_path: Path, caplog: pytest.LogCaptur
 async def test_a_folder_that_was_never_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with following(tmp_path / "none"):
         pass
-    [(level, error)] = told(caplog)
+    [(level, error)] = told(caplog, "warning about what was read")
     assert level == "WARNING"
     assert "No such file or directory" in error
 
