@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress, count
+from operator import is_not
+
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
@@ -10,15 +14,25 @@ from lbagent.model.backend import Backend
 from lbagent.model.service import SVC, ServiceName
 
 
+class Since(Struct, frozen=True, gc=False):
+    """How `after` was made from `before`: `front` and `back` SVCs at the two ends are the same objects."""
+
+    before: tuple[SVC, ...]
+    after: tuple[SVC, ...]
+    front: int
+    back: int
+
+
 class State(Struct, frozen=True, gc=False, eq=False):
     """All services in dump order. `generation` counts applied States.
 
     The indexes are built when first asked for and kept: a change of one service among 10,000 must not pay for an index
-    nobody reads. Do not pass the underscored fields.
+    nobody reads. Do not pass the underscored fields. `since` spares others a look at every service.
     """
 
     generation: int = 0
     services: tuple[SVC, ...] = ()
+    since: Since | None = None
     _by_frontend: dict[L3n4Addr, SVC] | None = None
     _by_name: dict[ServiceName, tuple[SVC, ...]] | None = None
     _backends: dict[L3n4Addr, Backend] | None = None
@@ -67,3 +81,18 @@ class State(Struct, frozen=True, gc=False, eq=False):
                             index[backend.address] = backend
             force_setattr(self, "_backends", index)
         return self._backends or {}
+
+
+def same_ends(old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None) -> tuple[int, int]:
+    """Return how many SVCs are the same objects from the start, and from the end, on; those may not overlap.
+
+    `since` is believed when it is of these two; else every service is looked at, without a Python step for each.
+    """
+    if since is not None and since.before is old and since.after is new:
+        return since.front, since.back
+    front = _common_start(old, new)
+    return front, _common_start(old[front:][::-1], new[front:][::-1])
+
+
+def _common_start(one: Sequence[SVC], two: Sequence[SVC]) -> int:
+    return next(compress(count(), map(is_not, one, two)), min(len(one), len(two)))

@@ -14,9 +14,8 @@ from lbagent.maps.base import PathInfo, map_full, service_counter
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.ids import common_start
 from lbagent.model.service import SVC
-from lbagent.model.state import State
+from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.backends import BackendPlanner
 from lbagent.sync.shadow import Shadow, rows_of
 from lbagent.sync.steps import NOBODY, Change, Phase, Plan, Steps
@@ -77,7 +76,7 @@ def _changes(desired: State, shadow: Shadow) -> list[Change]:
         wanted.update(desired.by_frontend)
         gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
     else:
-        wanted, gone = differences(shadow.services, desired.services)
+        wanted, gone = differences(shadow.services, desired.services, desired.since)
         if shadow.dirty:
             _add_dirty(desired, shadow, wanted, gone)
     known = shadow.frontends
@@ -85,17 +84,16 @@ def _changes(desired: State, shadow: Shadow) -> list[Change]:
     return changes + [Change(frontend, known[frontend], None) for frontend in gone if frontend in known]
 
 
-def differences(old: Sequence[SVC], new: Sequence[SVC]) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
+def differences(
+    old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None
+) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
     """Return (frontends that are new or not the same object, frontends that are gone)."""
-    start = common_start(old, new)
-    same = common_start(old[start:][::-1], new[start:][::-1])
-    end_old, end_new = len(old) - same, len(new) - same
-    before_by = {svc.frontend: svc for svc in old[start:end_old]}
-    wanted = {}
-    for svc in new[start:end_new]:
-        if before_by.pop(svc.frontend, None) is not svc:
-            wanted[svc.frontend] = svc
-    return wanted, list(before_by)
+    front, back = same_ends(old, new, since)
+    before, after = old[front : len(old) - back], new[front : len(new) - back]
+    known, still = set(map(id, before)), set(map(id, after))
+    left = dict.fromkeys(svc.frontend for svc in before if id(svc) not in still)
+    wanted = {svc.frontend: svc for svc in after if id(svc) not in known or svc.frontend in left}
+    return wanted, [frontend for frontend in left if frontend not in wanted]
 
 
 def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone: list[L3n4Addr]) -> None:

@@ -262,8 +262,8 @@ class Reconciler:
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned, over every resolver: a generation never comes twice."""
         if assigned.services != self.state.services:
-            return State(self.state.generation + 1, assigned.services)
-        return State(self.state.generation, assigned.services)
+            return State(self.state.generation + 1, assigned.services, assigned.since)
+        return State(self.state.generation, assigned.services, assigned.since)
 
     def _hold(self, now: float) -> set[L3n4Addr]:
         """Leave out failing frontends that are not due (a change of their own brings them back); plan the due ones again."""

@@ -105,7 +105,7 @@ class Resolver:
         known.seen()
         self._restored = frozenset()
         self._latent.clear()
-        self._last = Resolution(State(self._last.state.generation + 1, self._rows.all()), self._all_messages())
+        self._last = Resolution(self._rows.state(self._last.state.generation + 1), self._all_messages())
         return self._last
 
     def _has_row(self, address: L3n4Addr) -> bool:

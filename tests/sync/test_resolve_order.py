@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState as State
+from lbagent.model.ids import IdAllocator, IdBook
 from lbagent.model.kinds import Algorithm
 from lbagent.sync.objects import (
     BackendState,
@@ -25,6 +26,7 @@ from lbagent.sync.objects import (
     ServicePort,
     SlicePort,
 )
+from lbagent.sync.plan import differences
 from lbagent.sync.resolve import Options, Resolver, resolve
 from lbagent.sync.source import Store, listed
 
@@ -180,6 +182,38 @@ def test_no_frontend_twice_and_every_backend_in_one_state(history):
             assert seen.setdefault(backend.address, backend.state) == backend.state
         slots = [backend.address for backend in (*svc.selectable, *svc.others, *svc.resting)]
         assert len(set(slots)) == len(slots)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds)
+def test_a_state_says_truly_which_rows_are_the_same_objects_as_before(history):
+    """And ids and plans may believe it: the State with ids says so too."""
+    resolver, book = Resolver(Options("n1")), IdBook(IdAllocator(), IdAllocator())
+    before = given_before = ()
+    for changes, store in play(history):
+        resolver.update(changes)
+        state = resolver.resolve().state
+        numbered = book.assign(state)
+        assert state.services == resolve(store.snapshot(), Options("n1")).state.services
+        assert [svc.frontend for svc in numbered.services] == [svc.frontend for svc in state.services]
+        check_since(state, before)
+        check_since(numbered, given_before)
+        wanted, gone = differences(given_before, numbered.services, numbered.since)
+        assert (wanted, gone) == differences(given_before, numbered.services)
+        assert set(wanted) == {new.frontend for new in numbered.services if all(new is not old for old in given_before)}
+        before, given_before = state.services, numbered.services
+
+
+def check_since(state, before):
+    since = state.since
+    if since is None:
+        return
+    assert since.after is state.services
+    if since.before is before:
+        old, new = len(before) - since.back, len(state.services) - since.back
+        assert 0 <= since.front <= min(old, new)
+        assert all(a is b for a, b in zip(before[: since.front], state.services[: since.front], strict=True))
+        assert all(a is b for a, b in zip(before[old:], state.services[new:], strict=True))
 
 
 def test_a_change_of_one_service_leaves_the_rows_of_the_others_untouched():
