@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -117,12 +117,19 @@ def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed
 
     What is faulty keeps the last good value that `find` gives.
     """
+    try:
+        return _parse(_documents(text), text, path, find)
+    except (msgspec.DecodeError, RecursionError):  # JSON after all not, but maybe YAML
+        return _parse(yamldoc.load(text), text, path, find)
+
+
+def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Find) -> Parsed:
     objects = _Objects(find)
     finder = _LineFinder(text)
     order = 0
     is_empty = True
     try:
-        for number, (line, document) in enumerate(_documents(text)):
+        for number, (line, document) in enumerate(documents):
             is_empty = is_empty and document is None
             for at, raw in _flatten(document, (), path, line):
                 order += 1
@@ -141,15 +148,21 @@ def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed
     return objects.finish(is_empty=is_empty)
 
 
-def _documents(text: str) -> Iterator[tuple[int, Any]]:
-    start = text.lstrip()[:1]
-    if start == "{":  # JSON is ten times as fast to read, and is what large folders hold
-        try:
-            yield 1, msgspec.json.decode(text)
-            return
-        except (msgspec.DecodeError, RecursionError):
-            pass
-    yield from yamldoc.load(text)
+def _documents(text: str) -> Iterable[tuple[int, Any]]:
+    """Return (line, document) of each; a JSON List with its items still to be decoded: a large one is 100 MiB of them."""
+    if text.lstrip()[:1] != "{":
+        return yamldoc.load(text)
+    try:  # JSON is ten times as fast to read, and is what large folders hold
+        found = msgspec.json.decode(text, type=_JsonList)
+    except msgspec.ValidationError:
+        return [(1, msgspec.json.decode(text))]
+    return [(1, {"kind": found.kind, "apiVersion": found.apiVersion, "items": found.items})]
+
+
+class _JsonList(Struct, gc=False):
+    kind: str
+    items: list[msgspec.Raw]
+    apiVersion: Any = None  # noqa: N815
 
 
 def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -166,7 +179,8 @@ def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Pa
         yield at, document
         return
     inner = {} if kind == "List" else {"kind": kind[:-4], "apiVersion": document.get("apiVersion")}
-    for index, item in enumerate(items):
+    for index, raw in enumerate(items):
+        item = msgspec.json.decode(raw) if isinstance(raw, msgspec.Raw) else raw
         if isinstance(item, dict):
             for key, value in inner.items():
                 item.setdefault(key, value)
