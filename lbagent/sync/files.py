@@ -204,9 +204,9 @@ class Files:
             for other in others:
                 found.append(
                     Message(
-                        f"is there twice, first in {where}",
+                        f"the object is there twice, first in {where}",
                         "the first holds",
-                        "",
+                        "metadata.name",
                         f"{kind} {key}",
                         other.origin.file,
                         other.origin.line,

@@ -8,7 +8,7 @@ from sys import intern
 
 from lbagent.sync.keep import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
-from lbagent.sync.read_service import HEADLESS, family_of
+from lbagent.sync.read_service import HEADLESS, PROXY_NAME, family_of
 from lbagent.sync.report import Report, label, plain_ip, present
 from lbagent.sync.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
 from lbagent.sync.wire import Endpoint as WireEndpoint
@@ -27,7 +27,7 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
     """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
     meta = raw.metadata or Meta()
     service = label(meta, SERVICE_NAME)
-    if not service or label(meta, HEADLESS) is not None or raw.addressType == "FQDN":
+    if not service or raw.addressType == "FQDN" or _is_for_others(meta):
         return None
     family = _FAMILIES.get(raw.addressType or "")
     if family is None:
@@ -45,6 +45,11 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
     endpoints = _kept(("endpoints",), raw.endpoints or (), found, namespace, lambda: report.was("endpoints"), report)
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
+
+
+def _is_for_others(meta: Meta) -> bool:
+    """Return whether the labels say that no proxy, or another one, serves these endpoints: kube-proxy's selector."""
+    return any(label(meta, key) is not None for key in (HEADLESS, PROXY_NAME))
 
 
 def _kept(
@@ -129,8 +134,8 @@ def _pod(raw: Reference | None, namespace: str) -> str:
 
 
 def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
-    """Return the Endpoints as slices, one for each subset and family; None when it says that it is headless."""
-    if label(raw.metadata or Meta(), HEADLESS) is not None:
+    """Return the Endpoints as slices, one for each subset and family; None when its labels say that it is not for us."""
+    if _is_for_others(raw.metadata or Meta()):
         return None
     slices: list[EndpointSlice] = []
     subsets = raw.subsets or ()

@@ -200,9 +200,11 @@ class Resolver:
             return ()
         found = [message for owner in self._rows.owners() for message in self._messages.get(owner, ())]
         if lonely:
-            problem = "no address of this node is known: neither --node-ip nor an InternalIP of its Node object"
+            problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"
             found.append(
-                Message(problem, "NodePort frontends have no row for a node address", "", subject, warning=True)
+                Message(
+                    problem, "NodePort frontends have no row for a node address", "status.addresses", subject, warning=True
+                )
             )
         return tuple(found)

@@ -244,9 +244,8 @@ class Rows:
                 self._warn("lbagent.io/algorithm", problem, "every backend has the same share")
         for port in service.ports:
             if port.protocol is L4Type.SCTP:
-                self._warn(
-                    path_text(("spec", "ports", port.index, "protocol")), "SCTP packets are not balanced yet", ""
-                )
+                field = path_text(("spec", "ports", port.index, "protocol"))
+                self._warn(field, "SCTP packets are not balanced yet", "they pass as for no service")
 
     def _warn(self, field: str, problem: str, kept: str) -> None:
         subject, origin = f"Service {self._service.key}", self._service.origin
