@@ -12,6 +12,8 @@ from lbagent.maps.layout import (
     LB4_PATH,
     LB6_PATH,
     LB_SERVICE,
+    SOURCE_RANGE_KEEPS_OUT,
+    SOURCE_RANGE_LETS_IN,
     TARGET_ALGORITHM_SHIFT,
     PathFlag,
 )
@@ -31,7 +33,7 @@ def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
     view = _read(maps)
     found = [*_frontends(view), *_tables(view), *_filter(view)]
     if settled:
-        found += [*_leftovers(view), *_affinity(view)]
+        found += [*_leftovers(view), *_affinity(view), *_verdicts(maps)]
     return found
 
 
@@ -178,6 +180,12 @@ def _leftovers(view: _View) -> Iterator[str]:
         ("affinity match", {service for service, _ in view.affinity}),
     ):
         yield from (f"{kind} of service {ident}, which does not exist" for ident in sorted(ids - known))
+
+
+def _verdicts(maps: LBMaps) -> Iterator[str]:
+    for name in ("lb4_source_range", "lb6_source_range"):
+        if odd := sum(value[0] in (SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT) for _, value in maps.items(name)):
+            yield f"{odd} entries of {name} are those of a change of rules that broke off"
 
 
 def _affinity(view: _View) -> Iterator[str]:

@@ -56,6 +56,9 @@ class Rows(Struct):
     reverse: bytes = b""
     affinity: frozenset[int] = frozenset()  # backend ids
     ranges: frozenset[bytes] = frozenset()  # LPM keys
+    verdicts: tuple[
+        tuple[bytes, bytes], ...
+    ] = ()  # those of them whose value is not PRESENT, with it: a change broke off
     members: tuple[Member, ...] = ()
     table: bytes | None = None
 
@@ -140,6 +143,11 @@ def service_id_of(value: bytes | bytearray) -> int:
     return int.from_bytes(value[6:8], "big")
 
 
+def flags_of(value: bytes) -> int:
+    """Return the flags in a slot's value."""
+    return value[8] | value[9] << 8
+
+
 def reverse_value(frontend: L3n4Addr, *, elsewhere: bool = False) -> bytes:
     """Return the reverse NAT row of a frontend; `elsewhere` makes the program drop where it would reject."""
     scope = frontend.scope | (REVNAT_ELSEWHERE if elsewhere else 0)
@@ -200,7 +208,7 @@ def table_bytes(members: tuple[Member, ...], size: int) -> bytes:
 
 
 def backend_value(address: L3n4Addr, state: BackendState) -> bytes:
-    """Return the row of a backend. The zone byte stays 0: names have no numbers here."""
+    """Return the row of a backend. The zone byte stays 0: zone names have no numbers of their own (docs/maps.md)."""
     layout = LB4_BACKEND if len(address.address) == 4 else LB6_BACKEND
     number = address.protocol.number
     return layout.codec.pack(

@@ -94,6 +94,9 @@ LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_
 TARGET_ALGORITHM_SHIFT = 24
 TARGET_SECONDS_MASK = 0xFFFFFF
 SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
+# Values (u8) of an entry. Below these: listed, and the master's flag says what that means. These say it themselves, while the
+# flag turns from allow to deny or back (sync/ranges.py).
+SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT = 2, 3
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")
 LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")

@@ -101,8 +101,12 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
         rows = rows_of(entry)
         if rows is None:
             continue
-        wanted["lb_affinity_match"].update(codec.affinity_key(rows.id, ident) for ident in rows.affinity)
-        wanted[f"lb{codec.family(frontend.address)}_source_range"].update(rows.ranges)
+        wanted["lb_affinity_match"].update(
+            codec.affinity_key(rows.id, ident) + codec.PRESENT for ident in rows.affinity
+        )
+        values = dict(rows.verdicts)
+        ranges = wanted[f"lb{codec.family(frontend.address)}_source_range"]
+        ranges.update(key + values.get(key, codec.PRESENT) for key in rows.ranges)
         name = f"lb{codec.family(frontend.address)}_reverse_nat"
         current = shadow.frontends.get(frontend) is entry
         if rows.reverse and current and maps.get(name, codec.U32.pack(rows.id)) != rows.reverse:
@@ -111,7 +115,7 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
             yield ""
     untouched = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
     for name, keys in wanted.items() if untouched else ():
-        if {key for key, _ in maps.items(name)} != keys:
+        if {key + value for key, value in maps.items(name)} != keys:
             yield f"{name} is not what was written"
 
 

@@ -17,6 +17,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.backends import BackendPlanner
+from lbagent.sync.ranges import range_steps, ranges_needed
 from lbagent.sync.shadow import Shadow, rows_of
 from lbagent.sync.steps import NOBODY, Change, Phase, Plan, Steps
 
@@ -144,8 +145,8 @@ class Room:
         needs = {f"lb{digit}_service": len(new.slots) - len(old.slots)}
         if new.affinity:
             needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
-        if new.ranges:
-            needs[f"lb{digit}_source_range"] = len(new.ranges - old.ranges)
+        if needed := ranges_needed(digit, old, new):
+            needs[f"lb{digit}_source_range"] = needed
         for name, needed in needs.items():
             used, limit = self._used.get(name, 0), self._specs[name].max_entries
             if needed > 0 and used + needed > limit:
@@ -162,7 +163,8 @@ def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new:
     digit = codec.family(frontend.address)
     _slot_steps(steps, owner, frontend, old, new)
     _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
-    _set_steps(steps, owner, digit, old, new)
+    _affinity_steps(steps, owner, old, new)
+    range_steps(steps, owner, digit, old, new)
     name, ident = f"lb{digit}_reverse_nat", codec.U32.pack
     if new.reverse and (new.id != old.id or new.reverse != old.reverse):
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
@@ -208,20 +210,15 @@ def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size
         steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
 
 
-def _set_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> None:
-    if old.affinity or new.affinity:
-        had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)
-        wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
-        for phase, keys in ((Phase.AFFINITY_IN, wanted - had), (Phase.AFFINITY_OUT, had - wanted)):
-            for key in sorted(keys):
-                steps.at(phase, "lb_affinity_match").add(
-                    owner, key, codec.PRESENT if phase is Phase.AFFINITY_IN else b""
-                )
-    for phase, keys in ((Phase.RANGE_IN, new.ranges - old.ranges), (Phase.RANGE_OUT, old.ranges - new.ranges)):
-        for key in sorted(keys):
-            steps.at(phase, f"lb{digit}_source_range").add(
-                owner, key, codec.PRESENT if phase is Phase.RANGE_IN else b""
-            )
+def _affinity_steps(steps: Steps, owner: int, old: Rows, new: Rows) -> None:
+    if not (old.affinity or new.affinity):
+        return
+    had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)
+    wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
+    for key in sorted(wanted - had):
+        steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, codec.PRESENT)
+    for key in sorted(had - wanted):
+        steps.at(Phase.AFFINITY_OUT, "lb_affinity_match").add(owner, key)
 
 
 # --- what belongs to no frontend ---

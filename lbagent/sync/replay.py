@@ -49,7 +49,7 @@ def replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
     old = rows_of(change.old)
     new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
     rows = (
-        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.members, old.table)
+        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table)
         if old
         else Rows(new.id, {})
     )
@@ -67,7 +67,10 @@ def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
         else:
             rows.slots.pop(slot, None)
     elif step.map.endswith("_source_range"):
-        rows.ranges = rows.ranges | {key} if step.kind is Kind.PUT else rows.ranges - {key}
+        put = step.kind is Kind.PUT
+        rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
+        said = ((key, step.value(entry)),) if put and step.value(entry) != codec.PRESENT else ()
+        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + said
     elif step.map == "lb_affinity_match":
         ident = codec.affinity_ids(key)[1]
         rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}

@@ -164,12 +164,15 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
 def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows], shadow: Shadow) -> None:
     name = f"lb{family}_source_range"
     ranges: dict[int, set[bytes]] = {}
-    for key, _ in maps.items(name):
+    for key, value in maps.items(name):
         service = codec.range_of(key)[0]
-        if (service, family) in owners:
-            ranges.setdefault(service, set()).add(key)
-        else:
+        owner = owners.get((service, family))
+        if owner is None:
             shadow.orphans.append((name, key))
+            continue
+        ranges.setdefault(service, set()).add(key)
+        if value != codec.PRESENT:
+            owner.verdicts = (*owner.verdicts, (key, value))
     for service, keys in ranges.items():
         owners[service, family].ranges = frozenset(keys)
 

@@ -53,7 +53,7 @@ class Partial(Struct):
         if not self.slots:
             return self.rest
         rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
-        return Rows(rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.members, rest.table)
+        return Rows(rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table)
 
 
 _SLOT_AND_VALUE = struct.Struct("=H12s")

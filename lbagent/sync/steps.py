@@ -34,6 +34,7 @@ class Phase(IntEnum):
     SLOT_IN = auto()
     AFFINITY_IN = auto()
     TABLE_IN = auto()
+    RANGE_CLEAR = auto()  # ranges that nobody asks for yet
     RANGE_IN = auto()
     REVERSE_IN = auto()
     MASTER_IN = auto()
@@ -43,6 +44,7 @@ class Phase(IntEnum):
     AFFINITY_OUT = auto()
     TABLE_OUT = auto()
     RANGE_OUT = auto()
+    RANGE_PLAIN = auto()  # ranges that said themselves what they mean while the master's flag turned
     REVERSE_OUT = auto()
     BACKEND_DOWN = auto()  # less alive than before
     PATH_OUT = auto()
@@ -76,6 +78,7 @@ _KINDS = {
     Phase.MASTER_OUT: Kind.DELETE,
     Phase.SLOT_OUT: Kind.DELETE,
     Phase.AFFINITY_OUT: Kind.DELETE,
+    Phase.RANGE_CLEAR: Kind.DELETE,
     Phase.RANGE_OUT: Kind.DELETE,
     Phase.BACKEND_OUT: Kind.DELETE,
 }

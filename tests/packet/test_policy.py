@@ -55,6 +55,20 @@ def test_source_ranges(world: World, fam: Family, hook: str, *, deny: bool) -> N
     assert out.counted == {Reason.DROP_SOURCE_RANGE: 1}
 
 
+@pytest.mark.parametrize("deny", [False, True])
+def test_a_range_may_say_itself_what_it_means(world: World, fam: Family, hook: str, *, deny: bool) -> None:
+    """While a list turns from allow to deny or back: 2 lets in, 3 keeps out, whatever the service says; the longest holds."""
+    inside, outside, ranges = inside_outside(fam)
+    backend = world.backend(fam, fam.remote(1), 8080)
+    row = world.service(fam, fam.vip, 80, TCP, [backend], flags=RANGED, deny=deny)
+    everybody = ["0.0.0.0/0" if fam.version == 4 else "::/0"]
+    for lets_in, keeps_out, good, bad in ((ranges, everybody, inside, outside), (everybody, ranges, outside, inside)):
+        world.ranges(row, lets_in, value=2)
+        world.ranges(row, keeps_out, value=3)
+        assert world.run(hook, syn(fam, good)).forwarded
+        assert world.run(hook, syn(fam, bad)).counted == {Reason.DROP_SOURCE_RANGE: 1}
+
+
 def test_ranges_of_one_service_are_not_anothers(world: World, fam: Family, hook: str) -> None:
     """The ranges belong to a frontend, not to an address."""
     inside, outside, ranges = inside_outside(fam)

@@ -290,14 +290,14 @@ class World:
         """Enter the `ID=0 ADDR=IP:0/ANY` row by which an undefined port of a ClusterIP is rejected."""
         return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
 
-    def ranges(self, row: ServiceRow, cidrs: Iterable[str]) -> None:
+    def ranges(self, row: ServiceRow, cidrs: Iterable[str], value: int = 0) -> None:
         """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
         rows = []
         for cidr in cidrs:
             text, bits = cidr.split("/")
             codec = layout.LB4_SOURCE_RANGE_KEY if row.family.version == 4 else layout.LB6_SOURCE_RANGE_KEY
             prefix = layout.SOURCE_RANGE_STATIC_BITS + int(bits)
-            rows.append((codec.pack(prefix, row.id.to_bytes(2, "big"), b"\0\0", row.family.packed(text)), b"\0"))
+            rows.append((codec.pack(prefix, row.id.to_bytes(2, "big"), b"\0\0", row.family.packed(text)), bytes((value,))))
         if rows:
             self.put(f"lb{row.family.version}_source_range", rows)
 

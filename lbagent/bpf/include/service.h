@@ -74,19 +74,22 @@ AI u32 service_routable(const struct lb_pkt *pk, const struct lb_service *svc)
 	return 0;
 }
 
-/* loadBalancerSourceRanges: in the list, or (deny) not in it. */
+/* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list turns from one into the other its entries say
+ * themselves what they mean, so that no packet meets half of the change (sync/ranges.py). */
 AI u32 service_source(const struct lb_pkt *pk, const struct lb_service *svc)
 {
 	struct FAMILY(source_range_key) key = {};
-	bool listed;
+	u8 *found;
 
 	if (LIKELY(!(svc->flags & SVC_SOURCE_RANGE)))
 		return 0;
 	key.prefixlen = SOURCE_RANGE_STATIC_BITS + ADDR_HALVES * 32;
 	key.rev_nat_index = svc->rev_nat_index;
 	addr_store(&key.address, &pk->saddr);
-	listed = map_lookup(FAMILY_FD(source_range), &key) != 0;
-	return listed == !(svc->flags2 & SVC2_RANGE_DENY) ? 0 : REASON_DROP_SOURCE_RANGE;
+	found = map_lookup(FAMILY_FD(source_range), &key);
+	if (UNLIKELY(found && *found >= SOURCE_RANGE_LETS_IN))
+		return *found == SOURCE_RANGE_LETS_IN ? 0 : REASON_DROP_SOURCE_RANGE;
+	return (found != 0) == !(svc->flags2 & SVC2_RANGE_DENY) ? 0 : REASON_DROP_SOURCE_RANGE;
 }
 
 /* A frontend without a backend for new flows: rejected, or dropped where a Local policy leaves it to other nodes. */
