@@ -204,7 +204,11 @@ class Resolver:
             subject = f"Node {self._options.node_name}"
             found.append(
                 Message(
-                    problem, "NodePort frontends have no row for a node address", "status.addresses", subject, warning=True
+                    problem,
+                    "NodePort frontends have no row for a node address",
+                    "status.addresses",
+                    subject,
+                    warning=True,
                 )
             )
         return tuple(found)
