@@ -8,15 +8,16 @@ from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
 from lbagent.bpf import datapath
-from lbagent.errors import KernelError
-from lbagent.maps.pins import pin_dir
+from lbagent.errors import ConfigError, KernelError
+from lbagent.maps.pins import is_bpffs, pin_dir
 from lbagent.net.neighbours import release_all
 
 
 def cleanup(bpffs: str) -> list[str]:
     """Remove everything an agent left under `bpffs` and return what went, one line each; nothing there is fine.
 
-    Programs go before maps, so that no packet meets half of it. Raises Conflict while an agent runs, KernelError.
+    Programs go before maps, so that no packet meets half of it. Raises Conflict while an agent runs, ConfigError for a folder
+    of ordinary files, KernelError.
     """
     root = pin_dir(bpffs)
     try:
@@ -25,6 +26,8 @@ def cleanup(bpffs: str) -> list[str]:
         raise KernelError("read", error.errno or 0, str(root), "run as root") from None
     if not present:
         return []
+    if not is_bpffs(root):
+        raise ConfigError(f"--bpffs {bpffs}: {root} is not on a bpf file system; nothing was removed")
     lock = AgentLock(root)
     lock.take()
     try:

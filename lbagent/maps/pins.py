@@ -62,10 +62,13 @@ def pin_dir(bpffs: str | Path) -> Path:
 
 
 def ensure_bpffs(bpffs: str | Path) -> None:
-    """Make the directory, mounting a bpf file system first where there is none. Raises KernelError."""
+    """Make the directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError.
+
+    Never over a folder that holds something: a mount would hide it.
+    """
     path = Path(bpffs).absolute()
     try:
-        mounted = _is_bpffs(path)
+        mounted = is_bpffs(path)
     except PermissionError as error:
         if "." in path.name:  # the kernel's word for it is EPERM
             raise ConfigError(
@@ -73,18 +76,34 @@ def ensure_bpffs(bpffs: str | Path) -> None:
             ) from None
         raise kernel_error("access", error.errno or 0, str(path)) from None
     if not mounted:
-        inside = path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir()
-        target = _SYSTEM_MOUNT if inside else path
-        with kernel_errors("create", str(target)):
-            target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:
-            raise kernel_error("mount a bpf file system", ctypes.get_errno(), str(target))
+        _mount(_SYSTEM_MOUNT if path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir() else path, bpffs)
     with kernel_errors("create", str(path)):
         pin_dir(path).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _is_bpffs(path: Path) -> bool:
-    """Say whether the nearest directory that exists is on a bpf file system."""
+def _mount(target: Path, bpffs: str | Path) -> None:
+    made = not target.exists()
+    try:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        used = any(target.iterdir())
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--bpffs {bpffs}: {target} is no folder; nothing was changed; give a folder") from None
+    except OSError as error:
+        raise kernel_error("create", error.errno or 0, str(target)) from None
+    if used:
+        raise ConfigError(
+            f"--bpffs {bpffs}: {target} is no bpf file system and not empty; nothing was mounted over it; give an empty folder,"
+            f" or one under {_SYSTEM_MOUNT}"
+        )
+    if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:
+        number = ctypes.get_errno()
+        if made:
+            target.rmdir()
+        raise kernel_error("mount a bpf file system", number, str(target))
+
+
+def is_bpffs(path: Path) -> bool:
+    """Say whether a path, or the nearest directory above it that exists, is on a bpf file system. Raises PermissionError."""
     while not path.exists() and path != path.parent:
         path = path.parent
     buffer = ctypes.create_string_buffer(256)

@@ -72,3 +72,12 @@ def test_cleanup(lb: Run, bpffs: Path) -> None:
     assert "removed map lb4_service" in done.out
     assert lb("map", "dump", "--bpffs", str(bpffs)).code == 3
     assert "nothing to clean up" in lb("cleanup", "--bpffs", str(bpffs)).err
+
+
+def test_cleanup_takes_no_ordinary_files_away(lb: Run, tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "precious").write_text("mine")
+    done = lb("cleanup", "--bpffs", str(tmp_path))
+    assert done.code == 2
+    assert "not on a bpf file system; nothing was removed" in done.err
+    assert (tmp_path / "v1" / "precious").read_text() == "mine"
