@@ -18,12 +18,14 @@ from lbagent.maps.base import LBMaps
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import SVC, Algorithm
+from lbagent.model.slices import Slices, whole
 from lbagent.sync.backends import tokens
 from lbagent.sync.replay import body_words, entries_by_owner, meta_words, replay
 from lbagent.sync.shadow import PIN, Entry, Partial, Shadow, rows_of
 from lbagent.sync.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
 
-TABLES_AT_ONCE = 64  # Maglev tables in memory at a time, 64 KiB each
+TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
+ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
 _Found = TypeVar("_Found")
 
 
@@ -47,10 +49,15 @@ class Applied(Struct):
 
 def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
     """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result."""
+    return whole(applying(plan, maps, shadow))
+
+
+def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Slices[Applied]:
+    """Do what `apply` does; nobody may compare maps and Shadow before the end."""
     run = _Run(plan, maps, shadow)
     for index, step in enumerate(plan.steps):
-        run.step(index, step)
-    run.commit()
+        yield from run.step(index, step)
+    yield from run.commit()
     run.clear_stale_bits()
     for owner, error in run.failed.items():
         run.result.failed[plan.changes[owner].frontend] = error
@@ -81,7 +88,7 @@ class _Run:
 
     # --- steps ---
 
-    def step(self, index: int, step: Step) -> None:
+    def step(self, index: int, step: Step) -> Slices[None]:
         """Do every entry whose owners still stand."""
         position, end = 0, len(step.owners)
         while position < end:
@@ -97,17 +104,19 @@ class _Run:
                 stop = start + done + 1
             self._note(step, start, start + done)
             position = stop
+            yield
 
     def _next_run(self, step: Step, position: int, end: int) -> tuple[int, int]:
+        end = min(end, position + (TABLES_AT_ONCE if step.kind is Kind.TABLE else ENTRIES_AT_ONCE))
         if not self.failed:
-            return position, min(end, position + TABLES_AT_ONCE) if step.kind is Kind.TABLE else end
+            return position, end
         owners, guarded = step.owners, step.phase in GUARDED
         while position < end and self._out(owners[position], guarded):
             position += 1
         stop = position
         while stop < end and not self._out(owners[stop], guarded):
             stop += 1
-        return position, min(stop, position + TABLES_AT_ONCE) if step.kind is Kind.TABLE else stop
+        return position, stop
 
     def _out(self, owner: Owner, guarded: bool) -> bool:
         """Say whether an entry must not be done any more: every owner failed, or one whose slots may still need it."""
@@ -195,7 +204,7 @@ class _Run:
             for ident in ids(start, stop):
                 self.shadow.set_row(family, ident, None)
 
-    def commit(self) -> None:
+    def commit(self) -> Slices[None]:
         """Take over what each change has become."""
         plan, shadow = self.plan, self.shadow
         shadow.refs.update((ident, refs) for ident, refs in plan.refs.items() if refs)
@@ -208,6 +217,7 @@ class _Run:
                 self._keep_partial(owner, change, broken.get(owner, []))
             else:
                 self._replace(change, change.svc)
+            yield
         if plan.services is not None:
             shadow.services = plan.services
             shadow.dirty = {plan.changes[owner].frontend for owner in self.failed}

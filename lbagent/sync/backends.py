@@ -12,6 +12,7 @@ from lbagent.maps.base import PathInfo, backend_counter
 from lbagent.maps.layout import PathFlag
 from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
+from lbagent.model.slices import Slices
 from lbagent.sync.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
 from lbagent.sync.steps import NOBODY, Change, Owner, Phase, Steps
 
@@ -32,7 +33,7 @@ def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
 
 
 class BackendPlanner:
-    """Takes the changes one by one (`count`), then plans every backend they touch (`plan`)."""
+    """Takes the changes one by one (`count`), then plans every backend they touch (`planning`)."""
 
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
         """Plan into `steps`; `bits` are the filter bits needed in the end."""
@@ -76,7 +77,7 @@ class BackendPlanner:
         found = self._refs.get(ident)
         return self._shadow.refs.get(ident, 0) if found is None else found
 
-    def plan(self) -> dict[int, int]:
+    def planning(self) -> Slices[dict[int, int]]:
         """Add the steps of every backend touched; return the new refs."""
         for ident, refs in self._refs.items():
             if not refs:
@@ -84,6 +85,7 @@ class BackendPlanner:
                     self._remove(family, ident)
             else:
                 self._keep(ident, refs)
+            yield
         if self._shadow.full:
             for family, ident in self._strays():
                 self._remove(family, ident)

@@ -15,6 +15,7 @@ from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
+from lbagent.model.slices import Slices, whole
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.backends import BackendPlanner
 from lbagent.sync.ranges import range_steps, ranges_needed
@@ -30,6 +31,11 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
     `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
     leave them. A service that cannot be written at all (too many slots, backend id beyond the maps) is in `refused`.
     """
+    return whole(planning(desired, shadow, paths, snat))
+
+
+def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Slices[Plan]:
+    """Do what `plan` does; nobody may change the Shadow before the end."""
     steps = Steps()
     changes = _changes(desired, shadow)
     out = Plan(changes, [], {}, desired.services, full=shadow.full)
@@ -42,13 +48,14 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
         if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
             out.refused[owner] = error
             continue
+        yield
         backends.count(owner, change)
         if change.old is None and new.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
         if change.svc is not None:
             bits[codec.vip_bit(change.frontend.address)] = None
-    out.refs = backends.plan()
+    out.refs = yield from backends.planning()
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in (codec.snat_bit(address),))
     _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])

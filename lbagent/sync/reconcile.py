@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -21,14 +21,15 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
-from lbagent.sync.apply import Applied, apply
-from lbagent.sync.backoff import delays
+from lbagent.sync.apply import Applied, applying
 from lbagent.sync.drift import drift
+from lbagent.sync.failures import Failure, Failures
 from lbagent.sync.objects import Change, Message
-from lbagent.sync.plan import plan, plan_paths
+from lbagent.sync.plan import plan_paths, planning
 from lbagent.sync.resolve import Resolver
 from lbagent.sync.restore import restore
 from lbagent.sync.shadow import Shadow
+from lbagent.sync.slices import shared
 from lbagent.sync.source import Source, Store
 from lbagent.sync.steps import Plan
 
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 BREATH_MOST_S = 0.2  # pause after a pass: as long as it took, at most this
 DRIFT_MOST = 20  # differences told before everything is read again
 RESYNC_S = 60.0
-LOGGED_MOST = 20  # failing frontends named one by one in a pass
 
 
 class Ways(Protocol):
@@ -53,14 +53,6 @@ class Ways(Protocol):
 
     def planned(self) -> None:
         """Take note that paths were asked for."""
-
-
-class Failure(Struct):
-    """A frontend that could not be written: what was written before keeps serving."""
-
-    error: LbError
-    retry_at: float
-    delays: Iterator[float]
 
 
 class Counts(Struct):
@@ -82,14 +74,17 @@ class Held(Struct):
 
 
 class Reconciler:
-    """Owner of desired State, ids and Shadow. Everything runs in the event loop; only a new neighbour is waited for."""
+    """Owner of desired State, ids and Shadow. Everything runs in the event loop, a large pass in slices.
+
+    What others tell during a pass is taken up by the next one.
+    """
 
     def __init__(
         self, maps: LBMaps, shadow: Shadow, book: IdBook, resolver: Resolver, sources: Sequence[Source], ways: Ways
     ) -> None:
         """Take the maps with their restored Shadow and ids; write nothing yet."""
         self.state = State()  # as it is in the maps
-        self.failing: dict[L3n4Addr, Failure] = {}
+        self.failures = Failures()
         self.messages: tuple[Message, ...] = ()
         self.counts = Counts()
         self.held = {source.name: Held() for source in sources}
@@ -97,8 +92,6 @@ class Reconciler:
         self.first_try = asyncio.Event()  # ready, or held back while what is in the maps keeps serving
         self.resync_s = RESYNC_S
         self.waiting = ""  # why nothing is written yet
-        self.trouble = ""  # what fails and belongs to no frontend
-        self.retry_at: float | None = None
         self.shadow = shadow
         self._maps = maps
         self._book = book
@@ -107,11 +100,19 @@ class Reconciler:
         self._store = Store(source.name for source in sources)
         self._ways = ways
         self._wake = asyncio.Event()
+        self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
+        self._news: list[Change] = []  # told since the last pass began, as all that follows
+        self._suspects: set[L3n4Addr] = set()
+        self._next_resolver: Resolver | None = None
         self._paths_dirty = False
         self._asked = 0  # requests so far
         self._done = 0  # requests that are in the maps
         self._finished = asyncio.Condition()
-        self._again: Iterator[float] | None = None
+
+    @property
+    def failing(self) -> Mapping[L3n4Addr, Failure]:
+        """Frontends that could not be written, and why."""
+        return self.failures.frontends
 
     # --- what others tell ---
 
@@ -122,9 +123,7 @@ class Reconciler:
             held = self.held[source.name]
             held.objects += sum((change.new is not None) - (change.old is not None) for change in changes)
             held.generation += bool(changes)
-            effective = self._store.apply(source.name, changes)
-            if effective:
-                self._resolver.update(effective)
+            self._news += self._store.apply(source.name, changes)
             self._request()
 
         return changed
@@ -136,14 +135,12 @@ class Reconciler:
 
     def replace_resolver(self, resolver: Resolver) -> None:
         """Resolve by other options from now on (SIGHUP)."""
-        resolver.remember(self.state.backends)
-        resolver.replace(self._store.snapshot())
-        self._resolver = resolver
+        self._next_resolver = resolver
         self._request()
 
     def suspect(self, frontends: Iterable[L3n4Addr]) -> None:
         """Plan these again: somebody else changed their entries."""
-        self.shadow.dirty.update(frontends)
+        self._suspects.update(frontends)
         self._request()
 
     def _request(self) -> None:
@@ -172,9 +169,10 @@ class Reconciler:
         self._wake.set()
         while True:
             await self._next()
-            began, asked = time.monotonic(), self._asked
-            if self._may_write():
-                await self._pass(began)
+            async with self._busy:
+                began, asked = time.monotonic(), self._asked
+                if self._may_write():
+                    await self._pass(began)
             self.first_try.set()
             await self._announce(asked)
             await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
@@ -191,29 +189,31 @@ class Reconciler:
 
     async def resync(self) -> list[str]:
         """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
-        found = []
-        for difference in drift(self._maps, self.shadow):
+        found: list[str] = []
+        differences = drift(self._maps, self.shadow)
+        while len(found) < DRIFT_MOST:
+            async with self._busy:
+                difference = next(differences, None)
+            if difference is None:
+                break
             if difference:
                 found.append(difference)
-                if len(found) >= DRIFT_MOST:
-                    break
             else:
                 await asyncio.sleep(0)
         for difference in found:
             log.warning("the maps were changed by somebody else", extra={"difference": difference})
         if found:
             self.counts.drifts += 1
-            self.shadow = restore(self._maps).shadow
+            async with self._busy:
+                self.shadow = restore(self._maps).shadow
             self._request()
         return found
 
     async def _next(self) -> None:
         """Wait for a change, or until something that failed is due."""
-        dues = [failure.retry_at for failure in self.failing.values()]
-        if self.retry_at is not None:
-            dues.append(self.retry_at)
+        due = self.failures.due()
         try:
-            async with asyncio.timeout(max(0.0, min(dues) - time.monotonic()) if dues else None):
+            async with asyncio.timeout(None if due is None else max(0.0, due - time.monotonic())):
                 await self._wake.wait()
         except TimeoutError:
             pass
@@ -237,19 +237,21 @@ class Reconciler:
             self._finished.notify_all()
 
     async def _pass(self, now: float) -> None:
-        resolution = self._resolver.resolve()
+        self._take_news()
+        resolution = await shared(self._resolver.resolving())
         self._tell(resolution.messages)
-        desired = self._numbered(self._book.assign(resolution.state))
-        held = self._hold(now)
+        desired = self._numbered(await shared(self._book.assigning(resolution.state)))
+        held = self.failures.hold(self.shadow, now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
-        planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
+        planned = await self._plan(desired)
         if planned.steps and served and await self._ways.prepare():
-            planned = plan(desired, self.shadow, self._ways.path, self._ways.sources())
-        done = self._apply(planned, now)
+            planned = await self._plan(desired)
+        done = await self._apply(planned, now)
         self.shadow.dirty |= held
         if self._paths_dirty:
-            moved = self._apply(plan_paths(self.shadow, each_backend(desired), self._ways.path), now)
-            self._paths_dirty = bool(moved.errors)
+            self._paths_dirty = False
+            moved = await self._apply(plan_paths(self.shadow, each_backend(desired), self._ways.path), now)
+            self._paths_dirty |= bool(moved.errors)
             done.errors.extend(moved.errors)
         self._ways.planned()
         self._count_failures(desired, done.errors, now)
@@ -259,33 +261,37 @@ class Reconciler:
             self._book.release_restored()
             self.ready.set()
 
+    def _take_news(self) -> None:
+        """Take up what was told since the last pass began."""
+        news, self._news = self._news, []
+        if self._next_resolver is not None:
+            self._resolver, self._next_resolver = self._next_resolver, None
+            self._resolver.remember(self.state.backends)
+            self._resolver.replace(self._store.snapshot())
+        else:
+            self._resolver.update(news)
+        self.shadow.dirty |= self._suspects
+        self._suspects = set()
+
+    async def _plan(self, desired: State) -> Plan:
+        return await shared(planning(desired, self.shadow, self._ways.path, self._ways.sources()))
+
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned, over every resolver: a generation never comes twice."""
         if assigned.services != self.state.services:
             return State(self.state.generation + 1, assigned.services, assigned.since)
         return State(self.state.generation, assigned.services, assigned.since)
 
-    def _hold(self, now: float) -> set[L3n4Addr]:
-        """Leave out failing frontends that are not due (a change of their own brings them back); plan the due ones again."""
-        early = {frontend for frontend, failure in self.failing.items() if failure.retry_at > now}
-        held = early & self.shadow.dirty
-        self.shadow.dirty -= held
-        self.shadow.dirty |= self.failing.keys() - early
-        return held
-
-    def _apply(self, planned: Plan, now: float) -> Applied:
-        if not planned.steps and not planned.changes:
-            return apply(planned, self._maps, self.shadow)  # takes over what is equal
+    async def _apply(self, planned: Plan, now: float) -> Applied:
         began = time.monotonic()
-        result = apply(planned, self._maps, self.shadow)
+        result = await shared(applying(planned, self._maps, self.shadow))
+        if not planned.steps and not planned.changes:
+            return result  # takes over what is equal
         self.counts.last_duration_s = time.monotonic() - began
         self.counts.syncs += 1
         self.counts.writes += result.entries
-        for change in planned.changes:
-            if change.frontend not in result.failed:
-                self.failing.pop(change.frontend, None)
-        for number, (frontend, error) in enumerate(result.failed.items()):
-            self._fail(frontend, error, now, quiet=number >= LOGGED_MOST)
+        self.failures.written(change.frontend for change in planned.changes if change.frontend not in result.failed)
+        self.failures.failed(result.failed.items(), now)
         if result.entries or result.failed:
             log.log(
                 logging.INFO if result.entries else logging.DEBUG,  # one more try in vain: the failure was told
@@ -301,35 +307,12 @@ class Reconciler:
 
     def _count_failures(self, desired: State, errors: Sequence[LbError], now: float) -> None:
         """Take note of what failed beside single writes, and forget frontends that are no longer wanted."""
-        without_id = {frontend for frontend, _ in self._book.errors}
-        for frontend, error in self._book.errors:
-            self._fail(frontend, error, now)
-        if self.failing:
-            still_there = self.shadow.dirty & self.shadow.frontends.keys()  # could not be taken away
-            for frontend in self.failing.keys() - desired.by_frontend.keys() - still_there - without_id:
-                del self.failing[frontend]
-                self.shadow.dirty.discard(frontend)
-        if errors:
-            self._again = self._again or delays()
-            self.retry_at = now + next(self._again)
-            if str(errors[0]) != self.trouble:
-                log.error("the maps could not be written", extra={"error": str(errors[0]), "errors": len(errors)})
-            self.trouble = str(errors[0])
-            self.counts.errors += len(errors)
-        else:
-            self._again, self.retry_at, self.trouble = None, None, ""
-
-    def _fail(self, frontend: L3n4Addr, error: LbError, now: float, *, quiet: bool = False) -> None:
-        known = self.failing.get(frontend)
-        again = known.delays if known else delays()
-        pause = next(again)
-        self.failing[frontend] = Failure(error, now + pause, again)
-        self.counts.errors += 1
-        if not quiet and (known is None or str(known.error) != str(error)):
-            log.error(
-                "a frontend could not be written",
-                extra={"frontend": frontend.with_protocol(), "error": str(error), "retry_s": round(pause, 2)},
-            )
+        without_id = self._book.errors
+        self.failures.failed(without_id, now)
+        if self.failures.frontends:
+            self.failures.forget(desired.by_frontend, [frontend for frontend, _ in without_id], self.shadow)
+        self.failures.troubled(errors, now)
+        self.counts.errors = self.failures.count
 
     def _tell(self, messages: tuple[Message, ...]) -> None:
         """Log what is newly wrong with the objects together."""

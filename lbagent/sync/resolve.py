@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import SVC
+from lbagent.model.slices import Slices, whole
 from lbagent.model.state import State
 from lbagent.sync.objects import Change, Message, Objects, Service
 from lbagent.sync.resolve_claims import Claims
@@ -93,6 +94,10 @@ class Resolver:
 
     def resolve(self) -> Resolution:
         """Return what all objects mean now; the same object as before when nothing changed."""
+        return whole(self.resolving())
+
+    def resolving(self) -> Slices[Resolution]:
+        """Do what `resolve` does; no `update` before the end."""
         known = self._known
         if not known.is_changed:
             return self._last
@@ -100,9 +105,12 @@ class Resolver:
         has_row = self._has_row if self._options.keep_existing else None
         node = known.node_view(self._options.node_ips)
         self._around = Surroundings(node, has_row, known.overrides(), known.weight_of_pod)
-        for owner, rows in self._build(known.dirty).items():
+        built = yield from self._build(known.dirty)
+        for owner, rows in built.items():
             self._rows.keep(owner, self._shared.settle(owner, rows))
+            yield
         known.seen()
+        self._wanted = {}
         self._restored = frozenset()
         self._latent.clear()
         self._last = Resolution(self._rows.state(self._last.state.generation + 1), self._all_messages())
@@ -113,28 +121,29 @@ class Resolver:
 
     # --- who must be built again ---
 
-    def _build(self, dirty: set[str]) -> Built:
+    def _build(self, dirty: set[str]) -> Slices[Built]:
         """Build the dirty Services and all whose rows depend on theirs."""
         built: Built = {}
         touched: set[str] = set()
-        pending = self._contest(dirty)
+        pending = yield from self._contest(dirty)
         known = self._known
         pods = self._build_pods() if known.pods_dirty or known.all_dirty or (dirty and self._pod_owners) else {}
         while pending or pods:
-            batch = pods | self._build_services(pending)
+            batch = pods | (yield from self._build_services(pending))
             built |= batch
             pending, pods = set(), {}
             for owner, rows in batch.items():
                 others, woken = self._shared.update(owner, rows, self._latent.pop(owner, ()))
                 touched |= others
                 pending |= woken
+                yield
         touched -= built.keys()
-        built |= self._build_services(touched - self._pod_owners)
+        built |= yield from self._build_services(touched - self._pod_owners)
         if not touched.isdisjoint(self._pod_owners):
             built |= self._build_pods()
         return built
 
-    def _contest(self, dirty: Iterable[str]) -> set[str]:
+    def _contest(self, dirty: Iterable[str]) -> Slices[set[str]]:
         """Bring the claims up to date; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
         self._wanted = {}
@@ -142,12 +151,17 @@ class Resolver:
             service = self._known.services.get(key)
             wanted = self._wanted[key] = wanted_frontends(service, self._around.node) if service else []
             concerned |= self._claims.update(key, service, [want.frontend for want in wanted])
+            yield
         return concerned
 
     # --- rows ---
 
-    def _build_services(self, keys: Iterable[str]) -> Built:
-        return {key: self._build_service(key) for key in keys}
+    def _build_services(self, keys: Iterable[str]) -> Slices[Built]:
+        built: Built = {}
+        for key in keys:
+            built[key] = self._build_service(key)
+            yield
+        return built
 
     def _build_service(self, key: str) -> tuple[SVC, ...]:
         services, owner = self._known.services, self._claims.owner

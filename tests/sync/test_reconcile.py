@@ -13,7 +13,7 @@ from lbagent.maps.base import PathInfo
 from lbagent.maps.check import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory import FaultyMaps, MemoryMaps, fail_often
-from lbagent.sync import backoff, reconcile
+from lbagent.sync import backoff, failures
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 
@@ -179,7 +179,7 @@ async def test_a_service_that_failed_and_went_is_forgotten(caplog: pytest.LogCap
 
 
 async def test_it_gets_there_although_one_write_in_ten_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "delays", lambda: backoff.delays(0.01, 0.05))
+    monkeypatch.setattr(failures, "delays", lambda: backoff.delays(0.01, 0.05))
     inner = MemoryMaps(SMALL)
     maps = FaultyMaps(inner)
     source = ListSource()
@@ -191,11 +191,11 @@ async def test_it_gets_there_although_one_write_in_ten_fails(monkeypatch: pytest
             source.put(endpoints(1 + turn % 8, *range(1, 2 + turn % 5)))
             await asyncio.sleep(0.02)
             assert check(inner) == []
-        await until(lambda: not reconciler.failing and not reconciler.trouble and not reconciler.shadow.dirty)
+        await until(lambda: not reconciler.failing and not reconciler.failures.trouble and not reconciler.shadow.dirty)
         maps.before = None
         source.put(service(20), endpoints(20, 1))
         await reconciler.settled()
-        await until(lambda: not reconciler.failing and not reconciler.trouble)
+        await until(lambda: not reconciler.failing and not reconciler.failures.trouble)
     assert check(inner, settled=True) == []
     assert reconciler.counts.errors > 0
 
