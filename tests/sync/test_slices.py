@@ -52,7 +52,7 @@ async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypat
     if seed % 2:
         maps.before = fail_often(0.05, seed)
     source = ListSource()
-    reconciler, ways = make(maps, source)
+    reconciler, _ = make(maps, source)
 
     async def tell() -> None:
         for _ in range(300):
