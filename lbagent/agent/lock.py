@@ -6,7 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from lbagent.errors import Conflict, KernelError
+from lbagent.errors import Conflict
+from lbagent.maps.pins import kernel_error
 
 
 class AgentLock:
@@ -22,13 +23,13 @@ class AgentLock:
         try:
             fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise KernelError("lock", error.errno or 0, str(self._directory)) from None
+            raise kernel_error("lock", error.errno or 0, str(self._directory)) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = holder(fd)
             os.close(fd)
-            who = f"process {pid}" if pid else "another process"
+            who = f"pid {pid}" if pid else "another process"
             raise Conflict(
                 f"an agent already runs on {self._directory} ({who}); this one changed nothing; stop that one or give --bpffs"
             ) from None

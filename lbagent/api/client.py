@@ -93,11 +93,11 @@ class AgentClient:
         return self._exchange("GET", "/metrics", None, self.timeout_s).decode()
 
     def _list(self, path: str, **query: str) -> list[dict[str, Any]]:
-        given = urlencode({key: value for key, value in query.items() if value})
+        given = urlencode({key: value for key, value in query.items() if value}, errors="surrogateescape")
         return self._expect(self._request("GET", f"{path}?{given}" if given else path), list)
 
     def _request(self, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> Any:
-        data = json.dumps(body).encode() if body is not None else None
+        data = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body is not None else None
         answer = self._exchange(method, API_PREFIX + path, data, timeout_s or self.timeout_s)
         try:
             return json.loads(answer)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from lbagent.cli.settings import from_flags, setting_options
+from lbagent.errors import LbError
 
 
 @click.command()
@@ -17,7 +18,22 @@ def agent(**flags: Any) -> None:
     Every flag is also a key of the --config file and an environment variable (--node-ip: node-ip, LBAGENT_NODE_IP). SIGTERM ends
     the agent and leaves the datapath serving; SIGHUP rereads the configuration; `lbagent cleanup` takes the datapath away.
     """
-    from_flags(flags)  # refused before anything is loaded
+    settings = from_flags(flags)  # refused before anything is loaded
     from lbagent.agent.app import run_agent
 
-    run_agent(lambda: from_flags(flags))
+    try:
+        run_agent(lambda: from_flags(flags))
+    except Exception as error:
+        if settings.log_format != "json":
+            raise
+        _log_end(error)
+        raise click.exceptions.Exit(error.exit_code if isinstance(error, LbError) else 1) from None
+
+
+def _log_end(error: Exception) -> None:
+    """Say why the agent ends as the log says everything: whoever reads JSON lines reads nothing else."""
+    import logging
+
+    expected = isinstance(error, LbError)
+    fields = {"error": str(error)} if expected else {}
+    logging.getLogger(__name__).error("the agent ends", extra=fields, exc_info=None if expected else error)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -112,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every expected failure is one sentence on stderr."""
+    """Run one command and return its exit code; every failure is one sentence on stderr."""
+    _settle_streams()
     try:
         result = cli.main(
             args=None if arguments is None else list(arguments), prog_name="lbagent", standalone_mode=False
@@ -121,7 +123,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -133,10 +136,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, error.exit_code)
     except BaseExceptionGroup as group:  # what a TaskGroup makes of an error
         found = _first(group)
-        if found is None:
-            raise
-        return _fail(found, found.exit_code if isinstance(found, LbError) else 1)
-    except OSError as error:
+        return _fail(found or group, found.exit_code if isinstance(found, LbError) else 1)
+    except Exception as error:  # noqa: BLE001 - the last door: nobody is shown a traceback
         return _fail(error, 1)
     return result if isinstance(result, int) else 0
 
@@ -153,20 +154,47 @@ def _first(group: BaseExceptionGroup[BaseException]) -> Exception | None:
     return found
 
 
-def _sentence(error: Exception) -> str:
+def _settle_streams() -> None:
+    """Let no stream fail for its own sake: a closed one is /dev/null, what its encoding lacks is written as an escape."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - takes the closed descriptor's place
+        elif mode == "w" and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _sentence(error: BaseException) -> str:
     """Return an error's text; Python writes an OSError as `[Errno 2] No such file or directory: '/x'`."""
-    if isinstance(error, LbError) or not isinstance(error, OSError) or not error.strerror:
+    if isinstance(error, LbError):
+        return str(error)
+    if not isinstance(error, OSError):
+        return _defect(error)
+    if not error.strerror:
         return str(error)
     text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return text + ("; run as root" if isinstance(error, PermissionError) and os.geteuid() else "")
 
 
-def _fail(error: Exception, code: int) -> int:
+def _defect(error: BaseException) -> str:
+    """Return a sentence about an error nobody foresaw: what and where, for whoever mends it."""
+    import traceback
+
+    while isinstance(error, BaseExceptionGroup):
+        error = next((item for item in error.exceptions if not isinstance(item, LbError)), error.exceptions[0])
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(str(error).split())
+    return f"this is a defect of lbagent ({type(error).__name__}{where}: {text}); LBAGENT_DEBUG=1 shows more; please report it"
+
+
+def _fail(error: BaseException, code: int) -> int:
     if os.environ.get("LBAGENT_DEBUG"):
         import traceback
 
         traceback.print_exception(error)
-    click.echo(f"error: {_sentence(error)}", err=True)
+    with suppress(OSError):  # who cannot be told still gets the exit code
+        click.echo(f"error: {_sentence(error)}", err=True)
     return code
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,12 +68,17 @@ def show(listing: Listing, rows: list[Row], style: Style) -> None:
 def document(value: object, form: str) -> None:
     """Print a value as JSON or YAML."""
     if form == "json":
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(value, indent=2, ensure_ascii=not _unicode()))
         return
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=_unicode()), nl=False)
+
+
+def _unicode() -> bool:
+    """Say whether stdout takes every character; else JSON and YAML write their own escapes."""
+    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool) -> list[str]:
@@ -148,9 +154,9 @@ def _show_changes(listing: Listing, known: dict[object, Row], rows: list[Row], s
     gone = [row for key, row in known.items() if key not in left]
     if style.form in ("json", "yaml"):  # YAML's flow style is JSON: one line a change in both
         for row in changed:
-            click.echo(json.dumps({"change": "set", "object": row}, ensure_ascii=False))
+            click.echo(json.dumps({"change": "set", "object": row}, ensure_ascii=not _unicode()))
         for row in gone:
-            click.echo(json.dumps({"change": "removed", "object": row}, ensure_ascii=False))
+            click.echo(json.dumps({"change": "removed", "object": row}, ensure_ascii=not _unicode()))
         return
     if changed:
         show(listing, changed, style._replace(sort_by="", headers=style.headers and first))

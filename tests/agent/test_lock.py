@@ -26,7 +26,7 @@ def holding(path: Path) -> subprocess.Popen[str]:
 
 def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
     with holding(tmp_path) as process:
-        with pytest.raises(Conflict, match=rf"process {process.pid}\b") as caught:
+        with pytest.raises(Conflict, match=rf"pid {process.pid}\b") as caught:
             AgentLock(tmp_path).take()
         assert caught.value.exit_code == 4
         assert running_agent(tmp_path) == process.pid

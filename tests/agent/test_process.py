@@ -132,7 +132,7 @@ def test_cleanup_is_refused_while_an_agent_runs_and_leaves_nothing_after(box: Bo
     box.agent.start()
     refused = box.run("cleanup", "--bpffs", str(box.bpffs))
     assert refused.returncode == 4
-    one_sentence(refused, "process")
+    one_sentence(refused, "pid ")
     box.agent.stop()
     assert box.run("cleanup", "--bpffs", str(box.bpffs)).returncode == 0
     assert not (box.bpffs / "v1").exists()
