@@ -225,11 +225,14 @@ def text_of(value: Any) -> str:
 
 
 def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[Path, str] | None:
-    """Return (path, text) of an annotation of ours, else of Cilium's; None when neither is there."""
-    notes = meta.annotations
-    if not notes:
-        return None
-    for key in (OURS + name, *(CILIUM + other for other in (*cilium_names, name))):
+    """Return (path, text) of an annotation of ours, else a label of ours, else Cilium's annotation; None when none is there."""
+    notes = meta.annotations or {}
+    key = OURS + name
+    if key in notes:
+        return ("metadata", "annotations", key), text_of(notes[key])
+    if meta.labels and key in meta.labels:
+        return ("metadata", "labels", key), text_of(meta.labels[key])
+    for key in notes and (CILIUM + other for other in (*cilium_names, name)):
         if key in notes:
             return ("metadata", "annotations", key), text_of(notes[key])
     return None
