@@ -42,7 +42,7 @@ class Files:
     ) -> None:
         """Start empty; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
         self._recall = recall
-        self.generation = 0  # counts good reads of any file
+        self.generation = 0  # how often the objects had changed for whoever is told; kept by the teller
         self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
         self._files: dict[str, _File] = {}
@@ -103,11 +103,15 @@ class Files:
             yield self._fail(path, reading.failure, reading.recalled)
             return
         old = self._files.get(path)
-        self.generation += 1
         if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
             self.revision += 1
-        self._files[path] = _File(parsed, self.generation)
-        yield from self._exchange(old.parsed if old else Parsed(), parsed)
+        known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are told next
+        changed = False
+        for changes in self._exchange(old.parsed if old else Parsed(), parsed):
+            changed |= bool(changes)
+            yield changes
+        if not changed:
+            known.generation = old.generation if old else self.generation
 
     def _fail(self, path: str, message: Message, recalled: Parsed) -> list[Change]:
         """Keep what a file held when it was good, and say so."""
@@ -124,6 +128,12 @@ class Files:
             known.failure = message
             self.revision += 1
         return changes
+
+    def adopt(self, path: str) -> list[Change]:
+        """Take over what a file held before the agent was restarted; it counts as not read yet."""
+        recalled = self._recalled(path)
+        self._files[path] = _File(recalled, 0)
+        return [change for part in self._exchange(Parsed(), recalled) for change in part]
 
     def _recalled(self, path: str) -> Parsed:
         """Return what the file held before the agent was restarted."""

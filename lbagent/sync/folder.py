@@ -49,6 +49,8 @@ class FolderSource:
     ) -> None:
         """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
+        self.adopts = False  # an earlier agent's objects are served: until there is a folder the copies of them count
+        self._adopted = False
         self._folder = folder
         self._poll_s, self._look_s = poll_s, look_s
         place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
@@ -115,8 +117,6 @@ class FolderSource:
         until = self._looked + (self._look_s if self._watched else self._poll_s)
         if self._missing:
             until = min(until, *self._missing.values())
-        elif not self._problem:
-            self._recovering = False
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await self._wake.wait()
@@ -151,24 +151,44 @@ class FolderSource:
 
     async def _work(self, changed: Changed) -> None:
         """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
-        before = (self._problem, self._files.revision)
+        before = (self._problem, self._files.revision, self.trusted)
         first = not self.synced.is_set()
         if self._rescan:
             self._rescan = False
             await self._scan(None if first else changed)
         changes: list[Change] = []
+        if first and self._problem and self.adopts:
+            changes += await self._adopt(self._problem.problem)
         while self._pending:
             changes += await self._read_some()
             if not first and changes:
-                changed(changes)
+                self._tell(changed, changes)
                 changes = []
             await asyncio.sleep(0)
         changes += self._delete()
-        refused = before != (self._problem, self._files.revision)
+        if not (self._missing or self._problem):
+            self._recovering = False
+        refused = before != (self._problem, self._files.revision, self.trusted)
         if changes or first or refused:
-            changed(changes)
+            self._tell(changed, changes)
         if refused:
             self._told.tell(self.problems())
+
+    def _tell(self, changed: Changed, changes: list[Change]) -> None:
+        self._files.generation += bool(changes)
+        changed(changes)
+
+    async def _adopt(self, problem: str) -> list[Change]:
+        """Take over the copies of an earlier agent's manifests: what it served has names again."""
+        changes: list[Change] = []
+        for name in self._copies.names() if self._copies else ():
+            path = os.path.join(self._folder, name)
+            changes += self._files.adopt(path)
+            self._seen[path] = None  # read it when it is back, and delete it when the folder is back without it
+            await asyncio.sleep(0)
+        self._adopted = True
+        self._doubt(problem)
+        return changes
 
     async def _read_some(self) -> list[Change]:
         """Read pending files for a moment; a large one in a thread, so that others may run meanwhile."""
@@ -232,14 +252,14 @@ class FolderSource:
         if not names:
             self._doubt("the folder holds no manifest")
             return None
-        self._problem = None
+        self._problem, self._adopted = None, False
         return [os.path.join(self._folder, name) for name in names]
 
     def _doubt(self, problem: str) -> None:
         """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
         self._missing.clear()
         self._recovering = True
-        objects, generation = self._files.count, self._files.generation
+        objects, generation = self._files.count, 0 if self._adopted else self._files.generation
         kept = f"kept {objects} objects of generation {generation}"
         self._problem = Message(problem, kept, file=self._folder, warning=not objects)
 
@@ -262,7 +282,7 @@ class FolderSource:
             if number % LOOK_AT_ONCE == 0 and changed is not None:
                 await asyncio.sleep(0)
                 if self._pending and (changes := await self._read_some()):
-                    changed(changes)
+                    self._tell(changed, changes)
         for path in away:
             self._miss(path)
 

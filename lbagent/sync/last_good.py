@@ -38,6 +38,13 @@ class LastGood:
         except Unparsable:
             return None
 
+    def names(self) -> list[str]:
+        """Return the names of the manifests there is a copy of, sorted."""
+        try:
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(manifests.SUFFIXES))
+        except OSError:
+            return []
+
     def note(self, path: str, signature: Signature | None) -> None:
         """Say that a manifest is good now, or (None) that it was deleted."""
         self._noted[path] = signature

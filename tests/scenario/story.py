@@ -101,9 +101,11 @@ class Agent:
 
     def sync(self) -> None:
         present = {str(path) for path in self.folder.iterdir()}
+        changes = []
         for path in sorted(present | set(self.files.paths)):
-            changes = self.files.read(path) if path in present else self.files.remove(path)
-            self.resolver.update(changes)
+            changes += self.files.read(path) if path in present else self.files.remove(path)
+        self.files.generation += bool(changes)
+        self.resolver.update(changes)
         self.resolution = self.resolver.resolve()
         desired = self.book.assign(self.resolution.state)
         result = apply(plan(desired, self.shadow, lambda _: PathInfo()), self.maps, self.shadow)

@@ -30,9 +30,11 @@ class Follower:
         self.source = source
         self.known = {}
         self.calls = 0
+        self.generation = 0  # as `lbagent status` counts it
 
     def __call__(self, changes):
         self.calls += 1
+        self.generation += bool(changes)
         for change in changes:
             assert self.known.get((change.kind, change.key)) == change.old
             if change.new is None:
@@ -113,6 +115,24 @@ async def test_a_broken_file_keeps_its_last_good_objects(follow, tmp_path):
         await seen.until(lambda: not seen.source.problems())
 
 
+async def test_a_message_names_the_generation_that_status_shows(follow, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.yaml").write_text(service(name))
+    async with follow(tmp_path) as seen:
+        (tmp_path / "b.yaml").write_text(service("b").replace("80", "81"))
+        await seen.until(lambda: seen.known["Service", "default/b"].ports[0].port == 81)
+        changed = seen.generation
+        assert changed == 2
+        (tmp_path / "b.yaml").write_text(service("b").replace("80", "81") + "# the same\n")
+        (tmp_path / "c.yaml").write_text(service("d"))
+        await seen.has("a", "b", "d")
+        for name in ("a", "b", "c"):
+            (tmp_path / f"{name}.yaml").write_text("kind: [")
+        await seen.until(lambda: len(seen.source.problems()) == 3)
+        said = [str(problem).rsplit(" ", 1)[1] for problem in seen.source.problems()]
+        assert said == ["1", "2", str(seen.generation)]
+
+
 async def test_a_port_that_turns_bad_is_kept_until_it_is_good_again(follow, tmp_path):
     (tmp_path / "a.yaml").write_text(service("a"))
     async with follow(tmp_path) as seen:
@@ -158,7 +178,7 @@ async def test_a_folder_that_disappears_keeps_everything_and_is_followed_when_it
     (home / "b.yaml").write_text(service("b"))
     async with follow(home) as seen:
         home.rename(away)
-        await seen.says("the folder cannot be read: No such file or directory; kept 2 objects of generation 2")
+        await seen.says("the folder cannot be read: No such file or directory; kept 2 objects of generation 1")
         assert not seen.source.trusted
         away.rename(home)
         await seen.until(lambda: seen.source.trusted)
@@ -280,3 +300,52 @@ async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypa
         assert said[2].endswith("; kept 0 objects of generation 0")
         (home / "a.yaml").write_text(service("d"))
         await seen.has("b", "d")
+
+
+@pytest.fixture
+def restarted(monkeypatch, tmp_path):
+    """Run a source with copies, as an agent does that is started again and again."""
+    monkeypatch.setattr(module, "COPY_S", 0.01)
+    monkeypatch.setattr(module, "SETTLE_S", 0.2)
+
+    @asynccontextmanager
+    async def agent(*, adopts=True):
+        source = FolderSource(str(tmp_path / "home"), last_good=str(tmp_path / "copies"), look_s=0.2, poll_s=0.05)
+        source.adopts = adopts
+        follower = Follower(source)
+        task = asyncio.create_task(source.run(follower))
+        await asyncio.wait_for(source.synced.wait(), 5)
+        yield follower
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    return agent
+
+
+@pytest.mark.parametrize("trouble", ["gone", "empty"])
+async def test_without_its_folder_a_restarted_agent_knows_the_names_of_what_it_serves(restarted, tmp_path, trouble):
+    home, copies = tmp_path / "home", tmp_path / "copies" / str(tmp_path / "home").strip("/").replace("/", "-")
+    home.mkdir()
+    for name in ("a", "b"):
+        (home / f"{name}.yaml").write_text(service(name))
+    async with restarted() as seen:
+        await seen.until(lambda: copies.exists() and sorted(os.listdir(copies)) == ["a.yaml", "b.yaml"])
+    home.rename(tmp_path / "away")
+    if trouble == "empty":
+        home.mkdir()
+    async with restarted(adopts=False) as seen:  # nothing is served: nothing is to be kept
+        assert seen.names == []
+    async with restarted() as seen:
+        assert seen.calls == 1
+        assert seen.names == ["a", "b"]
+        assert not seen.source.trusted
+        assert "; kept 2 objects of generation 0" in str(seen.source.problems()[0])
+        assert len(seen.source.problems()) == 1
+        (tmp_path / "away" / "b.yaml").unlink()
+        (tmp_path / "away" / "c.yaml").write_text(service("c"))
+        if trouble == "empty":
+            home.rmdir()
+        (tmp_path / "away").rename(home)
+        await seen.has("a", "c")
+        await seen.until(lambda: seen.source.trusted and not seen.source.problems())
+        assert seen.source.trusted
