@@ -186,7 +186,8 @@ def _read_file(path: str) -> dict[str, tuple[Any, str]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
+        said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(error)
+        raise ConfigError(f"{path}{line}: not YAML: {said}") from None
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -194,26 +195,52 @@ def _read_file(path: str) -> dict[str, tuple[Any, str]]:
     out: dict[str, tuple[Any, str]] = {}
     for key_node, value_node in node.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
-        key = str(key_node.value)
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
         if key not in _BY_KEY:
             raise ConfigError(f"{place}: {unknown_key(key)}")
         if key in out:
             raise ConfigError(f"{place}: {key} is given twice (first at {out[key][1]})")
-        out[key] = (_from_node(_BY_KEY[key], value_node), f"{place}: {key}")
+        place += f": {key}"
+        out[key] = (_from_node(_BY_KEY[key], value_node, place), place)
     return out
 
 
-def _from_node(option: Option, node: Any) -> Any:
-    """Take words as they are written (`node-name: 007` is a name), everything else by YAML's rules."""
+def _from_node(option: Option, node: Any, place: str) -> Any:
+    """Take words as they are written (`node-name: 007` is a name), numbers and switches by YAML's rules. Raises ConfigError."""
     import yaml
 
-    worded = option.kind in ("text", "choice", "list")
-    if worded and isinstance(node, yaml.ScalarNode):
-        text = "" if node.tag.endswith(":null") else node.value
-        return text if option.kind != "list" else (text,) if text else ()
-    if option.kind == "list" and isinstance(node, yaml.SequenceNode):
-        return tuple(item.value for item in node.value)
-    return yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+    scalar = isinstance(node, yaml.ScalarNode)
+    null = node.tag.endswith(":null")
+    if option.kind == "list":
+        items: list[Any] = [node] if scalar else node.value if isinstance(node, yaml.SequenceNode) else [None]
+        items = [] if null else items
+        if all(isinstance(item, yaml.ScalarNode) and not item.tag.endswith(":null") for item in items):
+            return tuple(item.value for item in items)
+    elif option.kind in ("text", "choice"):
+        if scalar:
+            return "" if null else node.value
+    elif scalar and node.tag == f"tag:yaml.org,2002:{'int' if option.kind == 'number' else 'bool'}":
+        try:
+            return yaml.constructor.SafeConstructor().construct_object(node)
+        except (ValueError, LookupError):  # `!!int x`
+            pass
+    raise ConfigError(f"{place}: expected {_KINDS[option.kind]}, not {_written(node)}")
+
+
+_KINDS = {
+    "text": "a text",
+    "choice": "a word",
+    "number": "a whole number",
+    "switch": "true or false",
+    "list": "a text or a list of texts",
+}
+
+
+def _written(node: Any) -> str:
+    """Return how a YAML value was written, in short."""
+    if isinstance(node.value, str):
+        return "nothing" if node.tag.endswith(":null") else repr(node.value)
+    return "a mapping" if node.id == "mapping" else "such a list"
 
 
 def unknown_key(key: str) -> str:
@@ -234,6 +261,7 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
         option = _BY_KEY[key]
         if option.choices:
             what = f"expected one of {', '.join(option.choices)}"
+        what = what.replace("`int`", "a number")
         raise ConfigError(f"{places.get(key, key)}: {what[0].lower() + what[1:]}, not {values.get(key)!r}") from None
 
 
@@ -252,9 +280,8 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
         if not _is_address(value):
             refuse("node-ip", f"{value!r} is not an IP address")
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
-        for name in names:
-            if not name or len(name) > 15 or "/" in name or any(c.isspace() for c in name):
-                refuse(key, f"{name!r} cannot be the name of a network device")
+        for name in filter(_is_no_device, names):
+            refuse(key, f"{name!r} cannot be the name of a network device")
     _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
     if config.maglev_table_size not in MAGLEV_SIZES:
         sizes = ", ".join(map(str, MAGLEV_SIZES))
@@ -264,6 +291,9 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
     for key in ("kubeconfig", "in-cluster"):
         if getattr(config, key.replace("-", "_")):
             refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
+    empty = [key for key in ("socket", "bpffs", "state-dir") if not getattr(config, key.replace("-", "_"))]
+    if empty:
+        refuse(empty[0], "must not be empty")
 
 
 # The primes Cilium knows; lbagent.model.maglev has the same ones (tests/test_config.py compares).
@@ -286,6 +316,10 @@ def _check_ports(text: str, place: str) -> None:
     low, high = int(first), int(last)
     if not 1 <= low <= high <= 65535 or high - low < 63:
         raise ConfigError(f"{place}: {text} must hold at least 64 ports between 1 and 65535, the smaller one first")
+
+
+def _is_no_device(name: str) -> bool:
+    return not 1 <= len(name) <= 15 or "/" in name or any(c.isspace() for c in name)
 
 
 def _is_address(text: str) -> bool:
