@@ -5,6 +5,7 @@ Every failure is an LbError with the exit code the command ends with: 5 nobody a
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import os
@@ -117,7 +118,12 @@ class AgentClient:
             response = connection.getresponse()
             data = response.read(ANSWER_LIMIT)
         except TimeoutError:
-            raise TimedOut(f"the agent on unix://{self.path} did not answer within {timeout_s:g} s") from None
+            raise TimedOut(
+                f"the agent on unix://{self.path} did not answer within {timeout_s:g} s; what is in the kernel goes on serving;"
+                " is the agent stopped or overloaded?"
+            ) from None
+        except BlockingIOError:  # its queue is full
+            raise self._overrun() from None
         except PermissionError:
             raise LbError(f"no right to open the agent's socket unix://{self.path}; run as root") from None
         except OSError as error:
@@ -126,9 +132,14 @@ class AgentClient:
             raise self._stranger() from None
         finally:
             connection.close()
+        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            raise self._overrun()
         if response.status >= 300:
             raise self._problem(data)
         return data
+
+    def _overrun(self) -> AgentUnreachable:
+        return AgentUnreachable(f"the agent on unix://{self.path} has too many connections; end some, or try again")
 
     def _unreachable(self, error: OSError) -> AgentUnreachable:
         reason = error.strerror or str(error)

@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 SOCKET_MODE = 0o600
 DIRECTORY_MODE = 0o755
 LONGEST_WAIT_S = 60.0
-LONGEST_PATH = 90  # bytes; the kernel takes 107, the draft's suffix needs some
+LONGEST_PATH = 107  # bytes; unix(7)
 BACKLOG = 32
+PROBE_S = 1.0  # for somebody who may listen on the path already
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
@@ -45,7 +46,7 @@ class ApiServer:
 
     def __init__(self, view: AgentView, path: str, metrics_address: str = "") -> None:
         self._view = view
-        self._path = os.path.abspath(path.removeprefix("unix://")) if path else ""
+        self._path = socket_file(path)
         self._metrics_address = metrics_address
         self._api = HttpServer(self._answer)
         self._metrics = HttpServer(self._answer_metrics)
@@ -183,15 +184,51 @@ def _json(value: msgspec.Struct, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(value) + b"\n")
 
 
+def socket_file(text: str) -> str:
+    """Return the absolute path of `PATH` or `unix://PATH`."""
+    return os.path.abspath(text.removeprefix("unix://")) if text else ""
+
+
+def require_socket(path: str) -> None:
+    """Refuse a path no socket can be at, before anything is done. Raises ConfigError, Conflict."""
+    draft = _draft(path)
+    if not path or max(len(os.fsencode(path)), len(os.fsencode(draft))) > LONGEST_PATH:
+        most = LONGEST_PATH - max(0, len(os.fsencode(draft)) - len(os.fsencode(path)))
+        raise ConfigError(f"--socket {path!r}: give a path of 1 to {most} bytes; the agent did not start")
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # the second is said when the socket is made
+    except OSError as error:
+        raise ConfigError(f"--socket {path}: {error.strerror}; the agent did not start") from None
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(
+            f"--socket {path}: a {'folder' if stat.S_ISDIR(found.st_mode) else 'file'} that is not a socket is there; remove it or"
+            " give another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError:
+            pass  # somebody is there and has no time
+    raise Conflict(f"--socket {path}: another agent answers there; stop it or give another path")
+
+
+def _draft(path: str) -> str:
+    """Return where the socket is made before it gets its name: beside it, in few bytes."""
+    return os.path.join(os.path.dirname(path), f".{os.getpid()}")
+
+
 def _unix_socket(path: str) -> socket.socket:
     """Return a listening socket at `path`, mode 0600 from its first moment, in place of one nobody listens on."""
-    if not path or len(path.encode()) > LONGEST_PATH:
-        raise ConfigError(f"--socket {path!r}: give a path of 1 to {LONGEST_PATH} bytes")
+    require_socket(path)
+    draft = _draft(path)
     try:
         os.makedirs(os.path.dirname(path), mode=DIRECTORY_MODE, exist_ok=True)
-        _refuse_used(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        draft = f"{path}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
         try:
@@ -205,25 +242,9 @@ def _unix_socket(path: str) -> socket.socket:
                 os.unlink(draft)
             raise
     except OSError as error:
-        raise ConfigError(f"--socket {path}: {error.strerror}; the agent did not start") from None
+        raise ConfigError(f"--socket {path}: {error.strerror or error}; the agent did not start") from None
     sock.setblocking(False)
     return sock
-
-
-def _refuse_used(path: str) -> None:
-    """Raise when something that is not a dead agent's socket is at `path`."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"--socket {path}: a file that is not a socket is there; remove it or give another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return
-    raise Conflict(f"--socket {path}: another agent answers there; stop it or give another path")
 
 
 def _tcp_socket(text: str) -> socket.socket:

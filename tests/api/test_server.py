@@ -274,6 +274,8 @@ def test_connections_are_bounded(client: AgentClient, path: Path) -> None:
             sock.recv(1)
             held.append(sock)
         assert raw(path, b"").startswith(b"HTTP/1.1 503 ")
+        with pytest.raises(AgentUnreachable, match="too many connections"):
+            client.status()
     finally:
         for sock in held:
             sock.close()
@@ -339,9 +341,40 @@ def test_other_forms_of_a_path(agent: Agent, tmp_path: Path, monkeypatch: pytest
             assert AgentClient(f"{tmp_path}/a.sock").status()["ready"]
 
 
+@pytest.mark.parametrize("name", ["agent.sock", "a"])
+def test_paths_as_long_as_the_kernel_takes(agent: Agent, tmp_path: Path, name: str) -> None:
+    """107 bytes; a few less where the name is shorter than a process id."""
+    most = 107 - max(0, len(f".{os.getpid()}") - len(name))
+    for length, fits in ((most, True), (most + 1, False)):
+        folder = tmp_path / ("d" * (length - len(str(tmp_path)) - len(name) - 2))
+        path = folder / name
+        assert len(str(path)) == length
+        if fits:
+            with served(agent, path):
+                assert AgentClient(str(path)).status()["ready"]
+            assert list(folder.iterdir()) == []
+        else:
+            with pytest.raises(ConfigError, match=f"1 to {most} bytes"), served(agent, path):
+                pass
+            assert not folder.exists()
+
+
+def test_somebody_who_has_no_time_is_there_nevertheless(agent: Agent, path: Path) -> None:
+    """A stopped agent whose queue is full keeps its socket."""
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
+        busy.bind(str(path))
+        busy.listen(0)
+        waiting.connect(str(path))
+        with pytest.raises(Conflict, match="another agent"), served(agent, path):
+            pass
+        with pytest.raises(AgentUnreachable, match="too many connections"):
+            AgentClient(str(path), timeout_s=0.1).status()
+
+
 def test_paths_that_cannot_be(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / ("x" * 120), tmp_path / "file" / "agent.sock"):
+    for path in (tmp_path / ("x" * 120), tmp_path / "file" / "agent.sock", tmp_path, ""):
         with pytest.raises(ConfigError, match="socket"), served(agent, path):
             pass
 
