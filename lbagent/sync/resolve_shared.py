@@ -48,8 +48,12 @@ class SharedStates:
                     state, known = backend.state, states.get(backend.address)
                     if known is None or state < known:
                         states[backend.address] = state
-        self._wait(owner, tuple(address for address in latent if address not in states))
-        return self._replace(owner, states)
+        waiting = tuple(address for address in latent if address not in states)
+        self._wait(owner, waiting)
+        touched, woken = self._replace(owner, states)
+        if not self._users.keys().isdisjoint(waiting):  # another owner of the same batch brought the row
+            woken.add(owner)
+        return touched, woken
 
     def _wait(self, owner: str, latent: tuple[L3n4Addr, ...]) -> None:
         for address in self._latent_of.pop(owner, ()):
