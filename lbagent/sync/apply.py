@@ -293,24 +293,22 @@ def _words_each(step: Step) -> int:
     return codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
 
 
-def _sizes(digit: str, entry: Entry | None) -> Counter[str]:
+def _sizes(digit: str, entry: Entry | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
     ):
-        return Counter({f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))})
+        return {f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))}
     rows = rows_of(entry)
     if rows is None:
-        return Counter()
-    return Counter(
-        {
-            f"lb{digit}_service": len(rows.slots),
-            f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
-            "lb_affinity_match": len(rows.affinity),
-            f"lb{digit}_source_range": len(rows.ranges),
-            f"lb{digit}_maglev": int(rows.has_table),
-        }
-    )
+        return {}
+    return {
+        f"lb{digit}_service": len(rows.slots),
+        f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
+        "lb_affinity_match": len(rows.affinity),
+        f"lb{digit}_source_range": len(rows.ranges),
+        f"lb{digit}_maglev": int(rows.has_table),
+    }
 
 
 __all__ = ["Applied", "apply"]

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from lbagent.maps import codec
 from lbagent.maps.base import PathInfo, backend_counter
 from lbagent.maps.layout import PathFlag
-from lbagent.model.backend import Backend
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
 from lbagent.model.slices import Slices
 from lbagent.sync.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
 from lbagent.sync.steps import NOBODY, Change, Owner, Phase, Steps
 
+BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
 
 
@@ -32,12 +33,28 @@ def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
     return out
 
 
+class _Kind:
+    """What the backends of one family have in common; looked up once, not for each of 100,000."""
+
+    def __init__(self, shadow: Shadow, family: str, steps: Steps) -> None:
+        self.rows, self.paths = shadow.rows[family], shadow.paths[family]
+        size = self.paths.record
+        self.flags_at, self.gen_at, self.meta_at = codec.FLAGS_AT[size], codec.GEN_AT[size], codec.META_AT[size]
+        self.address = 4 if family == "4" else 16
+        self.backend_map, self.path_map = f"lb{family}_backend", f"lb{family}_path"
+        self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
+        self.path_body = steps.at(Phase.PATH_BODY, self.path_map)
+        self.path_in = steps.at(Phase.PATH_IN, self.path_map)
+
+
 class BackendPlanner:
     """Takes the changes one by one (`count`), then plans every backend they touch (`planning`)."""
 
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
         """Plan into `steps`; `bits` are the filter bits needed in the end."""
         self._shadow, self._paths, self._steps = shadow, paths, steps
+        self._kinds = {family: _Kind(shadow, family, steps) for family in FAMILIES}
+        self._meanings: dict[int, tuple[BackendState | None, bool]] = {}
         self._refs: dict[int, int] = {}
         self._seen: dict[int, Backend] = {}  # as the new services see it
         self._users: dict[int, Owner] = {}  # changes that need it
@@ -79,41 +96,53 @@ class BackendPlanner:
 
     def planning(self) -> Slices[dict[int, int]]:
         """Add the steps of every backend touched; return the new refs."""
-        for ident, refs in self._refs.items():
+        for number, (ident, refs) in enumerate(self._refs.items()):
             if not refs:
-                for family in FAMILIES:
-                    self._remove(family, ident)
+                for kind in self._kinds.values():
+                    self._remove(kind, ident)
             else:
                 self._keep(ident, refs)
-            yield
+            if number % BETWEEN_YIELDS == 0:
+                yield
         if self._shadow.full:
-            for family, ident in self._strays():
-                self._remove(family, ident)
+            for kind, ident in self._strays():
+                self._remove(kind, ident)
         return self._refs
 
     def _keep(self, ident: int, refs: int) -> None:
         backend = self._seen.get(ident)
-        state, selectable = state_of(refs), is_selectable(refs)
+        state, selectable = self._meaning(refs)
         if state is None:
             return  # only pinned: as it is until the service that pins it gets through
-        family = codec.family(backend.address.address) if backend else self._family(ident)
-        old = self._shadow.rows[family].get(ident)
-        if backend is None and not any(old):
+        kind = self._kind_of(backend) if backend else self._kind(ident)
+        old = kind.rows.get(ident)
+        known = not kind.rows.is_clear(ident)
+        if backend is None and not known:
             return  # its row never got written: the service that wants it is planned again
         address = backend.address if backend else codec.backend_of(old)[0]
         value = codec.backend_value(address, state)
         if value != old:
-            known = any(old)
             down = not selectable and known
-            owner = self._owner(ident, down)
+            owner, key = self._owner(ident, down), codec.U32.pack(ident)
             if not known:
                 self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(backend_counter(ident)))
-            phase = Phase.BACKEND_DOWN if down else Phase.BACKEND_IN
-            self._steps.at(phase, f"lb{family}_backend").add(owner, codec.U32.pack(ident), value)
-        self._path(family, ident, backend, self._paths(backend) if backend else None, selectable)
+            step = self._steps.at(Phase.BACKEND_DOWN, kind.backend_map) if down else kind.backend_in
+            step.add(owner, key, value)
+        self._path(kind, ident, backend, selectable)
 
-    def _family(self, ident: int) -> str:
-        return "4" if any(self._shadow.rows["4"].get(ident)) else "6"
+    def _meaning(self, refs: int) -> tuple[BackendState | None, bool]:
+        """Return state and selectable; 100,000 refs are mostly equal."""
+        found = self._meanings.get(refs)
+        if found is None:
+            found = self._meanings[refs] = (state_of(refs), is_selectable(refs))
+        return found
+
+    def _kind_of(self, backend: Backend) -> _Kind:
+        return self._kinds["4" if len(backend.address.address) == 4 else "6"]
+
+    def _kind(self, ident: int) -> _Kind:
+        four = self._kinds["4"]
+        return self._kinds["6"] if four.rows.is_clear(ident) else four
 
     def _owner(self, ident: int, down: bool) -> Owner:
         """Return who is to blame; for what is taken away those who may still need it."""
@@ -121,60 +150,61 @@ class BackendPlanner:
         found = first.get(ident)
         return second.get(ident, NOBODY) if found is None else found
 
-    def _path(self, family: str, ident: int, backend: Backend | None, info: PathInfo | None, selectable: bool) -> None:
-        old = self._shadow.paths[family].get(ident)
-        flags_at, gen_at, meta_at = codec.FLAGS_AT[len(old)], codec.GEN_AT[len(old)], codec.META_AT[len(old)]
-        if backend is None or info is None:
-            if not old[flags_at] & _LIVE:
+    def _path(self, kind: _Kind, ident: int, backend: Backend | None, selectable: bool) -> None:
+        old = kind.paths.get(ident)
+        flags_at, gen_at, meta_at = kind.flags_at, kind.gen_at, kind.meta_at
+        lives = old[flags_at] & _LIVE
+        if backend is None:
+            if not lives:
                 return
             flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
             new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
         else:
-            new = codec.path_value(backend, info, old[gen_at], selectable=selectable)
+            new = codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
         if new[flags_at] & _LOCAL:
-            self.bits[codec.source_bit(new[: 4 if family == "4" else 16])] = None
+            self.bits[codec.source_bit(new[: kind.address])] = None
         if new == old:
             return
-        name, key, owner = f"lb{family}_path", codec.U32.pack(ident), self._owner(ident, False)
-        if old[flags_at] & _LIVE and _endpoint(old) != _endpoint(new):
+        key, owner = codec.U32.pack(ident), self._owner(ident, False)
+        if lives and _endpoint(old) != _endpoint(new):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
-            self._steps.at(Phase.PATH_RESET, name).add(owner, key, codec.gone_path(old))
+            self._steps.at(Phase.PATH_RESET, kind.path_map).add(owner, key, codec.gone_path(old))
         if new[:meta_at] != old[:meta_at]:
-            self._steps.at(Phase.PATH_BODY, name).add(owner, key, new)
+            kind.path_body.add(owner, key, new)
         if new[meta_at:] != old[meta_at:]:
-            down = bool(old[flags_at] & _SELECTABLE and not new[flags_at] & _SELECTABLE)
-            phase = Phase.PATH_OUT if down else Phase.PATH_IN
-            self._steps.at(phase, name).add(self._owner(ident, down), key, new)
+            if old[flags_at] & _SELECTABLE and not new[flags_at] & _SELECTABLE:
+                self._steps.at(Phase.PATH_OUT, kind.path_map).add(self._owner(ident, True), key, new)
+            else:
+                kind.path_in.add(owner, key, new)
 
     def path_only(self, backend: Backend) -> None:
         """Plan the path record of a live backend again, everything but the way staying as it is."""
-        family = codec.family(backend.address.address)
-        old = self._shadow.paths[family].get(backend.id)
-        flags = old[codec.FLAGS_AT[len(old)]]
+        kind = self._kind_of(backend)
+        old = kind.paths.get(backend.id)
+        flags = old[kind.flags_at]
         if flags & _LIVE and codec.path_of(old).address == backend.address.address:
-            self._path(family, backend.id, backend, self._paths(backend), bool(flags & _SELECTABLE))
+            self._path(kind, backend.id, backend, bool(flags & _SELECTABLE))
 
-    def _remove(self, family: str, ident: int) -> None:
-        row, record = self._shadow.rows[family].get(ident), self._shadow.paths[family].get(ident)
+    def _remove(self, kind: _Kind, ident: int) -> None:
+        record = kind.paths.get(ident)
         key, owner = codec.U32.pack(ident), self._owner(ident, True)
-        if record[codec.FLAGS_AT[len(record)]] & _LIVE:
-            self._steps.at(Phase.PATH_OUT, f"lb{family}_path").add(owner, key, codec.gone_path(record))
-        if any(row):
-            self._steps.at(Phase.BACKEND_OUT, f"lb{family}_backend").add(owner, key)
+        if record[kind.flags_at] & _LIVE:
+            self._steps.at(Phase.PATH_OUT, kind.path_map).add(owner, key, codec.gone_path(record))
+        if not kind.rows.is_clear(ident):
+            self._steps.at(Phase.BACKEND_OUT, kind.backend_map).add(owner, key)
 
-    def _strays(self) -> Iterator[tuple[str, int]]:
+    def _strays(self) -> Iterator[tuple[_Kind, int]]:
         """Yield what restore found in the maps and no service names in that family."""
-        for family in FAMILIES:
-            rows, paths = self._shadow.rows[family], self._shadow.paths[family]
-            for ident in sorted({*rows.used(), *paths.used()}):
-                if not self._named(ident, family):
-                    yield family, ident
+        for kind in self._kinds.values():
+            for ident in sorted({*kind.rows.used(), *kind.paths.used()}):
+                if not self._named(ident, kind):
+                    yield kind, ident
 
-    def _named(self, ident: int, family: str) -> bool:
+    def _named(self, ident: int, kind: _Kind) -> bool:
         if not self._now(ident):
             return ident in self._refs  # then it has been removed from both
         backend = self._seen.get(ident)
-        return backend is None or codec.family(backend.address.address) == family
+        return backend is None or self._kind_of(backend) is kind
 
 
 def _also(owner: Owner | None, another: int) -> Owner:

@@ -183,16 +183,16 @@ def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Ro
     name = f"lb{codec.family(frontend.address)}_service"
     head, tail = codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
-    have, number = old.slots, codec.SLOT.pack
+    have, number, slot_in = old.slots, codec.SLOT.pack, steps.at(Phase.SLOT_IN, name)
     for slot, value in new.slots.items():
         if have.get(slot) == value:
             continue
-        phase = Phase.SLOT_IN
+        step = slot_in
         if not slot:
-            phase = Phase.MASTER_IN
+            step = steps.at(Phase.MASTER_IN, name)
         elif after < slot <= before:
-            phase = Phase.SLOT_TAIL
-        steps.at(phase, name).add(owner, head + number(slot) + tail, value)
+            step = steps.at(Phase.SLOT_TAIL, name)
+        step.add(owner, head + number(slot) + tail, value)
     for slot in have:
         if slot not in new.slots:
             steps.at(Phase.SLOT_OUT if slot else Phase.MASTER_OUT, name).add(owner, head + number(slot) + tail)

@@ -93,6 +93,10 @@ class Image:
         """Zero a record."""
         self.set(index, self._zero)
 
+    def is_clear(self, index: int) -> bool:
+        """Whether a record is all zero."""
+        return self.get(index) == self._zero
+
     def used(self) -> Iterator[int]:
         """Yield the index of each record that is not all zero."""
         step = 256
@@ -155,7 +159,7 @@ class Shadow:
     def set_row(self, family: str, ident: int, value: bytes | None) -> None:
         """Note a backend row; None is its deletion."""
         image = self.rows[family]
-        had = any(image.get(ident))
+        had = not image.is_clear(ident)
         image.set(ident, value) if value else image.clear(ident)
         self.count(f"lb{family}_backend", bool(value) - had)
 

@@ -126,8 +126,9 @@ class Step(Struct):
 
     def each_value(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the values start..stop."""
-        size, values = len(self.values) // len(self.owners), bytes(self.values)
-        return (values[at : at + size] for at in range(start * size, stop * size, size))
+        size = len(self.values) // len(self.owners)
+        values = bytes(self.values[start * size : stop * size])
+        return (values[at : at + size] for at in range(0, len(values), size))
 
 
 class Change(Struct):
@@ -171,5 +172,5 @@ class Steps:
         return found
 
     def ordered(self) -> list[Step]:
-        """Return the steps in the order they must happen."""
-        return [self._steps[key] for key in sorted(self._steps)]
+        """Return the steps that hold something, in the order they must happen."""
+        return [self._steps[key] for key in sorted(self._steps) if self._steps[key].owners]
