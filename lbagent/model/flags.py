@@ -66,13 +66,13 @@ class ServiceFlags(int):
     @classmethod
     def from_param(cls, param: SvcFlagParam) -> Self:
         """Return the flags of a frontend. ClusterIP and NONE set no type bit; Nat46 and Nat64 set the same one."""
-        host_port = param.svc_type is SVCType.HOST_PORT
+        host_port = param.svc_type == SVCType.HOST_PORT
         two_scopes = param.two_scopes
         if two_scopes is None:
-            two_scopes = param.svc_ext_local != param.svc_int_local and param.svc_type is not SVCType.CLUSTER_IP
+            two_scopes = param.svc_ext_local != param.svc_int_local and param.svc_type != SVCType.CLUSTER_IP
         value = _TYPE_BITS.get(param.svc_type, 0)
         for wanted, bit in (
-            (param.svc_nat_policy is not SVCNatPolicy.NONE, cls.NAT46X64),
+            (param.svc_nat_policy != SVCNatPolicy.NONE, cls.NAT46X64),
             (param.svc_ext_local, cls.EXT_LOCAL_SCOPE),
             (param.svc_int_local, cls.INT_LOCAL_SCOPE),
             (two_scopes, cls.TWO_SCOPES),

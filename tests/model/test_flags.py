@@ -163,3 +163,10 @@ def test_is_an_int() -> None:
     assert flags.to_bytes(2, "little") == b"\x64\xa0"
     assert flags == 0xA064
     assert "dsr" in repr(flags)
+
+
+def test_the_words_of_a_param_may_be_plain_texts() -> None:
+    plain = SvcFlagParam("ClusterIP", "NONE", svc_ext_local=True)  # type: ignore[arg-type]
+    assert str(ServiceFlags.from_param(plain)) == "ClusterIP, Local, non-routable"
+    loopback = SvcFlagParam("HostPort", loopback_hostport=True)  # type: ignore[arg-type]
+    assert str(ServiceFlags.from_param(loopback)) == "HostPort, non-routable, loopback"
