@@ -155,6 +155,9 @@ class Agent:
         resolver = Resolver(derive.resolve_options(config))
         restored = restore(maps)
         resolver.remember(address for address, _ in restored.backend_ids)
+        for source in sources:
+            if isinstance(source, FolderSource):
+                source.adopts = bool(restored.shadow.frontends)
         book = id_book(restored, maps.sizes.backends)
         reconciler = Reconciler(maps, restored.shadow, book, resolver, sources, network)
         log.info(

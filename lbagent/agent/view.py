@@ -37,8 +37,8 @@ class View:
         self._started_at = time.time()
 
     def state(self) -> State:
-        """Return the State that is in the maps."""
-        return self._parts.reconciler.state
+        """Return the State that is in the maps; before the first pass what an earlier agent left there."""
+        return self._parts.reconciler.shown
 
     def live_flows(self) -> Mapping[int, int] | None:
         """Return live flows by backend id as of the last sweep."""
@@ -82,7 +82,7 @@ class View:
             generation=state.generation,
             services=len(state.by_name),
             frontends=sum(not svc.wildcard for svc in state.services),
-            backends=len(parts.reconciler.shadow.refs),  # an index of the State would cost 10 MiB
+            backends=len(parts.reconciler.shadow.refs or state.backends),  # an index of the State would cost 10 MiB
             attach=parts.config.attach,
             bpffs=parts.config.bpffs,
             artifact=parts.datapath.key if parts.datapath else "",
@@ -191,6 +191,7 @@ class View:
                 live_flows={} if not backends else self.live_flows() or {},
                 maps=self._usage(),
                 failing=len(parts.reconciler.failing),
+                restored=parts.reconciler.kept,
                 conflicts=sum(not message.warning for message in parts.reconciler.messages),
                 sync_duration_s=counts.last_duration_s,
                 syncs=counts.syncs,

@@ -81,18 +81,28 @@ def list_(socket: str, namespace: str, style: Style) -> None:
     if style.watch:
         output.watch(client, fetch, SERVICES, style)
     else:
-        output.show(SERVICES, fetch(), style)
+        rows = fetch()
+        output.show(SERVICES, rows, style)
         if style.form in ("table", "wide"):
-            _warn(client)
+            _warn(client, sum(row["namespace"] == RESTORED for row in rows))
 
 
-def _warn(client: AgentClient) -> None:
-    """Say on stderr that the list holds what the maps do not: they have an older form of it, or none."""
+RESTORED = "?"  # the namespace of what the maps serve and no object names now
+
+
+def _warn(client: AgentClient, restored: int) -> None:
+    """Say on stderr why the list is not what the manifests say, or not what the maps hold."""
     found = client.status()
     if number := len(found["failing"]):
         click.echo(f"{number} frontends are not in the maps as listed; `lbagent status` says why", err=True)
+    if restored:
+        click.echo(
+            f"{restored} frontends are served as an earlier agent left them, and no object names them now: "
+            "`lbagent status` says which source is missing",
+            err=True,
+        )
     elif not found["ready"]:
-        click.echo("the agent is not ready; `lbagent map dump` shows what is served meanwhile", err=True)
+        click.echo("the agent is not ready: `lbagent status` says why; what is in the maps is served", err=True)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -143,6 +143,16 @@ def service_id_of(value: bytes | bytearray) -> int:
     return int.from_bytes(value[6:8], "big")
 
 
+def target_of(value: bytes) -> int:
+    """Return the first word of a slot's value: the backend's id, in slot 0 algorithm and affinity time-out."""
+    return int(U32.unpack_from(value)[0])
+
+
+def count_of(master: bytes) -> int:
+    """Return how many slots a new flow may take."""
+    return int.from_bytes(master[4:6], ORDER)
+
+
 def flags_of(value: bytes) -> int:
     """Return the flags in a slot's value."""
     return value[8] | value[9] << 8
@@ -162,6 +172,11 @@ def reverse_frontend(value: bytes) -> L3n4Addr:
     size = 4 if len(value) == LB4_REVERSE_NAT.size else 16
     port, number, scope = int.from_bytes(value[size : size + 2], "big"), value[size + 2], value[size + 3]
     return L3n4Addr(value[:size], port, L4Type.from_number(number), Scope(scope & 1))
+
+
+def is_elsewhere(value: bytes) -> bool:
+    """Return whether a reverse NAT row says that all endpoints are on other nodes; of no row, False."""
+    return bool(value and value[(4 if len(value) == LB4_REVERSE_NAT.size else 16) + 3] & REVNAT_ELSEWHERE)
 
 
 def numbers(keys: bytes) -> array[int]:

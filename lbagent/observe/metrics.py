@@ -45,6 +45,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     maps: Mapping[str, Counter] = {}  # by map: entries in use, most entries
     failing: int = 0  # frontends whose last write failed
+    restored: int = 0  # frontends that stay as the maps had them: no object names them, and a source is missing
     conflicts: int = 0  # what objects that are good alone refuse each other
     sync_duration_s: float = 0.0  # the last one
     syncs: int = 0
@@ -108,6 +109,7 @@ def _sync(s: Snapshot) -> Iterator[Family]:
     yield _one("lbagent_services", "gauge", "Services served.", len(s.state.by_name))
     yield _one("lbagent_frontends", "gauge", "Frontend rows, wildcards not counted.", _frontends(s.state))
     yield _one("lbagent_failing_frontends", "gauge", "Frontends whose last write failed.", s.failing)
+    yield _one("lbagent_restored_frontends", "gauge", "Served as found in the maps: no object names them.", s.restored)
     yield _one(
         "lbagent_conflicts", "gauge", "Refused between objects: contested frontends, no node address.", s.conflicts
     )

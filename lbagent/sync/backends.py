@@ -104,7 +104,7 @@ class BackendPlanner:
                 self._keep(ident, refs)
             if number % BETWEEN_YIELDS == 0:
                 yield
-        if self._shadow.full:
+        if self._shadow.full and self._shadow.prune:
             for kind, ident in self._strays():
                 self._remove(kind, ident)
         return self._refs

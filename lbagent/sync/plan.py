@@ -18,6 +18,7 @@ from lbagent.model.service import SVC
 from lbagent.model.slices import Slices, whole
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.backends import BackendPlanner
+from lbagent.sync.doubt import RESTORED, as_found
 from lbagent.sync.ranges import range_steps, ranges_needed
 from lbagent.sync.shadow import Shadow, rows_of
 from lbagent.sync.steps import NOBODY, Change, Phase, Plan, Steps
@@ -45,6 +46,8 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
     for owner, change in enumerate(changes):
         old = rows_of(change.old) or Rows(0, {})
         new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+        if change.svc is not None and change.svc.name is RESTORED:
+            new = as_found(new, old)
         if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
             out.refused[owner] = error
             continue
@@ -213,7 +216,7 @@ def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size
             step = steps.at(Phase.TABLE_IN, name)
             step.add(owner, codec.U32.pack(new.id))
             step.members.append(new.members)
-    if old.has_table and (not new.members or new.id != old.id):
+    if old.has_table and (not new.has_table or new.id != old.id):
         steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
 
 

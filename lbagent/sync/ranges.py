@@ -26,12 +26,13 @@ _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS
 
 def range_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> None:
     """Add what turns the ranges of a frontend into others."""
-    if not (old.ranges or new.ranges or _turns(old, new)):
+    turns = _turns(old, new)
+    if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
         return
     name = f"lb{digit}_source_range"
     has, wanted = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts), new.ranges
     verdict = PRESENT
-    if _turns(old, new):
+    if turns:
         before, verdict = (_KEEPS_OUT, _LETS_IN) if _denies(old) else (_LETS_IN, _KEEPS_OUT)
         into = steps.at(Phase.RANGE_IN, name)
         for key in sorted(key for key, value in has.items() if value == PRESENT):

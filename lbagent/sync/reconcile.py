@@ -1,8 +1,8 @@
 """The loop: sources -> resolve -> ids -> plan -> apply, until the maps hold what the objects say.
 
-Nothing is written before every source has given its first full list, and nothing is taken away while a source cannot vouch
-for what its list did not hold. A lone change is written at once; a storm is taken in steps that leave the loop air. What
-fails is tried again by itself with growing pauses, and holds up nobody else.
+Nothing is written before every source has given its first full list, and after a start nothing is taken away that may be the
+word of a source that cannot vouch yet for what its list did not hold (doubt.py). A lone change is written at once; a storm is
+taken in steps that leave the loop air. What fails is tried again by itself with growing pauses, and holds up nobody else.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.apply import Applied, applying
+from lbagent.sync.doubt import Doubt, restored_services, restored_state
 from lbagent.sync.drift import drift
 from lbagent.sync.failures import Failure, Failures
 from lbagent.sync.objects import Change, Message
@@ -93,6 +94,8 @@ class Reconciler:
         self.resync_s = RESYNC_S
         self.waiting = ""  # why nothing is written yet
         self.shadow = shadow
+        self._left: State | None = None  # what an earlier agent left in the maps
+        self._doubt: Doubt | None = None  # while a source cannot vouch for what its first list did not hold
         self._maps = maps
         self._book = book
         self._resolver = resolver
@@ -113,6 +116,20 @@ class Reconciler:
     def failing(self) -> Mapping[L3n4Addr, Failure]:
         """Frontends that could not be written, and why."""
         return self.failures.frontends
+
+    @property
+    def shown(self) -> State:
+        """The State in the maps; before the first pass what an earlier agent left there."""
+        if self.first_try.is_set() or not self.shadow.full:
+            return self.state
+        if self._left is None:
+            self._left = restored_state(self.shadow, self._resolver.node_name)
+        return self._left
+
+    @property
+    def kept(self) -> int:
+        """Frontends that stay as the maps had them because a source cannot vouch for its list."""
+        return self._doubt.kept if self._doubt else 0
 
     # --- what others tell ---
 
@@ -171,9 +188,10 @@ class Reconciler:
             await self._next()
             async with self._busy:
                 began, asked = time.monotonic(), self._asked
-                if self._may_write():
-                    await self._pass(began)
+                self._weigh()
+                await self._pass(began)
             self.first_try.set()
+            self._left = None
             await self._announce(asked)
             await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
 
@@ -219,17 +237,35 @@ class Reconciler:
             pass
         self._wake.clear()
 
-    def _may_write(self) -> bool:
-        """Hold on as long as writing could take away what a source just cannot see."""
-        doubtful = [source.name for source in self._sources if not source.trusted]
-        if self.ready.is_set() or not doubtful or not self.shadow.frontends:
+    def _weigh(self) -> None:
+        """Begin or end to doubt: until each source has vouched once for its list, nothing goes that may be of its objects."""
+        doubtful = [] if self.ready.is_set() else [source.name for source in self._sources if not source.trusted]
+        if doubtful and self._doubt is None and self.shadow.frontends:
+            found = restored_services(self.shadow, self._resolver.node_name)
+            self._doubt = Doubt(found, frozenset(self._book.backend_ids.in_use()))
+        elif self._doubt and not doubtful:
+            restored = restore(self._maps)  # now all of it is compared, and what nobody names goes
+            self.shadow, self._doubt = restored.shadow, None
+            self._resolver.remember(address for address, _ in restored.backend_ids)
+        if self._doubt:
+            self._doubt.sources = doubtful
+            self.shadow.prune = False
+        else:
             self.waiting = ""
-            return True
-        waiting = f"{doubtful[0]} has no good list yet; the {len(self.shadow.frontends)} frontends in the maps are kept as they are"
+
+    def _with_kept(self, known: State) -> State:
+        """Add to what is known now what may not be taken away, and say so."""
+        doubt = self._doubt
+        if doubt is None:
+            return known
+        state = doubt.state(known, self._store.services_of(doubt.sources), self._resolver.overrides())
+        waiting = f"{', '.join(doubt.sources)} has no good list yet: nothing is taken away until it has"
+        if doubt.kept:
+            waiting += f"; {doubt.kept} frontends that no object names now stay as they are in the maps"
         if waiting != self.waiting:
-            log.warning("nothing is written yet", extra={"reason": waiting})
+            log.warning("nothing is taken away yet", extra={"reason": waiting})
         self.waiting = waiting
-        return False
+        return state
 
     async def _announce(self, asked: int) -> None:
         async with self._finished:
@@ -238,9 +274,11 @@ class Reconciler:
 
     async def _pass(self, now: float) -> None:
         self._take_news()
+        if self._doubt:
+            self._resolver.remember(self._doubt.backends)
         resolution = await shared(self._resolver.resolving())
         self._tell(resolution.messages)
-        desired = self._numbered(await shared(self._book.assigning(resolution.state)))
+        desired = self._numbered(await shared(self._book.assigning(self._with_kept(resolution.state))))
         held = self.failures.hold(self.shadow, now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
@@ -257,7 +295,7 @@ class Reconciler:
         self._count_failures(desired, done.errors, now)
         self.state = desired
         self.counts.last_sync_at = time.time()
-        if not self.ready.is_set():
+        if not self.ready.is_set() and self._doubt is None:
             self._book.release_restored()
             self.ready.set()
 

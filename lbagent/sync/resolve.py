@@ -6,11 +6,12 @@ a frontend with it, those that share a backend with it. `resolve` is the same fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
 from lbagent.model.service import SVC
 from lbagent.model.slices import Slices, whole
 from lbagent.model.state import State
@@ -84,6 +85,15 @@ class Resolver:
     def remember(self, addresses: Iterable[L3n4Addr]) -> None:
         """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
         self._restored = frozenset(addresses)
+
+    @property
+    def node_name(self) -> str:
+        """The node it resolves for."""
+        return self._options.node_name
+
+    def overrides(self) -> Mapping[L3n4Addr, BackendState]:
+        """Return what the operator and health checks say of backends on this node."""
+        return self._known.overrides()
 
     def update(self, changes: Iterable[Change]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""

@@ -53,7 +53,9 @@ class Partial(Struct):
         if not self.slots:
             return self.rest
         rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
-        return Rows(rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table)
+        return Rows(
+            rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table
+        )
 
 
 _SLOT_AND_VALUE = struct.Struct("=H12s")
@@ -126,6 +128,7 @@ class Shadow:
         self.stale_bits: set[int] = set()  # nobody needs them any more
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
         self.full = False  # read from the maps and not compared yet
+        self.prune = True  # whether backends that no service names are taken away when all is compared
         self.used: dict[str, int] = {}
 
     def bit(self, number: int) -> int:

@@ -1,8 +1,8 @@
 """Source: where objects come from. Kubernetes, a folder of manifests, the operator; and the store that merges them.
 
 A source never reports a list that failed or is empty as "everything was deleted": what was there stays, `problems` says so,
-and `trusted` is false until a good list is there again. The agent does not prune restored map entries while a source is not
-trusted.
+and `trusted` is false until a good list is there again. While it is, a restarted agent takes nothing away that may be of its
+objects (doubt.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Message, Objects
+from lbagent.sync.objects import (
+    FIELD_OF_KIND,
+    Change,
+    Endpoints,
+    EndpointSlice,
+    KObject,
+    Message,
+    Objects,
+    Pod,
+    Service,
+)
 
 Changed = Callable[[Sequence[Change]], None]
 
@@ -71,6 +81,17 @@ class Store:
             if key in objects:
                 return objects[key]
         return None
+
+    def services_of(self, sources: Iterable[str]) -> set[str]:
+        """Return the keys of the Services (and Pods) of which these sources hold a part."""
+        found = set()
+        for source in sources:
+            for obj in self._objects[source].values():
+                if isinstance(obj, EndpointSlice):
+                    found.add(obj.service_key)
+                elif isinstance(obj, Service | Endpoints | Pod):
+                    found.add(obj.key)
+        return found
 
     def snapshot(self) -> Objects:
         """Return everything, merged."""

@@ -214,7 +214,7 @@ def test_a_folder_that_goes_or_is_emptied_takes_nothing_away(box: Box) -> None:
     box.agent.kill()
     box.agent.start(wait=False)
     wait_for(
-        lambda: box.socket.exists() and "nothing is written yet" in box.agent.log.read_text(), "the agent to hold on"
+        lambda: box.socket.exists() and "nothing is taken away yet" in box.agent.log.read_text(), "the agent to hold on"
     )
     waiting = box.agent.cli("status", "--wait", "0.2s", check=False)
     assert waiting.returncode == 6
@@ -222,6 +222,42 @@ def test_a_folder_that_goes_or_is_emptied_takes_nothing_away(box: Box) -> None:
     shutil.move(box.folder / "away", box.manifests)
     box.agent.wait_ready()
     assert box.agent.dump() == before
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "maps alone"])
+def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, *, copies: bool) -> None:
+    """At night, the folder's disk is gone and the agent was restarted: what does it serve, and can a backend be drained?"""
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
+    box.agent.start()
+    before = box.agent.dump()
+    place = box.folder / "state" / "manifests"
+    wait_for(lambda: any(place.rglob("web.json")), "a copy of the manifest")
+    box.agent.kill()
+    shutil.move(box.manifests, box.folder / "away")
+    if not copies:
+        shutil.rmtree(place)
+    box.agent.start(wait=False)
+    wait_for(lambda: box.socket.exists() and "nothing is taken away yet" in box.agent.log.read_text(), "the first pass")
+    listed = box.agent.cli("svc", "list")
+    assert "10.96.0.10:80/TCP" in listed.stdout
+    assert ("box/web" if copies else "?/restored") in listed.stdout
+    assert "`lbagent status` says" in listed.stderr
+    status = box.agent.api.status()
+    assert not status["ready"]
+    assert (status["frontends"], status["backends"]) == (1, 2)
+    assert any("folder has no good list yet" in text for text in status["problems"])
+    assert f"lbagent_restored_frontends {int(not copies)}" in box.agent.cli("metrics").stdout
+    assert 'lbagent_source_trusted{source="folder"} 0' in box.agent.cli("metrics").stdout
+    assert box.agent.dump() == before
+    box.agent.cli("backend", "set-state", "10.7.0.5:8080", "maintenance")
+    assert any("SLOT=0" in line and "COUNT=1 " in line for line in box.agent.dump())
+    box.agent.cli("backend", "set-state", "10.7.0.5:8080", "active")
+    assert box.agent.dump() == before
+    shutil.move(box.folder / "away", box.manifests)
+    box.agent.wait_ready()
+    assert box.agent.dump() == before
+    assert box.agent.cli("svc", "list").stderr == ""
+    assert "box/web" in box.agent.cli("svc", "list").stdout
 
 
 def test_a_file_that_does_not_parse_keeps_its_last_objects_and_is_named(box: Box) -> None:

@@ -41,7 +41,7 @@ def _parsed(**more: Any) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 def test_agent_and_state() -> None:
     parsed = _parsed(
-        resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, conflicts=2, sync_duration_s=0.004
+        resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, conflicts=2, restored=5, sync_duration_s=0.004
     )
     assert parsed["lbagent_ready"] == {(): 1}
     assert parsed["lbagent_build_info"] == {(("version", "1.0"),): 1}
@@ -50,6 +50,7 @@ def test_agent_and_state() -> None:
     assert parsed["lbagent_frontends"] == {(): 1}
     assert parsed["lbagent_failing_frontends"] == {(): 3}
     assert parsed["lbagent_conflicts"] == {(): 2}
+    assert parsed["lbagent_restored_frontends"] == {(): 5}
     assert parsed["lbagent_sync_duration_seconds"] == {(): 0.004}
     assert parsed["process_resident_memory_bytes"] == {(): 52428800}
     assert parsed["process_cpu_seconds_total"] == {(): 1.25}
