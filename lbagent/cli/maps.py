@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lbagent.cli.options import bpffs_option
+from lbagent.cli.options import pins_option
 
 
 @click.group()
@@ -13,7 +13,7 @@ def maps() -> None:
 
 
 @maps.command()
-@bpffs_option
+@pins_option
 def dump(bpffs: str) -> None:
     """Print one sorted line an entry: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
     from lbagent.maps.dump import dump as lines

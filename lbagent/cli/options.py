@@ -9,11 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
+from lbagent.api.client import AgentClient
 from lbagent.cli.output import FORMATS, Style
+from lbagent.errors import LbError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
+_ASK_S = 2.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -34,6 +37,30 @@ def bpffs_option(command: F) -> F:
         metavar="DIR",
         help="Where the pins are.",
     )(command)
+
+
+def pins_option(command: F) -> F:
+    """Add --bpffs for commands that read the maps; not given, it is where the agent that answers has its pins."""
+
+    @click.option(
+        "--bpffs",
+        default="",
+        envvar="LBAGENT_BPFFS",
+        metavar="DIR",
+        help=f"Where the pins are (default: the running agent's, else {DEFAULT_BPFFS}).",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, bpffs: str, **kwargs: Any) -> Any:
+        return command(*args, bpffs=bpffs or _pins_of_the_agent(), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _pins_of_the_agent() -> str:
+    try:
+        return str(AgentClient(timeout_s=_ASK_S).status()["bpffs"]) or DEFAULT_BPFFS
+    except LbError:
+        return DEFAULT_BPFFS
 
 
 def form_option(*forms: str) -> Callable[[F], F]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from lbagent.cli.options import bpffs_option
+from lbagent.cli.options import pins_option
 
 
 @click.command()
-@bpffs_option
+@pins_option
 def verify(bpffs: str) -> int:
     """Walk the maps and name what does not hold together: slots, backends, paths, tables, the prefilter.
 

@@ -61,6 +61,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.bpffs = ""
         self.changed = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None  # the one somebody waits in
 
@@ -78,6 +79,7 @@ class Agent:
             services=2,
             frontends=4,
             backends=4,
+            bpffs=self.bpffs,
             sources=[SourceStatus("folder /etc/lb", True, 7, 1, ["a.yaml:3: spec: bad"])],
             maps=[MapUsage("lb4_service", 3, 100)],
             problems=self.problems,

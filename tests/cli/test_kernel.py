@@ -15,6 +15,7 @@ from lbagent.sync import dryrun
 from lbagent.sync.apply import apply
 from lbagent.sync.plan import plan
 from lbagent.sync.shadow import Shadow
+from tests.api.serving import Agent
 from tests.cli.conftest import Run
 from tests.cli.test_offline import DUMP, MANIFEST
 
@@ -46,6 +47,13 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
 def test_map_dump(lb: Run, bpffs: Path) -> None:
     """What `plan` printed is what the kernel holds."""
     assert lb("map", "dump", "--bpffs", str(bpffs)) == (0, DUMP, "")
+
+
+def test_without_bpffs_the_agent_says_where_its_maps_are(lb: Run, bpffs: Path, agent: Agent) -> None:
+    agent.bpffs = str(bpffs)
+    assert lb("map", "dump") == (0, DUMP, "")
+    assert lb("verify") == (0, "", "")
+    assert lb("map", "dump", "--bpffs", str(bpffs / "none")).code == 3
 
 
 def test_verify(lb: Run, bpffs: Path) -> None:
