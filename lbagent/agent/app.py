@@ -24,12 +24,12 @@ from lbagent.agent.cleanup import remove_pins
 from lbagent.agent.devices import DeviceKeeper, require_devices
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
-from lbagent.agent.notify import notify
+from lbagent.agent.notify import keep_watchdog, notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
 from lbagent.agent.resize import resize_at_start
 from lbagent.agent.view import View
-from lbagent.api.server import ApiServer
+from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf import artifact, build, datapath
 from lbagent.bpf.artifact import Artifact
 from lbagent.bpf.datapath import Datapath
@@ -63,6 +63,8 @@ def run_agent(load: Callable[[], Config]) -> None:
     """
     config = load()
     logs.setup(config.log_format, config.log_level)
+    if config.artifact and not os.path.isfile(config.artifact):
+        raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
     spare_memory()
     gc.set_threshold(*AT_START)
     sys.setswitchinterval(SWITCH_S)
@@ -88,6 +90,7 @@ class Agent:
         self._config = config
         self._load = load
         self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
         self._closing = ExitStack()
         self._fresh = False  # nothing was pinned before
         self._started = False
@@ -97,6 +100,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)  # during the start too: it would end the process
         with self._closing:
             try:
                 await self._build_and_serve()
@@ -144,6 +148,7 @@ class Agent:
         lock.take()
         self._closing.callback(lock.release)
         self._fresh = not any(root.iterdir())
+        require_socket(socket_file(config.socket))
         sizes, settings = derive.sizes(config), derive.program_settings(config)
         resized = await asyncio.to_thread(
             resize_at_start, config.bpffs, sizes, lambda: self._artifact(config), settings
@@ -174,7 +179,7 @@ class Agent:
 
     async def _serve(self, parts: Parts) -> None:
         view = View(parts)
-        server = ApiServer(view, parts.config.socket.removeprefix("unix://"), parts.config.metrics_address)
+        server = ApiServer(view, parts.config.socket, parts.config.metrics_address)
         await server.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -206,7 +211,8 @@ class Agent:
             parts.maps, lambda: parts.datapath.programs if parts.datapath else {}, config.sweep_interval
         )
         group.create_task(parts.sweeper.run())
-        group.create_task(Reloader(parts, self._load).run())
+        group.create_task(Reloader(parts, self._load, self._reload).run())
+        group.create_task(keep_watchdog())
         settle_memory()
         parts.started = self._started = True
         notify("READY=1")

@@ -49,7 +49,7 @@ class DeviceKeeper:
     async def reconfigure(self, config: Config) -> None:
         """Attach as the new configuration says. Raises as `start`; then what was attached stays."""
         if self._network is not None:
-            require_devices(self._network, config)
+            require_devices(self._network, config, self.config.device)
         old, self.config = self.config, config
         try:
             if self._network is not None:
@@ -122,10 +122,10 @@ def deaf_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterabl
     return sorted(out)
 
 
-def require_devices(network: NodeNetwork, config: Config) -> None:
-    """Refuse a --device that does not exist, before anything is done. Raises NotFound."""
+def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] = ()) -> None:
+    """Refuse a --device that does not exist and is not `known` to come back, before anything is done. Raises NotFound."""
     for name in config.device:
-        if network.by_name(name) is None:
+        if name not in known and network.by_name(name) is None:
             there = ", ".join(sorted(link.name for link in network.links.values() if link.name != "lo")) or "none"
             raise NotFound(
                 f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}"

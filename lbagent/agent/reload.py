@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -29,15 +28,14 @@ log = logging.getLogger(__name__)
 class Reloader:
     """Waits for SIGHUP for ever. A configuration that cannot be used changes nothing."""
 
-    def __init__(self, parts: Parts, load: Callable[[], Config]) -> None:
-        """`load` reads the configuration anew."""
+    def __init__(self, parts: Parts, load: Callable[[], Config], asked: asyncio.Event) -> None:
+        """`load` reads the configuration anew; SIGHUP sets `asked`, from the first moment on."""
         self._parts = parts
         self._load = load
-        self._asked = asyncio.Event()
+        self._asked = asked
 
     async def run(self) -> None:
         """Reload at each SIGHUP."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -59,7 +57,7 @@ class Reloader:
         later = keys(changed - RELOADABLE)
         if later:
             log.warning("some keys take effect at the next start", extra={"keys": later})
-        require_devices(parts.network.network, new)
+        require_devices(parts.network.network, new, old.device)
         merged = merge(old, new)
         problems = await self._programs(derive.sizes(merged), derive.program_settings(merged))
         if parts.devices is not None:

@@ -139,7 +139,7 @@ class View:
         now = time.monotonic()
         out = []
         for frontend, failure in list(self._parts.reconciler.failing.items())[:SHOWN_FAILING_MOST]:
-            svc = state.by_frontend.get(frontend)
+            svc = state.by_frontend.get(frontend) or self._parts.reconciler.wanted.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
                 FailingService(
@@ -168,6 +168,10 @@ class View:
             out.append(f"{more} more frontends are failing")
         if parts.sweeper:
             out += parts.sweeper.problems()
+        if reason := unwritable(parts.config.state_dir):
+            out.append(
+                f"--state-dir {parts.config.state_dir} {reason}: set-state is refused, and no copies of good manifests are kept"
+            )
         return out + parts.problems
 
     def metrics(self) -> Iterable[str]:
@@ -204,6 +208,16 @@ class View:
                 cpu_s=times.user + times.system,
             )
         )
+
+
+def unwritable(folder: str) -> str:
+    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"cannot be used ({path} is no folder)"
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
 
 
 _REASONS = [reason for reason in Reason if reason]

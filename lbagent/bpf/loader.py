@@ -64,7 +64,7 @@ def require_kernel() -> None:
     release = os.uname().release
     match = re.match(r"(\d+)\.(\d+)", release)
     if match and (int(match[1]), int(match[2])) < MIN_KERNEL:
-        raise Unsupported(f"lbagent on Linux {release}", "5.15", "nothing was loaded")
+        raise Unsupported("this version of lbagent", "5.15", f"this is Linux {release}; nothing was loaded")
 
 
 def load_generation(

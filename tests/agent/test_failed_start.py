@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
 WRONG = {
     "device": (("--device", "nope0"), 3, "nope0"),
-    "artifact missing": (("--artifact", "/none/here.json"), 1, "/none/here.json: No such file or directory"),
+    "artifact missing": (("--artifact", "/none/here.json"), 2, "--artifact /none/here.json: no such file"),
     "no artifact": (("--artifact", "/etc/hostname"), 1, "/etc/hostname is not an lbagent artifact"),
     "foreign metrics address": (("--metrics-address", "192.0.2.77:9100"), 2, "192.0.2.77:9100"),
 }
