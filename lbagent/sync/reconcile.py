@@ -85,6 +85,7 @@ class Reconciler:
     ) -> None:
         """Take the maps with their restored Shadow and ids; write nothing yet."""
         self.state = State()  # as it is in the maps
+        self.wanted = State()  # without ids; holds what found none too
         self.failures = Failures()
         self.messages: tuple[Message, ...] = ()
         self.counts = Counts()
@@ -96,6 +97,7 @@ class Reconciler:
         self.shadow = shadow
         self._left: State | None = None  # what an earlier agent left in the maps
         self._doubt: Doubt | None = None  # while a source cannot vouch for what its first list did not hold
+        self._unread: list[LbError] = []
         self._maps = maps
         self._book = book
         self._resolver = resolver
@@ -244,14 +246,22 @@ class Reconciler:
             found = restored_services(self.shadow, self._resolver.node_name)
             self._doubt = Doubt(found, frozenset(self._book.backend_ids.in_use()))
         elif self._doubt and not doubtful:
-            restored = restore(self._maps)  # now all of it is compared, and what nobody names goes
-            self.shadow, self._doubt = restored.shadow, None
-            self._resolver.remember(address for address, _ in restored.backend_ids)
+            self._end_doubt()
         if self._doubt:
             self._doubt.sources = doubtful
             self.shadow.prune = False
         else:
             self.waiting = ""
+
+    def _end_doubt(self) -> None:
+        """Compare all with the maps from now on, so that what nobody names goes."""
+        try:
+            restored = restore(self._maps)
+        except LbError as error:
+            self._unread.append(error)  # tried again as any other trouble
+            return
+        self.shadow, self._doubt = restored.shadow, None
+        self._resolver.remember(address for address, _ in restored.backend_ids)
 
     def _with_kept(self, known: State) -> State:
         """Add to what is known now what may not be taken away, and say so."""
@@ -259,7 +269,8 @@ class Reconciler:
         if doubt is None:
             return known
         state = doubt.state(known, self._store.services_of(doubt.sources), self._resolver.overrides())
-        waiting = f"{', '.join(doubt.sources)} has no good list yet: nothing is taken away until it has"
+        names = ", ".join(doubt.sources) or "the agent"
+        waiting = f"{names} has no good list yet: nothing is taken away until it has"
         if doubt.kept:
             waiting += f"; {doubt.kept} frontends that no object names now stay as they are in the maps"
         if waiting != self.waiting:
@@ -278,7 +289,8 @@ class Reconciler:
             self._resolver.remember(self._doubt.backends)
         resolution = await shared(self._resolver.resolving())
         self._tell(resolution.messages)
-        desired = self._numbered(await shared(self._book.assigning(self._with_kept(resolution.state))))
+        self.wanted = self._with_kept(resolution.state)
+        desired = self._numbered(await shared(self._book.assigning(self.wanted)))
         held = self.failures.hold(self.shadow, now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
@@ -292,6 +304,8 @@ class Reconciler:
             self._paths_dirty |= bool(moved.errors)
             done.errors.extend(moved.errors)
         self._ways.planned()
+        done.errors.extend(self._unread)
+        self._unread.clear()
         self._count_failures(desired, done.errors, now)
         self.state = desired
         self.counts.last_sync_at = time.time()
