@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
+from lbagent.errors import KernelError
 from lbagent.maps.check import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState as State
+from lbagent.sync import reconcile
 from lbagent.sync.doubt import RESTORED, restored_state
 from lbagent.sync.objects import BackendState
+from lbagent.sync.restore import restore
 from tests.sync.plans import Node, backends_of, states
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 from tests.sync.test_plan_order import copy_of
@@ -204,3 +208,29 @@ async def test_kept_frontends_follow_the_network() -> None:
         with maps.window("lb4_path", 0, 1 << 10) as window:
             assert sum(int.from_bytes(window[at + 12 : at + 14], "little") == 7 for at in range(0, 1 << 10, 16)) == 1
     assert check(maps) == []
+
+
+async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1), service(2), endpoints(2, 1))
+    source = ListSource("folder")
+    source.trusted = False
+    reconciler, _ = make(maps, source)
+    tries = []
+
+    def unreadable(given):  # type: ignore[no-untyped-def]
+        tries.append(given)
+        if len(tries) < 3:
+            raise KernelError("lookup", 12, "lb4_service")
+        return restore(given)
+
+    async with running(reconciler):
+        source.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        monkeypatch.setattr(reconcile, "restore", unreadable)
+        source.trusted = True
+        source.put(service(1), endpoints(1, 1))
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert len(tries) == 3
+        assert of(maps, 2) == []
+        assert check(maps, settled=True) == []
