@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
 from lbagent.bpf import datapath
-from lbagent.errors import ConfigError, KernelError
-from lbagent.maps.pins import is_bpffs, pin_dir
+from lbagent.errors import ConfigError
+from lbagent.maps.pins import is_bpffs, kernel_error, pin_dir
 from lbagent.net.neighbours import release_all
 
 
@@ -23,7 +23,7 @@ def cleanup(bpffs: str) -> list[str]:
     try:
         present = root.is_dir()
     except PermissionError as error:
-        raise KernelError("read", error.errno or 0, str(root), "run as root") from None
+        raise kernel_error("read", error.errno or 0, str(root)) from None
     if not present:
         return []
     if not is_bpffs(root):

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import os
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from lbagent.errors import KernelError
 from lbagent.maps import bpfsys
 from lbagent.maps.bpfsys import Cmd
+from lbagent.maps.pins import kernel_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,14 +62,12 @@ def kernel_errors(op: str, subject: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KernelError(op, error.errno or 0, subject, advice) from error
+        raise kernel_error(op, error.errno or 0, subject, advice) from error
 
 
 def _checked(result: int, op: str, subject: str, advice: str = "") -> int:
     if result < 0:
-        if -result == errno.EPERM and os.geteuid() != 0:
-            advice = advice or "run as root"
-        raise KernelError(op, -result, subject, advice)
+        raise kernel_error(op, -result, subject, advice)
     return result
 
 

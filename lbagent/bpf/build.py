@@ -52,7 +52,8 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
     if old and old.unit_hashes == hashes and old.bcc == (bcc_version() or old.bcc):
         return old
     if not bcc_version():
-        raise CompileError(f"{path} is older than the C sources and cannot be rebuilt: {MISSING}")
+        state = "is older than the C sources" if path.is_file() and not force else "is to be made"
+        raise CompileError(f"{path} {state} and cannot be built: {MISSING}")
     keep = old if old and old.bcc == bcc_version() else None
     stale = [name for name in inputs if keep is None or keep.unit_hashes.get(name) != hashes[name]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

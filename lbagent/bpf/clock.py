@@ -8,7 +8,7 @@ import time
 from functools import cache
 
 from lbagent.bpf import bpfsys
-from lbagent.errors import KernelError
+from lbagent.maps.pins import kernel_error
 
 _CALL, _EXIT = 0x85, 0x95
 _FUNC_JIFFIES64 = 118
@@ -43,7 +43,7 @@ def jiffies() -> int:
 def _load() -> int:
     loaded = bpfsys.prog_load(bpfsys.ProgType.SCHED_CLS, _READ_JIFFIES, "lb_hz")
     if loaded.fd < 0:
-        raise KernelError("load a program", loaded.errno, "the kernel's clock", "run as root on a kernel with BPF")
+        raise kernel_error("load a program", loaded.errno, "the kernel's clock", "run as root on a kernel with BPF")
     return loaded.fd
 
 

@@ -119,7 +119,8 @@ def main() -> int:
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1
-    except Exception:  # noqa: BLE001 - BCC raises bare Exception; clang's errors are on stderr already
+    except Exception as error:  # noqa: BLE001 - BCC raises bare Exception; clang's errors are on stderr already
+        print(f"BCC: {error}", file=sys.stderr)
         return 1
     lib = bcc.lib
     names = [lib.bpf_function_name(module.module, index) for index in range(lib.bpf_num_functions(module.module))]

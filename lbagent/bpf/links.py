@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf import bpfsys
 from lbagent.bpf.bpfsys import AttachType, ProgType
-from lbagent.errors import KernelError
+from lbagent.errors import KernelError, LbError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,7 @@ def linked_program(root: Path, device: str, hook: Hook) -> int:
     """Return the id of the program in a pinned link; 0 if there is no link or its device is gone."""
     try:
         fd = bpfsys.obj_get(str(pin_path(root, device, hook)))
-    except KernelError:
+    except LbError:
         return 0
     try:
         info = bpfsys.link_info(fd)

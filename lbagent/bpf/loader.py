@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 from lbagent.bpf import bpfsys
 from lbagent.bpf.bpfsys import ProgType
 from lbagent.bpf.fold import folded
-from lbagent.errors import CompileError, KernelError, Unsupported, VerifierError
+from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.maps import bpfsys as maps
 from lbagent.maps import layout
+from lbagent.maps.pins import kernel_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -166,7 +167,7 @@ def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | N
     if again.fd >= 0:
         return again.fd  # memory or a signal; the second try is as good
     if not again.log:
-        raise KernelError("load", result.errno, f"program {program.name}", "run as root; `lbagent doctor` tells more")
+        raise kernel_error("load", result.errno, f"program {program.name}", "`lbagent doctor` tells more")
     raise VerifierError(_verifier_text(program.name, again.log, log_dir))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ UNSUPPORTED = 77
 def doctor(form: str, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings; changes nothing.
 
-    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 77: this kernel is too old.
+    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 77: this kernel is too old, or has no bpf(2).
     """
     from lbagent.bpf import features
     from lbagent.bpf.loader import MIN_KERNEL
@@ -43,6 +44,6 @@ def doctor(form: str, **flags: Any) -> int:
                 click.echo(f"{'':<7}{GAP}-> {item.advice}")
     else:
         document([{"level": str(item.level), "what": item.what, "advice": item.advice} for item in found], form)
-    if features.kernel_version() < MIN_KERNEL:
+    if features.kernel_version() < MIN_KERNEL or features.can_load() == errno.ENOSYS:
         return UNSUPPORTED
     return int(any(item.level == "error" for item in found))

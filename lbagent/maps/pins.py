@@ -44,15 +44,14 @@ def kernel_errors(op: str, subject: str) -> Iterator[None]:
         raise kernel_error(op, error.errno or 0, subject) from None
 
 
-def kernel_error(op: str, number: int, subject: str) -> LbError:
-    """Return the error of a failed call."""
+def kernel_error(op: str, number: int, subject: str, advice: str = "") -> LbError:
+    """Return the error of a failed call; `advice` is for what has none of its own."""
     if number == errno.ENOSYS:
         return Unsupported("bpf(2)", "5.15", "it was built without CONFIG_BPF_SYSCALL")
-    advice = ""
     if number in (errno.EPERM, errno.EACCES):
         advice = "run as root" if os.geteuid() else "CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN are needed"
     if number == errno.ENOMEM:
-        advice = "no memory for a map of this size; choose a smaller one or raise RLIMIT_MEMLOCK"
+        advice = advice or "no memory for a map of this size; choose a smaller one or raise RLIMIT_MEMLOCK"
     return KernelError(op, number, subject, advice)
 
 
