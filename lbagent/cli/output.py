@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,8 @@ Row = dict[str, Any]
 GAP = "   "
 FORMATS = ("table", "wide", "json", "yaml", "name")
 RETRY_S = 1.0  # while watching, after the agent went away
-LONG_POLL_S = 30.0
+POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
+REFRESH_S = 30.0  # flows change without a generation
 
 
 class Column(NamedTuple):
@@ -131,14 +133,36 @@ def watch(client: AgentClient, fetch: Callable[[], list[Row]], listing: Listing,
             _show_changes(listing, known, rows, style, first=first)
             known = {listing.key(row): row for row in rows}
             first = False
-            generation = client.wait_change(generation, LONG_POLL_S)
+            generation = _until_change(client, generation)
         except AgentUnreachable as error:
             click.echo(f"{error}; waiting for it", err=True)
             generation = _reconnect(client)
 
 
+def _until_change(client: AgentClient, generation: int) -> int:
+    deadline = time.monotonic() + REFRESH_S
+    while True:
+        now = client.wait_change(generation, POLL_S)
+        _require_reader()
+        if now != generation or time.monotonic() >= deadline:
+            return now
+
+
+def _require_reader() -> None:
+    """Raise BrokenPipeError when whoever read our output has left: without a change nothing would be written for ever."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        left = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):  # no descriptor: a test's stream
+        return
+    if left:
+        raise BrokenPipeError
+
+
 def _reconnect(client: AgentClient) -> int:
     while True:
+        _require_reader()
         time.sleep(RETRY_S)
         try:
             status = client.status()

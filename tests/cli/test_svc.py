@@ -147,6 +147,18 @@ def test_watch_prints_changes(agent: Agent) -> None:
         process.communicate()
 
 
+def test_watch_ends_when_its_reader_has_left(agent: Agent) -> None:
+    """`lbagent svc list -w | head -1`, though nothing changes."""
+    argv = [sys.executable, "-m", "lbagent", "svc", "list", "-w"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("ID")
+        process.stdout.close()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+
+
 def test_natural_order() -> None:
     assert sorted(["10.0.0.10:80", "10.0.0.9:80", "10.0.0.9:443"], key=natural) == [
         "10.0.0.9:80",
