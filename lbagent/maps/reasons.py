@@ -44,7 +44,7 @@ class Reason(IntEnum):
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram
     DROP_BAD_CHECKSUM = 72
     DROP_MISSING_BACKEND = 73  # a slot pointed at nothing: must stay 0
-    DROP_MALFORMED = 74
+    DROP_MALFORMED = 74  # a source that is no host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75
 
 

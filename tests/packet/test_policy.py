@@ -16,7 +16,6 @@ from tests.packet.world import (
     MAGLEV,
     ROUTABLE,
     SOURCE_RANGE,
-    TC_INGRESS,
     TCP,
     TWO_SCOPES,
     TYPE_LOAD_BALANCER,
@@ -99,10 +98,10 @@ def test_ranges_come_before_the_answer(world: World, fam: Family, hook: str) -> 
 # --- scopes ---
 
 
-def from_pod(world: World, fam: Family, sport: int = 40000) -> Outcome:
-    """Run a pod's SYN to the VIP."""
+def from_pod(world: World, fam: Family, hook: str, sport: int = 40000) -> Outcome:
+    """Run a pod's SYN to the VIP at a hook of the pod's device."""
     frame = craft.frame(craft.tcp(fam, fam.local(9), sport, fam.vip, 80), src=LOCAL_MAC, dst=POD_MAC)
-    return world.run(TC_INGRESS, frame, world.net.pod0)
+    return world.run(hook, frame, world.net.pod0)
 
 
 def test_two_scopes(world: World, fam: Family, hook: str) -> None:
@@ -111,7 +110,7 @@ def test_two_scopes(world: World, fam: Family, hook: str) -> None:
     flags = TYPE_LOAD_BALANCER | ROUTABLE | TWO_SCOPES
     world.service(fam, fam.vip, 80, TCP, [local], flags=flags)
     world.service(fam, fam.vip, 80, TCP, [remote], flags=flags, scope=1)
-    outside, inside = world.run(hook, syn(fam, fam.client)), from_pod(world, fam)
+    outside, inside = world.run(hook, syn(fam, fam.client)), from_pod(world, fam, hook)
     assert expect.destination(outside) == local.endpoint
     assert expect.destination(inside) == remote.endpoint
 
@@ -120,7 +119,7 @@ def test_one_row_serves_both_scopes(world: World, fam: Family, hook: str) -> Non
     """Without an `/i` row pods use the external one."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
-    assert expect.destination(from_pod(world, fam)) == backend.endpoint
+    assert expect.destination(from_pod(world, fam, hook)) == backend.endpoint
     assert expect.destination(world.run(hook, syn(fam, fam.client))) == backend.endpoint
 
 
@@ -142,7 +141,7 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
     assert out.dropped
     assert out.counted == {Reason.DROP_NOT_ROUTABLE: 1}
     assert world.run(hook, syn(fam, fam.client, vip=fam.vip2)).forwarded
-    assert from_pod(world, fam).forwarded
+    assert from_pod(world, fam, hook).forwarded
 
 
 def test_cluster_ip_from_outside_by_default(world: World, fam: Family, hook: str) -> None:

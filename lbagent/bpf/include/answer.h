@@ -34,13 +34,7 @@ AI bool answer_allowed(u64 *bucket)
 /* Only one sender's own address can be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
 AI bool answerable(const struct lb_pkt *pk)
 {
-	u8 from = (u8)pk->saddr.w[0], to = (u8)pk->daddr.w[0];
-
-#if LB_FAMILY == 4
-	return from && from != 127 && from < 224 && to < 224;
-#else
-	return from != 0xff && to != 0xff && (pk->saddr.w[0] || pk->saddr.w[1] & ~((u64)HTONL(1) << 32));
-#endif
+	return is_host(&pk->saddr) && (u8)pk->daddr.w[0] < (LB_FAMILY == 4 ? 224 : 0xff);
 }
 
 /* Read what the packet will no longer show once it is reshaped. False: cannot or must not be answered. */

@@ -79,15 +79,10 @@ AI bool hook_ready(lb_ctx *ctx, u16 flags)
 	return true;
 }
 
-/* Who sends by this device: pods and the node itself have internal scope. */
+/* What the node itself sends has internal scope as well. */
 AI u16 hook_flags(lb_ctx *ctx, u16 flags)
 {
-	u64 *device;
-
-	if (flags & PKT_EGRESS)
-		return flags;
-	device = device_find(CTX_IFINDEX(ctx));
-	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
+	return flags & PKT_EGRESS ? flags : device_scope(CTX_IFINDEX(ctx));
 }
 #endif
 

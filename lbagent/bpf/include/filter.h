@@ -77,6 +77,14 @@ AI u64 *device_find(u64 ifindex)
 	return 0;
 }
 
+/* Who sends by this device: pods have internal scope. */
+AI u16 device_scope(u64 ifindex)
+{
+	u64 *device = device_find(ifindex);
+
+	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
+}
+
 #ifdef LB_HOOK_XDP
 AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 {

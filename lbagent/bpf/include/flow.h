@@ -156,6 +156,9 @@ AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow,
 	lb_key key;
 	u32 reason;
 
+#ifdef LB_HOOK_XDP
+	s->pk.flags |= device_scope(CTX_IFINDEX(ctx)); /* tc has asked at its entry */
+#endif
 	svc = service_find(&s->pk, &key);
 	if (!svc)
 		return flow_no_service(ctx, s);
@@ -170,6 +173,8 @@ AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow,
 		reason = service_empty(svc);
 		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
+	if (UNLIKELY(!is_host(&s->pk.saddr)))
+		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	reason = select_backend(&s->pk, s, svc, &key, flow, now, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);

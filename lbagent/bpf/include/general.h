@@ -38,6 +38,33 @@ AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 }
 
 #if LB_FAMILY == 4
+#define OPTION_END 0
+#define OPTION_NOP 1
+#define OPTION_LOOSE_ROUTE 131
+#define OPTION_STRICT_ROUTE 137
+#define OPTIONS_MAX 40 /* bytes, and so options */
+
+/* Is there a source route that is not at its end? Then the destination is a stop and not the last one (RFC 791 §3.1).
+ * `step` lies in a map: what is read back from there has no history, so the verifier does not follow each chain of options. */
+AI bool general_routed(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
+{
+	*step = IP_HLEN;
+	NO_UNROLL
+	for (u64 n = 0; n < OPTIONS_MAX; n++) {
+		u64 at = *step;
+		const u8 *option = l3 + (at & 63);
+
+		if (at + 3 > size || option + 3 > end || *option == OPTION_END)
+			return false;
+		if (*option == OPTION_LOOSE_ROUTE || *option == OPTION_STRICT_ROUTE)
+			return option[2] <= option[1];
+		if (*option != OPTION_NOP && option[1] < 2)
+			return false;
+		*step = at + (*option == OPTION_NOP ? 1 : option[1]);
+	}
+	return false;
+}
+
 /* Returns the length of the header with its options, 0 if it is malformed. */
 AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
 {
@@ -56,6 +83,7 @@ AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info
 		pk->flags |= PKT_FRAGMENT | PKT_LATER;
 	else if (info->more)
 		pk->flags |= PKT_FRAGMENT;
+	info->strange = UNLIKELY(size > IP_HLEN) && general_routed(l3, end, size, &pk->l4_off);
 	return size;
 }
 #else

@@ -55,6 +55,18 @@ AI bool is_syn(const struct lb_pkt *pk)
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* May a packet come from this address? Not from none, the loopback, a group (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3, §2.7). */
+AI bool is_host(const lb_addr *a)
+{
+	u8 first = a->w[0];
+
+#if LB_FAMILY == 4
+	return first && first != 127 && first < 224;
+#else
+	return first != 0xff && (a->w[0] || a->w[1] & ~(1ULL << 56));
+#endif
+}
+
 /* Reads the addresses of an untagged frame of this family. Returns -1 if it is none, or too short for an IP header. */
 AI int parse_addrs(const u8 *data, const u8 *end, struct lb_pkt *pk)
 {

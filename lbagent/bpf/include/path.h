@@ -29,6 +29,20 @@ AI void path_snat(const lb_path *path, lb_addr *a)
 	addr_load(a, &path->snat);
 }
 
+/* Is `from` the backend, and `to` the address we talk to it from? They lie side by side. */
+AI bool path_between(const lb_path *path, const lb_addr *from, const lb_addr *to)
+{
+	const u64 *ends = (const u64 *)path;
+
+#if LB_FAMILY == 4
+	return *ends == (from->w[0] | (u64)to->w[0] << 32);
+#else
+	return !((ends[0] ^ from->w[0]) | (ends[1] ^ from->w[1]) | (ends[2] ^ to->w[0]) | (ends[3] ^ to->w[1]));
+#endif
+}
+
+_Static_assert(__builtin_offsetof(lb_path, snat) == sizeof(lb_addr), "address and snat lie side by side");
+
 AI u8 path_proto(u64 meta)
 {
 	return META_IS(meta, PATH_UDP) ? PROTO_UDP : PROTO_TCP;

@@ -237,7 +237,6 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct slot_view *view)
 {
 	u64 s0 = RD64(s), meta, path_meta;
 	lb_path *path;
-	lb_addr from;
 
 	if (!(s0 >> 16))
 		return false;
@@ -258,8 +257,7 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct slot_view *view)
 #endif
 	path = path_of(SLOT_BACKEND(meta));
 	path_meta = PATH_META(path);
-	path_addr(path, &from);
-	return !((s0 ^ meta) & 15) && addr_eq(&from, &pk->saddr) && META_PORT(path_meta) == pk->sport &&
+	return !((s0 ^ meta) & 15) && path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport &&
 	       path_proto(path_meta) == pk->proto;
 }
 
