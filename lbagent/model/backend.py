@@ -105,8 +105,8 @@ def is_valid_state_transition(old: BackendState, new: BackendState) -> bool:
 class Backend(Struct, frozen=True, gc=False):
     """A server behind a service. `id` 0 means not yet assigned; weights are 0-65535; `local` = on this node."""
 
-    address: L3n4Addr
     id: int = 0
+    address: L3n4Addr = L3n4Addr(bytes(4), 0)
     state: BackendState = BackendState.ACTIVE
     weight: int = DEFAULT_BACKEND_WEIGHT
     node_name: str = ""

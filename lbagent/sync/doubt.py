@@ -138,7 +138,7 @@ def _backend(shadow: Shadow, family: str, ident: int, node_name: str) -> Backend
         return None
     address, state = codec.backend_of(row)
     local = path[codec.FLAGS_AT[len(path)]] & _LOCAL == _LOCAL
-    return Backend(address, ident, state, node_name=node_name if local else _ELSEWHERE, local=local)
+    return Backend(ident, address, state, node_name=node_name if local else _ELSEWHERE, local=local)
 
 
 def _service(frontend: L3n4Addr, rows: Rows, backend: Callable[[int], Backend | None]) -> SVC:

@@ -126,7 +126,7 @@ def _info(claim: _Claim, around: Surroundings) -> EndpointInfo:
 def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:
     return [
         tuple(
-            Backend(info.address, 0, state, info.weight, info.node_name, info.zone, False, "", True)
+            Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, "", True)
             for info in group
             if (state := endpoint_state(info)) is not None
         )

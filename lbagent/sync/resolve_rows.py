@@ -259,7 +259,7 @@ def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, 
     # §10: without a nodeName an address of this node is local too; Local policies do not count that (model/select.py)
     local = info.local or (not info.node_name and info.address.address in node.addresses)
     state = BackendState.ACTIVE if state is None else state
-    return Backend(info.address, 0, state, info.weight, info.node_name, info.zone, False, port.name, local)
+    return Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, port.name, local)
 
 
 def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:

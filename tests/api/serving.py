@@ -22,10 +22,10 @@ from lbagent.model.state import State
 
 def example_state() -> State:
     """Two services: one with three frontends and backends of every state, one IPv6 without any backend."""
-    one = Backend(L3n4Addr.parse("10.0.0.9:8080"), 1, node_name="n1", zone="a", local=True)
-    two = Backend(L3n4Addr.parse("10.0.0.10:8080"), 2, node_name="n2", zone="b")
-    three = Backend(L3n4Addr.parse("10.0.0.11:8080"), 3, BackendState.TERMINATING, node_name="n2")
-    dns = Backend(L3n4Addr.parse("10.0.0.53:53/UDP"), 4, BackendState.MAINTENANCE, weight=0)
+    one = Backend(1, L3n4Addr.parse("10.0.0.9:8080"), node_name="n1", zone="a", local=True)
+    two = Backend(2, L3n4Addr.parse("10.0.0.10:8080"), node_name="n2", zone="b")
+    three = Backend(3, L3n4Addr.parse("10.0.0.11:8080"), BackendState.TERMINATING, node_name="n2")
+    dns = Backend(4, L3n4Addr.parse("10.0.0.53:53/UDP"), BackendState.MAINTENANCE, weight=0)
     web, name = ServiceName("shop", "web"), ServiceName("kube-system", "dns")
     cluster_ip = L3n4Addr.parse("10.96.0.10:80")
     return State(

@@ -38,7 +38,7 @@ def svc(*backends: Backend, **more) -> SVC:
 
 
 def be(ident: int, text: str = "10.244.1.1:8080", **more) -> Backend:
-    return Backend(L3n4Addr.parse(text), ident, **more)
+    return Backend(ident, L3n4Addr.parse(text), **more)
 
 
 def test_master_and_slots():

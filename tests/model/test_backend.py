@@ -37,7 +37,7 @@ def test_transition_table(old: BackendState, new: BackendState) -> None:
     allowed = TABLE[old.name][new] == "T"
     assert old.can_become(new) is allowed
     assert is_valid_state_transition(old, new) is allowed
-    backend = Backend(L3n4Addr.parse("10.0.0.1:80"), state=old)
+    backend = Backend(address=L3n4Addr.parse("10.0.0.1:80"), state=old)
     if allowed:
         assert backend.with_state(new).state is new
         assert backend.state is old
@@ -87,6 +87,6 @@ def test_flags() -> None:
 
 def test_defaults() -> None:
     """A backend nobody said anything about is active with weight 100."""
-    backend = Backend(L3n4Addr.parse("10.0.0.1:80"))
+    backend = Backend(address=L3n4Addr.parse("10.0.0.1:80"))
     assert (backend.id, backend.state, backend.weight, DEFAULT_BACKEND_WEIGHT) == (0, BackendState.ACTIVE, 100, 100)
     assert backend.with_state(BackendState.ACTIVE) is backend

@@ -21,7 +21,7 @@ def _frontend(number: int) -> L3n4Addr:
 
 
 def _svc(number: int, *backends: int, **more: object) -> SVC:
-    members = tuple(Backend(L3n4Addr(bytes([10, 0, 0, b]), 80)) for b in backends)
+    members = tuple(Backend(address=L3n4Addr(bytes([10, 0, 0, b]), 80)) for b in backends)
     return SVC(_frontend(number), selectable=members, **more)  # type: ignore[arg-type]
 
 

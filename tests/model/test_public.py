@@ -39,3 +39,11 @@ def test_a_refused_transition_is_caught_by_the_name_of_the_model() -> None:
     backend = Backend(address=L3n4Addr("fd00::1", 80), state=BackendState.QUARANTINED)  # type: ignore[arg-type]
     with pytest.raises(InvalidTransition, match=r"quarantined.*maintenance"):
         backend.with_state(BackendState.MAINTENANCE)
+
+
+def test_a_backend_is_made_in_the_order_of_its_fields() -> None:
+    address = L3n4Addr.parse("10.0.0.1:80")
+    assert Backend(7, address, BackendState.QUARANTINED) == Backend(
+        address=address, id=7, state=BackendState.QUARANTINED
+    )
+    assert (Backend(address=address).id, Backend(address=address).weight) == (0, 100)

@@ -81,4 +81,4 @@ def network(
 
 
 def backend(where: str, node: str = "") -> Backend:
-    return Backend(L3n4Addr(ip(where), 8080), node_name=node)
+    return Backend(address=L3n4Addr(ip(where), 8080), node_name=node)

@@ -13,8 +13,8 @@ from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.observe.metrics import Snapshot, SourceSample, render
 
-ONE = Backend(L3n4Addr.parse("10.0.0.1:80"), 1)
-TWO = Backend(L3n4Addr.parse("[fd00::2]:80/UDP"), 2, BackendState.MAINTENANCE)
+ONE = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
+TWO = Backend(2, L3n4Addr.parse("[fd00::2]:80/UDP"), BackendState.MAINTENANCE)
 FRONTEND = L3n4Addr.parse("10.96.0.1:80")
 STATE = State(
     9,

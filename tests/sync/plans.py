@@ -31,7 +31,7 @@ QUARANTINED, MAINTENANCE = BackendState.QUARANTINED, BackendState.MAINTENANCE
 
 def backend(text: str, state: BackendState = ACTIVE, weight: int = 100) -> Backend:
     """Return a backend of "10.244.1.1:80/TCP"."""
-    return Backend(L3n4Addr.parse(text), state=state, weight=weight)
+    return Backend(address=L3n4Addr.parse(text), state=state, weight=weight)
 
 
 def service(text: str, *selectable: Backend, flags: int = ServiceFlags.ROUTABLE, **more) -> SVC:
