@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scapy.layers.inet import IP, IPOption_LSRR, IPOption_NOP, IPOption_RR, IPOption_SSRR
 from scapy.layers.inet import TCP as TcpLayer
-from scapy.packet import Packet
+from scapy.packet import Packet, Raw
 
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
@@ -102,6 +102,6 @@ def test_broken_options(world: World) -> None:
         b"\x01\x01\x01\x83",
         b"\x00\x83\x07\x04",
     ):
-        frame = routed(craft.Raw(option))
+        frame = routed(Raw(option))
         out = world.run(XDP, frame)
         assert expect.destination(out) == backend.endpoint
