@@ -110,6 +110,9 @@ def parse_port(text: str) -> int:
     raise ValueError(f"{text!r} is not a port of 0-65535")
 
 
+_ADDRESS_BYTES = (4, 16)
+
+
 class L4Addr(Struct, frozen=True, gc=False):
     """A port of a protocol."""
 
@@ -139,6 +142,8 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             force_setattr(self, "address", parse_ip(str(self.address)))
         if type(self.protocol) is not L4Type:
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
+        if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
+            raise ValueError(f"{self.address!r}, port {self.port}: 4 or 16 bytes and a port of 0-65535 make an address")
 
     @property
     def is_ipv6(self) -> bool:

@@ -31,6 +31,9 @@ def test_an_address_is_one_key_in_whatever_form_it_is_given(address: object) -> 
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="host"):
         L3n4Addr("host", 80)  # type: ignore[arg-type]
+    for address, port in ((b"abc", 80), (b"abcd", 65536), (b"abcd", -1)):
+        with pytest.raises(ValueError, match=r"4 or 16 bytes and a port of 0-65535"):
+            L3n4Addr(address, port)
     with pytest.raises(ValueError, match="GRE"):
         L3n4Addr(b"\x0a\x00\x00\x01", 80, "GRE")  # type: ignore[arg-type]
 
