@@ -8,12 +8,8 @@
 #include "service.h"
 
 #define SELECT_TRIES 4
+#define SECOND 1000000000ULL /* ns */
 #define GOLDEN 0x9E3779B97F4A7C15ULL
-
-AI u64 now_seconds(void)
-{
-	return coarse_ns() / 1000000000;
-}
 
 AI u64 slot_backend(lb_key *key, u64 slot)
 {
@@ -42,7 +38,7 @@ AI u64 affinity_find(const struct lb_pkt *pk, const struct lb_service *svc)
 		return 0;
 	affinity_key(pk, svc, &key);
 	v = map_lookup(FAMILY_FD(affinity), &key);
-	if (!v || now_seconds() - v->last_used >= SVC_AFFINITY_S(svc))
+	if (!v || coarse_ns() - v->last_used >= SVC_AFFINITY_S(svc) * SECOND)
 		return 0;
 	match.backend_id = v->backend_id;
 	match.rev_nat_index = svc->rev_nat_index;
@@ -57,7 +53,7 @@ AI void affinity_note(const struct lb_pkt *pk, const struct lb_service *svc, u64
 	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
 		return;
 	affinity_key(pk, svc, &key);
-	v.last_used = now_seconds();
+	v.last_used = coarse_ns();
 	v.backend_id = backend;
 	map_update(FAMILY_FD(affinity), &key, &v, 0);
 }
