@@ -21,10 +21,12 @@ from lbagent.observe import metrics
 
 if TYPE_CHECKING:
     from lbagent.agent.parts import Parts
+    from lbagent.sync.objects import Message
     from lbagent.sync.source import Source
 
 BACKEND_SERIES_MOST = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 SHOWN_FAILING_MOST = 100
+SHOWN_MESSAGES_MOST = 1000  # of a source
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -102,7 +104,7 @@ class View:
                 source.synced.is_set(),
                 held[source.name].objects,
                 held[source.name].generation,
-                [str(message) for message in source.problems()],
+                _shown(source.problems()),
             )
             for source in self._parts.sources
         ]
@@ -208,6 +210,13 @@ class View:
                 cpu_s=times.user + times.system,
             )
         )
+
+
+def _shown(messages: Sequence[Message]) -> list[str]:
+    """Return what is wrong, as many lines as somebody may read."""
+    more = len(messages) - SHOWN_MESSAGES_MOST
+    texts = [str(message) for message in messages[:SHOWN_MESSAGES_MOST]]
+    return [*texts, f"{more} more messages"] if more > 0 else texts
 
 
 def unwritable(folder: str) -> str:

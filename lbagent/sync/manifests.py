@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +23,7 @@ from lbagent.sync.yamldoc import Lines, YamlError
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 256 << 20  # of one file
 MAX_OBJECTS = 1_000_000  # of one file
+BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
 
 
 Find = Callable[[str, str], Last | None]  # kind, key -> the last good form of an object
@@ -118,7 +121,7 @@ def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed
     What is faulty keeps the last good value that `find` gives.
     """
     try:
-        return _parse(_documents(text), text, path, find)
+        return _parse(_documents(text, path), text, path, find)
     except (msgspec.DecodeError, RecursionError):  # JSON after all not, but maybe YAML
         return _parse(yamldoc.load(text), text, path, find)
 
@@ -148,15 +151,49 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
     return objects.finish(is_empty=is_empty)
 
 
-def _documents(text: str) -> Iterable[tuple[int, Any]]:
+def _documents(text: str, path: str) -> Iterable[tuple[int, Any]]:
     """Return (line, document) of each; a JSON List with its items still to be decoded: a large one is 100 MiB of them."""
     if text.lstrip()[:1] != "{":
         return yamldoc.load(text)
+    if len(text) <= BY_HAND:
+        _refuse_twins(text, path)
     try:  # JSON is ten times as fast to read, and is what large folders hold
         found = msgspec.json.decode(text, type=_JsonList)
     except msgspec.ValidationError:
         return [(1, msgspec.json.decode(text))]
     return [(1, {"kind": found.kind, "apiVersion": found.apiVersion, "items": found.items})]
+
+
+def _refuse_twins(text: str, path: str) -> None:
+    """Raise Unparsable when a JSON object holds a key twice: which one is meant nobody can know."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        if len(pairs) > 1 and len(dict(pairs)) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            raise _Twice(max(counts, key=counts.__getitem__))
+
+    try:
+        json.loads(text, object_pairs_hook=unique)
+    except _Twice as error:
+        raise Unparsable(
+            Message(f"the key {error.args[0]!r} is there twice", file=path, line=_line_of_twin(text))
+        ) from None
+    except (ValueError, RecursionError):
+        return  # not JSON: said by whoever reads it
+
+
+class _Twice(Exception):
+    """A key of an object is there twice."""
+
+
+def _line_of_twin(text: str) -> int:
+    """Return the line of the first thing wrong by YAML's rules, which hold for most JSON; 0 when nothing is."""
+    try:
+        for _ in yamldoc.load(text):
+            pass
+    except YamlError as error:
+        return error.line
+    return 0
 
 
 class _JsonList(Struct, gc=False):
@@ -184,8 +221,11 @@ def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Pa
         if isinstance(item, dict):
             for key, value in inner.items():
                 item.setdefault(key, value)
-        if len(at) < 2 * _MAX_LISTS:
-            yield from _flatten(item, (*at, "items", index), path, line)
+        if len(at) >= 2 * _MAX_LISTS:
+            raise Unparsable(
+                Message(f"more than {_MAX_LISTS} Lists in one another", field="items", file=path, line=line)
+            )
+        yield from _flatten(item, (*at, "items", index), path, line)
 
 
 _MAX_LISTS = 3  # a List in a List in a List

@@ -31,6 +31,9 @@ class Origin(Struct, frozen=True, gc=False, order=True):
 NOWHERE = Origin()
 
 
+_LONGEST = 300  # characters of a problem that are shown: it may quote what somebody wrote
+
+
 class Message(Struct, frozen=True, gc=False):
     """One sentence for an operator: what is wrong with which field of which object, and what was kept.
 
@@ -48,7 +51,8 @@ class Message(Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""
         where = f"{self.file}:{self.line}" if self.file and self.line else self.file
-        text = ": ".join(part for part in (where, self.subject, self.field, self.problem) if part)
+        problem = self.problem if len(self.problem) <= _LONGEST else f"{self.problem[:_LONGEST]}…"
+        text = ": ".join(part for part in (where, self.subject, self.field, problem) if part)
         return f"{text}; {self.kept}" if self.kept else text
 
 

@@ -79,12 +79,23 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
         ranges,
         given,
         deny,
-        (spec.healthCheckNodePort or 0) if local and kind == "LoadBalancer" else 0,
+        _health_port(spec, report) if local and kind == "LoadBalancer" else 0,
         algorithm,
         dsr,
         nat,
         l7_port,
     )
+
+
+def _health_port(spec: ServiceSpec, report: Report) -> int:
+    """Return healthCheckNodePort, 0 for none."""
+    if not spec.healthCheckNodePort:
+        return 0
+    path: Path = ("spec", "healthCheckNodePort")
+    port = report.port(path, spec.healthCheckNodePort, "it is ignored")
+    if not port and (port := report.was("health_check_node_port") or 0):
+        report.keep(path, str(port))
+    return port
 
 
 def _policy(name: str, text: str | None, field: str, report: Report) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lbagent.sync.objects import Message
 
 WARNING = "warning about what was read"
+LOGGED_MOST = 200  # messages logged in one go; `lbagent status` shows more
 
 
 class Told:
@@ -22,9 +23,11 @@ class Told:
     def tell(self, messages: Sequence[Message]) -> None:
         """Log what is new among all that is wrong now, and say when nothing is left."""
         known, self._known = self._known, dict.fromkeys(messages)
-        for message in self._known:
-            if message not in known:
-                level, event = (logging.WARNING, WARNING) if message.warning else (logging.ERROR, self._event)
-                self._log.log(level, event, extra={"error": str(message)})
+        new = [message for message in self._known if message not in known]
+        for message in new[:LOGGED_MOST]:
+            level, event = (logging.WARNING, WARNING) if message.warning else (logging.ERROR, self._event)
+            self._log.log(level, event, extra={"error": str(message)})
+        if len(new) > LOGGED_MOST:
+            self._log.warning("more is refused than is logged", extra={"left_out": len(new) - LOGGED_MOST})
         if known and not messages:
             self._log.info("nothing is refused any more")

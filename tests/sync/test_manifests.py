@@ -264,6 +264,47 @@ def test_bounds():
     assert len(parsed.objects[0][1].ports) == 1000
 
 
+TWINS = """{"apiVersion": "v1",
+ "kind": "Service",
+ "metadata": {"name": "a"},
+ "spec": {"clusterIP": "10.96.0.1",
+          "clusterIP": "10.96.0.2"}}
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [TWINS, '{"apiVersion": "v1", "kind": "List",\n\n\n "items": [\n' + TWINS.replace("\n", " ") + "]}"]
+)
+def test_a_key_that_is_there_twice_is_refused_in_json_too(text):
+    parsed, failure = attempt(text)
+    assert parsed is None
+    assert str(failure) == "x:5: the key 'clusterIP' is there twice"
+
+
+def test_a_key_twice_in_json_that_is_no_yaml():
+    parsed, failure = attempt('{"a": 1,\n\t"a": 2}')
+    assert parsed is None
+    assert "the key 'a' is there twice" in str(failure)
+
+
+def test_too_many_lists_in_one_another_are_said():
+    text = '{"kind": "List", "apiVersion": "v1", "items": [' * 5 + "]}" * 5
+    parsed, failure = attempt(text)
+    assert parsed is None
+    assert "Lists in one another" in str(failure)
+
+
+@pytest.mark.parametrize("port", [9**380, -1, 65536])
+def test_a_message_is_no_longer_than_somebody_reads(port):
+    document = copy.deepcopy(GOOD[0])
+    document["spec"]["healthCheckNodePort"] = port
+    parsed, _ = attempt(json.dumps(document))
+    assert parsed.objects[0][1].health_check_node_port == 0
+    (text,) = [str(message) for message in parsed.messages if message.field == "spec.healthCheckNodePort"]
+    assert len(text) < 500
+    assert "spec.healthCheckNodePort: " in text
+
+
 def test_a_deep_document_is_refused():
     with pytest.raises(Unparsable):
         parse('{"a":' * 100_000 + "1" + "}" * 100_000, "x")

@@ -98,3 +98,14 @@ async def test_remembered_states_that_cannot_be_read(tmp_path: Path, caplog: pyt
     [(level, error)] = told(caplog, "remembered states refused")
     assert level == "ERROR"
     assert FILE in error
+
+
+async def test_a_thousand_faulty_files_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(500):
+        (folder / f"{number}.yaml").write_text("kind: [")
+    async with following(folder):
+        pass
+    assert len(told(caplog)) == 200
+    assert [record.left_out for record in caplog.records if "than is logged" in record.getMessage()] == [300]  # type: ignore[attr-defined]
