@@ -251,6 +251,8 @@ class _Run:
         if old is None and new is not None:
             shadow.count_filter(bit, 1)
         if new is not None:
+            if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
+                shadow.frontends.pop(change.frontend, None)
             shadow.frontends[change.frontend] = new
         elif old is not None:
             shadow.count_filter(bit, -1)

@@ -5,7 +5,8 @@ Everything is read once, in batches. Nothing is written; the first plan compares
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -38,12 +39,21 @@ def restore(maps: LBMaps) -> Restored:
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
         shadow.filter[:] = bytes(window)
     _read_frontends(maps, found)
+    refs = shadow.filter_refs
+    shadow.filter_refs = dict(zip(_side_by_side(refs), refs.values(), strict=True))
     return found
+
+
+def _side_by_side(numbers: Iterable[int]) -> list[int]:
+    """Return the numbers as new objects. They outlive all else that is read here, and scattered they would hold its memory."""
+    return array("I", numbers).tolist()
 
 
 def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
     name = f"lb{family}_backend"
     image = found.shadow.rows[family]
+    addresses: list[L3n4Addr] = []
+    idents = array("I")
     for keys, values, count in maps.pieces(name):
         for i, ident in enumerate(codec.numbers(keys)):
             if ident >= maps.sizes.backends:
@@ -51,10 +61,12 @@ def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
             value = values[i * image.record : (i + 1) * image.record]
             address, state = codec.backend_of(value)
             image.set(ident, value)
-            found.backend_ids.append((address, ident))
+            addresses.append(address)
+            idents.append(ident)
             if state is not BackendState.ACTIVE:
                 found.states[address] = state
         found.shadow.count(name, count)
+    found.backend_ids += zip(addresses, _side_by_side(idents), strict=True)
 
 
 def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
@@ -89,7 +101,8 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
             frontend = codec.frontend_of(name)
             groups[frontend], slots[frontend] = Rows(_id_in(packed), {}), bytes(packed)
         _read_reverse(maps, family, groups, found.shadow)
-    found.service_ids += [(frontend, rows.id) for frontend, rows in groups.items() if rows.id]
+    named = {frontend: rows.id for frontend, rows in groups.items() if rows.id}
+    found.service_ids += zip(named, _side_by_side(named.values()), strict=True)
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
         found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
