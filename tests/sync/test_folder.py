@@ -247,12 +247,18 @@ async def test_unreadable_entries_are_said(follow, tmp_path):
     (tmp_path / "a.yaml").write_text(service("a"))
     (tmp_path / "dir.yaml").mkdir()
     (tmp_path / "dead.yaml").symlink_to("nowhere")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "mem.yaml").symlink_to("/proc/self/mem")  # a regular file that cannot be read
+    os.mkfifo(tmp_path / "pipe.yaml")
     async with follow(tmp_path) as seen:
         await seen.has("a")
         said = sorted(str(problem).removeprefix(f"{tmp_path}/") for problem in seen.source.problems())
         assert said == [
             "dead.yaml: cannot be read: No such file or directory; kept 0 objects of generation 0",
             "dir.yaml: not a regular file; kept 0 objects of generation 0",
+            "loop.yaml: cannot be read: Too many levels of symbolic links; kept 0 objects of generation 0",
+            "mem.yaml: cannot be read: Input/output error; kept 0 objects of generation 0",
+            "pipe.yaml: not a regular file; kept 0 objects of generation 0",
         ]
 
 
