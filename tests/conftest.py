@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 # A shell's background job ignores SIGINT, and every child inherits that; the commands tested are ended by it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nothing of the shell's changes how the commands tested behave.
+for name in [name for name in os.environ if name.startswith(("LBAGENT_", "PYTHON"))]:
+    del os.environ[name]
