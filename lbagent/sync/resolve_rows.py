@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
-from lbagent.model.select import EndpointInfo, EndpointSet, Selection, endpoint_state, resting_state, select
+from lbagent.model.select import (
+    EndpointInfo,
+    EndpointSet,
+    Selection,
+    deduplicate,
+    endpoint_state,
+    resting_state,
+    select,
+)
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
 from lbagent.sync.objects import EndpointSlice, Message, Service, ServicePort
 from lbagent.sync.read_service import family_of
@@ -88,6 +97,8 @@ class Rows:
             else:
                 rows += self._rows(want, want.port)
         self._say_ignored()
+        if self._around.has_row:
+            self._keep_strays(rows, self._around.has_row)
         return tuple(rows)
 
     # --- rows ---
@@ -220,6 +231,26 @@ class Rows:
                     )
         return found
 
+    def _keep_strays(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
+        """Keep the backends of slices that no frontend asks for any more, or not yet: a port is renamed, a family is gone."""
+        ports = {port.index: port for port in self._service.ports}
+        asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
+        strange = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
+        at = next((number for number, svc in enumerate(rows) if not svc.wildcard), None)
+        if not strange or at is None:
+            return
+        have = {backend.address for svc in rows for backend in svc.backends}
+        kept: dict[L3n4Addr, Backend] = {}
+        for name, protocol, family in sorted(strange):
+            port = ServicePort(name, protocol, 0)
+            for info in deduplicate(self._endpoints(port, family)):
+                backend = _backend(info, resting_state(info), port, self._around.node)
+                if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
+                    kept[info.address] = backend
+        self.latent.update(kept)
+        resting = tuple(backend for backend in kept.values() if has_row(backend.address))
+        rows[at] = replace(rows[at], resting=rows[at].resting + resting)
+
     # --- messages ---
 
     def _say(self, port: ServicePort, problem: str, kept: str) -> None:
@@ -252,6 +283,7 @@ class Rows:
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
 
 
+_NOBODY = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
