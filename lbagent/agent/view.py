@@ -74,7 +74,7 @@ class View:
 
     def status(self) -> Status:
         """Return how the agent is, now."""
-        parts, state = self._parts, self.state()
+        parts, state = self._parts, self._parts.reconciler.state
         return Status(
             ready=parts.ready,
             version=lbagent.__version__,
@@ -178,7 +178,7 @@ class View:
 
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
-        parts, state = self._parts, self.state()
+        parts, state = self._parts, self._parts.reconciler.state
         counters = parts.maps.counters
         services = [svc.id for svc in state.services if svc.id]
         backends = [backend.id for backend in state.backends.values()]

@@ -20,6 +20,7 @@ from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName
+from lbagent.model.slices import Slices, whole
 from lbagent.model.state import State
 from lbagent.sync.shadow import Shadow, rows_of
 
@@ -106,7 +107,7 @@ def as_found(new: Rows, old: Rows) -> Rows:
 # --- from bytes back to services ---
 
 
-def restored_services(shadow: Shadow, node_name: str) -> dict[L3n4Addr, SVC]:
+def restoring(shadow: Shadow, node_name: str) -> Slices[dict[L3n4Addr, SVC]]:
     """Return every whole frontend of a Shadow just read, in a stable order; names, ports' names and weights are not in the maps."""
     backends: dict[tuple[str, int], Backend | None] = {}
 
@@ -120,12 +121,13 @@ def restored_services(shadow: Shadow, node_name: str) -> dict[L3n4Addr, SVC]:
         rows = rows_of(shadow.frontends[frontend])
         if rows is not None and 0 in rows.slots:
             out[frontend] = _service(frontend, rows, partial(backend, codec.family(frontend.address)))
+        yield
     return out
 
 
 def restored_state(shadow: Shadow, node_name: str) -> State:
     """Return what the maps hold as a State, for whoever asks before the first list is there."""
-    return State(0, tuple(restored_services(shadow, node_name).values()))
+    return State(0, tuple(whole(restoring(shadow, node_name)).values()))
 
 
 def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:

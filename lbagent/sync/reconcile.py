@@ -22,7 +22,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.apply import Applied, applying
-from lbagent.sync.doubt import Doubt, restored_services, restored_state
+from lbagent.sync.doubt import Doubt, restored_state, restoring
 from lbagent.sync.drift import drift
 from lbagent.sync.failures import Failure, Failures
 from lbagent.sync.objects import Change, Message
@@ -190,7 +190,7 @@ class Reconciler:
             await self._next()
             async with self._busy:
                 began, asked = time.monotonic(), self._asked
-                self._weigh()
+                await self._weigh()
                 await self._pass(began)
             self.first_try.set()
             self._left = None
@@ -239,11 +239,11 @@ class Reconciler:
             pass
         self._wake.clear()
 
-    def _weigh(self) -> None:
+    async def _weigh(self) -> None:
         """Begin or end to doubt: until each source has vouched once for its list, nothing goes that may be of its objects."""
         doubtful = [] if self.ready.is_set() else [source.name for source in self._sources if not source.trusted]
         if doubtful and self._doubt is None and self.shadow.frontends:
-            found = restored_services(self.shadow, self._resolver.node_name)
+            found = await shared(restoring(self.shadow, self._resolver.node_name))
             self._doubt = Doubt(found, frozenset(self._book.backend_ids.in_use()))
         elif self._doubt and not doubtful:
             self._end_doubt()
