@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 
 BAR = 40  # characters of the longest bar
 COLOURS = sys.stdout.isatty()
+INDENT = " " * 9
+WIDTH = shutil.get_terminal_size().columns if COLOURS else 0  # a terminal would wrap tables; a file takes them whole
+TEXT_WIDTH = 80
 
 
 def paint(text: str, code: str) -> str:
@@ -31,31 +36,32 @@ class Show:
 
     def say(self, text: str) -> None:
         """Print a line of the story."""
-        print(f"         {text}", flush=True)
+        print(textwrap.fill(text, TEXT_WIDTH, initial_indent=INDENT, subsequent_indent=INDENT), flush=True)
 
     def block(self, text: str) -> None:
-        """Print the output of a program."""
+        """Print the output of a program, cut where the terminal ends."""
+        room = max(20, WIDTH - 4) if WIDTH else None
         for line in text.rstrip().splitlines():
-            print(f"         {paint('|', '2')} {line}")
+            print(f"  {paint('|', '2')} {line[:room]}")
         sys.stdout.flush()
 
     def command(self, text: str) -> None:
         """Print a command as a person would type it."""
-        print(f"         {paint('$ ' + text, '33')}", flush=True)
+        print(f"  {paint('$ ' + text, '33')}", flush=True)
 
     def claim(self, true: object, text: str, why: str = "") -> None:
         """Print a claim with a tick if it is true; the demo ends with an error if one is not."""
         if true:
-            print(f"         {paint('ok', '1;32')}  {text}", flush=True)
+            print(f"{INDENT}{paint('ok', '1;32')}  {text}", flush=True)
             return
         self.untrue.append(text)
-        print(f"         {paint('NOT TRUE', '1;31')}  {text}" + (f" ({why})" if why else ""), flush=True)
+        print(f"{INDENT}{paint('NOT TRUE', '1;31')}  {text}" + (f" ({why})" if why else ""), flush=True)
 
     def bars(self, label: str, counts: Mapping[str, int]) -> None:
         """Print how requests spread over backends."""
-        print(f"         {label}")
+        print(f"{INDENT}{label}")
         most = max(counts.values(), default=1) or 1
         for name in sorted(counts):
             bar = "█" * round(BAR * counts[name] / most)
-            print(f"           {name:<4}{paint(bar.ljust(BAR), '34')} {counts[name]}")
+            print(f"{INDENT}  {name:<4}{paint(bar.ljust(BAR), '34')} {counts[name]}")
         sys.stdout.flush()

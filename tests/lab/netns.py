@@ -59,6 +59,13 @@ class Namespace:
         self.name = f"{PREFIX}{os.getpid()}-{tag}{role}"
         self.path = RUN / self.name
         run("ip", "netns", "add", self.name)
+        try:
+            self._prepare()
+        except BaseException:
+            self.delete()
+            raise
+
+    def _prepare(self) -> None:
         self.ip("link set lo up")
         for family in ("all", "default"):
             self.sysctl(f"ipv6/conf/{family}/accept_dad", 0)
@@ -119,8 +126,8 @@ class Namespace:
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={self.path}", "--", *argv]
 
     def popen(self, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[str]:
-        """Start a program in this namespace."""
-        return subprocess.Popen(self.command(argv), text=True, **kwargs)
+        """Start a program in this namespace, in a process group of its own: a terminal's Ctrl-C is not for it."""
+        return subprocess.Popen(self.command(argv), text=True, process_group=0, **kwargs)
 
     def pids(self) -> list[int]:
         """Return the processes that live in this namespace."""

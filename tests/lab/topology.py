@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.lab.xdp import attach_pass
 ROOT = Path(__file__).resolve().parents[2]
 VIP4, VIP6 = "10.96.0.0/16", "fd00:96::/64"
 HTTP_PORT, DNS_PORT = 8080, 5353
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -62,13 +64,15 @@ class Lab:
     def __enter__(self) -> Self:
         """Build it. What was built is taken away again when building fails."""
         netns.sweep()
-        self.closing.callback(self._forget_folder)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{netns.FOLDER}{os.getpid()}-"))
         try:
-            self._mount()
-            self._build()
+            with uninterrupted():
+                self.folder = Path(tempfile.mkdtemp(prefix=f"{netns.FOLDER}{os.getpid()}-"))
+                self.closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+                self._mount()
+                self._build()
         except BaseException:
-            self.closing.close()
+            with uninterrupted():
+                self.closing.close()
             raise
         return self
 
@@ -88,9 +92,6 @@ class Lab:
         run("mount", "-t", "bpf", "bpf", str(self.bpffs_root))
         self.closing.callback(run, "umount", "-l", str(self.bpffs_root))
 
-    def _forget_folder(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     @property
     def bpffs(self) -> Path:
         """The agent's --bpffs."""
@@ -103,9 +104,10 @@ class Lab:
 
     def namespace(self, role: str) -> Namespace:
         """Make one more namespace of this laboratory."""
-        space = Namespace(role, self.tag)
-        self.namespaces[role] = space
-        self.closing.callback(space.delete)
+        with uninterrupted():
+            space = Namespace(role, self.tag)
+            self.namespaces[role] = space
+            self.closing.callback(space.delete)
         return space
 
     def _build(self) -> None:
@@ -189,13 +191,21 @@ def end(process: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back for a while."""
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    """Hold back what ends a program, from this process (by handlers: it may have threads) and from its children (by the mask)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 __all__ = ["Backend", "Lab", "LabError", "end", "wait_for"]
