@@ -217,7 +217,8 @@ class Agent:
         parts.started = self._started = True
         notify("READY=1")
         if reconciler.ready.is_set():
-            found = {"services": len(reconciler.state.by_name), "generation": reconciler.state.generation}
+            state = reconciler.state
+            found = {"services": len({svc.name for svc in state.services}), "generation": state.generation}
             log.info("ready", extra=found)
         else:
             log.warning("started, not ready", extra={"reason": reconciler.waiting})

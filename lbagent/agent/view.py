@@ -75,6 +75,7 @@ class View:
     def status(self) -> Status:
         """Return how the agent is, now."""
         parts, state = self._parts, self._parts.reconciler.state
+        shadow, usage = parts.reconciler.shadow, self._usage()  # also of what an earlier agent left, without an index
         return Status(
             ready=parts.ready,
             version=lbagent.__version__,
@@ -82,16 +83,16 @@ class View:
             node=parts.config.name_of_node,
             started_at=self._started_at,
             generation=state.generation,
-            services=len(state.by_name),
-            frontends=sum(not svc.wildcard for svc in state.services),
-            backends=len(parts.reconciler.shadow.refs or state.backends),  # an index of the State would cost 10 MiB
+            services=len({svc.name for svc in state.services}),
+            frontends=sum(frontend.port > 0 for frontend in shadow.frontends),
+            backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
             attach=parts.config.attach,
             bpffs=parts.config.bpffs,
             artifact=parts.datapath.key if parts.datapath else "",
             sweeps=parts.sweeper.sweeps if parts.sweeper else 0,
             sources=self._sources(),
             devices=self._devices(),
-            maps=[MapUsage(name, used, size) for name, (used, size) in sorted(self._usage().items())],
+            maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
             problems=self._problems(),
         )
