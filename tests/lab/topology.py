@@ -170,9 +170,10 @@ class Lab:
         return backend
 
     def serve_all(self) -> None:
-        """Start the server of each backend namespace."""
-        for role in list(self.backends):
-            self.serve(role)
+        """Start the server of each backend namespace where none runs yet."""
+        for name, backend in list(self.backends.items()):
+            if name == backend.role and backend.process is None:
+                self.serve(name)
 
 
 def end(process: subprocess.Popen[str]) -> None:
