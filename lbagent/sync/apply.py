@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import ClassVar
 
 from msgspec import Struct, field
 
@@ -17,16 +17,14 @@ from lbagent.maps import codec
 from lbagent.maps.base import LBMaps
 from lbagent.maps.codec import Rows
 from lbagent.model.address import L3n4Addr
-from lbagent.model.service import SVC, Algorithm
 from lbagent.model.slices import Slices, whole
 from lbagent.sync.backends import tokens
 from lbagent.sync.replay import body_words, entries_by_owner, meta_words, replay
-from lbagent.sync.shadow import PIN, Entry, Partial, Shadow, rows_of
+from lbagent.sync.shadow import PIN, Entry, Partial, Shadow, entries_of
 from lbagent.sync.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
 ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
-_Found = TypeVar("_Found")
 
 
 class Applied(Struct):
@@ -75,16 +73,6 @@ class _Run:
             plan.refused, (-1, 0)
         )  # (step, entry) of the failure
         self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
-        self._do: dict[Kind, Callable[[Step, int, int], None]] = {
-            Kind.PUT: self._put,
-            Kind.DELETE: self._delete,
-            Kind.TABLE: self._table,
-            Kind.TABLE_OUT: self._table_out,
-            Kind.PATH_BODY: self._path_body,
-            Kind.PATH_META: self._path_meta,
-            Kind.FILTER: self._filter,
-            Kind.COUNTER: self._counter,
-        }
 
     # --- steps ---
 
@@ -97,7 +85,7 @@ class _Run:
                 return
             done = stop - start
             try:
-                self._do[step.kind](step, start, stop)
+                self._DO[step.kind](self, step, start, stop)
             except LbError as error:
                 done = min(done, error.done // _words_each(step)) if isinstance(error, KernelError) else 0
                 self._fail(step, index, start + done, error)
@@ -244,9 +232,9 @@ class _Run:
         shadow, old = self.shadow, change.old
         bit = codec.vip_bit(change.frontend.address)
         digit = codec.family(change.frontend.address)
-        for name, by in _sizes(digit, new).items():
+        for name, by in entries_of(digit, new).items():
             shadow.count(name, by)
-        for name, by in _sizes(digit, old).items():
+        for name, by in entries_of(digit, old).items():
             shadow.count(name, -by)
         if old is None and new is not None:
             shadow.count_filter(bit, 1)
@@ -286,6 +274,18 @@ class _Run:
             self.result.written["lb_filter"] += len(bits)
         shadow.stale_bits.clear()
 
+    # Of the class: bound methods would hold the _Run, and so the Plan, until a garbage collection.
+    _DO: ClassVar[dict[Kind, Callable[[_Run, Step, int, int], None]]] = {
+        Kind.PUT: _put,
+        Kind.DELETE: _delete,
+        Kind.TABLE: _table,
+        Kind.TABLE_OUT: _table_out,
+        Kind.PATH_BODY: _path_body,
+        Kind.PATH_META: _path_meta,
+        Kind.FILTER: _filter,
+        Kind.COUNTER: _counter,
+    }
+
 
 _NOTHING = (0, None)
 
@@ -293,24 +293,6 @@ _NOTHING = (0, None)
 def _words_each(step: Step) -> int:
     """Return how many words of a store are one entry."""
     return codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
-
-
-def _sizes(digit: str, entry: Entry | None) -> dict[str, int]:
-    """Return how many entries of which map an entry takes."""
-    if isinstance(entry, SVC) and not (
-        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
-    ):
-        return {f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))}
-    rows = rows_of(entry)
-    if rows is None:
-        return {}
-    return {
-        f"lb{digit}_service": len(rows.slots),
-        f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
-        "lb_affinity_match": len(rows.affinity),
-        f"lb{digit}_source_range": len(rows.ranges),
-        f"lb{digit}_maglev": int(rows.has_table),
-    }
 
 
 __all__ = ["Applied", "apply"]

@@ -25,7 +25,7 @@ from lbagent.maps.layout import (
 )
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.model.service import SVC
+from lbagent.model.service import SVC, Algorithm
 
 FAMILIES = ("4", "6")
 _FIELD = 24  # bits of one counter in a backend's refs
@@ -67,6 +67,24 @@ def rows_of(entry: Entry | None) -> Rows | None:
     if entry is None:
         return None
     return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
+
+
+def entries_of(digit: str, entry: Entry | None) -> dict[str, int]:
+    """Return how many entries of which map an entry takes."""
+    if isinstance(entry, SVC) and not (
+        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
+    ):
+        return {f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))}
+    rows = rows_of(entry)
+    if rows is None:
+        return {}
+    return {
+        f"lb{digit}_service": len(rows.slots),
+        f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
+        "lb_affinity_match": len(rows.affinity),
+        f"lb{digit}_source_range": len(rows.ranges),
+        f"lb{digit}_maglev": int(rows.has_table),
+    }
 
 
 class Image:
