@@ -61,8 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     maglev_table_size: Annotated[int, Meta(description="Entries of a Maglev table (251 to 131071, prime).")] = 16381
     flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
     flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
-    snat_table_size: Annotated[int, Meta(description="IPv4 SNAT slots (0: as the flow table).")] = 0
-    snat6_table_size: Annotated[int, Meta(description="IPv6 SNAT slots (0: as the flow table).")] = 0
+    snat_table_size: Annotated[int, Meta(description="IPv4 SNAT slots (0: as the flow table), one a port at least.")] = 0
+    snat6_table_size: Annotated[int, Meta(description="IPv6 SNAT slots (0: as the flow table), one a port at least.")] = 0
     max_service_slots: Annotated[int, Meta(ge=64, le=1 << 22, description="Service map entries, a family.")] = 1 << 19
     max_backends: Annotated[int, Meta(description="Backend ids (power of two).")] = 1 << 17
     max_source_ranges: Annotated[int, Meta(ge=1, le=1 << 20, description="Source ranges, a family.")] = 1 << 16

@@ -11,13 +11,18 @@ from lbagent.sync.resolve import Options
 
 
 def sizes(config: Config) -> Sizes:
-    """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table"."""
+    """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table".
+
+    Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies.
+    """
     flow6 = config.flow6_table_size or config.flow_table_size // 2
+    first, last = config.snat_port_range
+    ports = 1 << (last - first).bit_length()
     return Sizes(
         flow4=config.flow_table_size,
         flow6=flow6,
-        snat4=config.snat_table_size or config.flow_table_size,
-        snat6=config.snat6_table_size or flow6,
+        snat4=max(config.snat_table_size or config.flow_table_size, ports),
+        snat6=max(config.snat6_table_size or flow6, ports),
         services=config.max_service_slots,
         backends=config.max_backends,
         source_ranges=config.max_source_ranges,
