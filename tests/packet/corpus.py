@@ -14,7 +14,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrHopByHop,
     IPv6ExtHdrRouting,
 )
-from scapy.packet import Raw
+from scapy.packet import Packet, Raw
 
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, Family
@@ -28,6 +28,8 @@ from tests.packet.world import (
     TYPE_LOAD_BALANCER,
     UDP,
     XDP,
+    BackendRow,
+    ServiceRow,
     World,
 )
 
@@ -40,10 +42,12 @@ class Scene:
 
     world: World
     kinds: dict[str, list[tuple[str, int, bytes]]] = field(default_factory=dict)  # hook, device, frame
-    backends: set[tuple[bytes, int, int]] = field(default_factory=set)  # address, port, protocol
+    backends: set[tuple[bytes, int, int]] = field(default_factory=set)  # address, port, protocol; those that live
     frontends: set[tuple[bytes, int, int]] = field(default_factory=set)
     clients: set[tuple[bytes, int, int]] = field(default_factory=set)  # who has a flow
     snat: set[bytes] = field(default_factory=set)
+    rows: list[ServiceRow] = field(default_factory=list)
+    backend_rows: list[BackendRow] = field(default_factory=list)
 
     def add(self, kind: str, frame: bytes, device: int, *hooks: str) -> None:
         """Take a seed for some hooks."""
@@ -64,6 +68,8 @@ def build(world: World) -> Scene:
         for proto in (TCP, UDP):
             _services(scene, fam, proto)
             _flows(scene, fam, proto)
+            _insiders(scene, fam, proto)
+            _trains(scene, fam, proto)
         _odd(scene, fam)
     return scene
 
@@ -73,6 +79,7 @@ def _services(scene: Scene, fam: Family, proto: int) -> None:
     remote = [world.backend(fam, fam.remote(n), 8080, proto) for n in (1, 2)]
     local = [world.backend(fam, fam.local(n), 8080, proto, local=True) for n in (1, 2)]
     small = [world.backend(fam, fam.remote(3), 8080, proto, mtu=1000)]
+    scene.backend_rows += [*remote, *local, *small]
     scene.backends |= {(fam.packed(b.address), b.port, proto) for b in (*remote, *local, *small)}
     maglev = world.service(fam, fam.vip, PORTS["maglev"], proto, remote, algorithm=MAGLEV)
     world.maglev(maglev, [remote[i % 2].id for i in range(world.sizes.maglev_size)])
@@ -96,6 +103,7 @@ def _services(scene: Scene, fam: Family, proto: int) -> None:
         world.service(fam, fam.vip2, 80, proto, remote, flags=0),
     ]
     world.wildcard(fam, fam.vip2)
+    scene.rows += rows
     scene.frontends |= {(fam.packed(row.address), row.port, proto) for row in rows}
 
 
@@ -122,6 +130,60 @@ def _flows(scene: Scene, fam: Family, proto: int) -> None:
         scene.add("reply", craft.frame(answer, src=macs[0], dst=macs[1]), device, XDP, TC_INGRESS)
         scene.add("reply", craft.frame(answer, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
         _errors(scene, fam, bytes(out.packet[14:]), source[0], (vip, port), (fam.client, sport), proto)
+
+
+def _insiders(scene: Scene, fam: Family, proto: int) -> None:
+    """Add pods as clients, of themselves too, and one client port that talks to every frontend."""
+    net = scene.world.net
+    for row in scene.rows:
+        if (row.family, row.proto) != (fam, proto):
+            continue
+        for flags in ("S", "PA"):
+            for n in (1, 2, 9):
+                packet = craft.segment(fam, proto, fam.local(n), 40600, row.address, row.port, flags, load=b"pod")
+                scene.add("inside", craft.frame(packet, src=LOCAL_MAC, dst=POD_MAC), net.pod0, XDP, TC_INGRESS)
+            packet = craft.segment(fam, proto, fam.client, 40700, row.address, row.port, flags, load=b"same port")
+            scene.add("inside", craft.frame(packet), net.lb0, XDP, TC_INGRESS)
+            packet = craft.segment(fam, proto, fam.node, 40800, row.address, row.port, flags, load=b"node")
+            scene.add("inside", craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
+    for n in (1, 2):
+        for source in (fam.client, fam.local(1), fam.local(2), fam.local(9)):
+            port = 40700 if source == fam.client else 40600
+            packet = craft.segment(fam, proto, fam.local(n), 8080, source, port, "SA", load=b"answer")
+            scene.add("inside", craft.frame(packet, src=LOCAL_MAC, dst=POD_MAC), net.pod0, XDP, TC_INGRESS)
+
+
+def _trains(scene: Scene, fam: Family, proto: int) -> None:
+    """Add datagrams in three pieces, whose order the fuzzer makes up: requests, and replies of a local backend."""
+    net = scene.world.net
+    for n, (vip, port) in enumerate([(fam.vip, port) for port in PORTS.values()] + [(fam.node2, 30080)]):
+        packet = craft.segment(fam, proto, fam.client, 40400 + n, vip, port, "PA", load=bytes(range(240)) * 2)
+        for piece in pieces(fam, packet, 900 + n):
+            scene.add("train", craft.frame(piece), net.lb0, XDP, TC_INGRESS)
+        for local in (1, 2):
+            packet = craft.segment(
+                fam, proto, fam.local(local), 8080, fam.client, 40400 + n, "PA", load=bytes(range(240)) * 2
+            )
+            for piece in pieces(fam, packet, 700 + n):
+                scene.add("train", craft.frame(piece, src=LOCAL_MAC, dst=POD_MAC), net.pod0, TC_INGRESS)
+                scene.add("train", craft.frame(piece, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
+
+
+def pieces(fam: Family, packet: Packet, ident: int) -> list[Packet]:
+    """Cut an IP packet without options or extension headers into three fragments."""
+    raw = bytes(packet)
+    head = 20 if fam.version == 4 else 40
+    body, proto = raw[head:], raw[9 if fam.version == 4 else 6]
+    made = []
+    for start, stop in ((0, 160), (160, 320), (320, len(body))):
+        more = stop < len(body)
+        if fam.version == 4:
+            ip = fam.ip(packet.src, packet.dst, id=ident, frag=start // 8, flags="MF" if more else 0, proto=proto)
+        else:
+            fragment = IPv6ExtHdrFragment(m=int(more), offset=start // 8, id=ident, nh=proto)
+            ip = fam.ip(packet.src, packet.dst) / fragment
+        made.append(ip / Raw(body[start:stop]))
+    return made
 
 
 def _errors(

@@ -20,6 +20,7 @@ from scapy.utils import checksum as scapy_checksum
 from lbagent.bpf.run import Tc, Xdp
 from lbagent.maps.reasons import Reason
 from tests.packet import corpus, craft, wire
+from tests.packet.churn import Churn
 from tests.packet.corpus import Scene
 from tests.packet.harness import open_world
 from tests.packet.mutate import mutate
@@ -28,7 +29,10 @@ from tests.packet.world import XDP, World, runnable
 SEED = 20260731
 EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
-WEIGHTED = ("request", "request", "request", "reply", "reply", "error", "error", "odd", "odd")  # shares of the seeds
+CHURN = 250  # packets between two changes of backends or next hops
+WEIGHTED = (
+    "request", "request", "request", "reply", "reply", "error", "error", "odd", "odd", "inside", "inside", "train",
+)  # fmt: skip  # shares of the seeds
 NEVER = (Reason.DROP_INTERNAL, Reason.DROP_MISSING_BACKEND)  # counted only when we are wrong
 VALID: dict[bool, set[int]] = {
     True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT},
@@ -48,6 +52,9 @@ class Checker:
         """Take a scene whose flows are open."""
         self.scene = scene
         self.seen: Counter[str] = Counter()
+        self.frontend_of: dict[
+            tuple[bytes | int, ...], tuple[bytes | int, ...]
+        ] = {}  # both ends of a flow as its backend sees it
         self.local = {fam.packed(fam.local(n)) for fam in craft.FAMILIES.values() for n in (1, 2)}
 
     def judge(self, hook: str, frame: bytes, verdict: int, out: bytes) -> None:
@@ -55,6 +62,9 @@ class Checker:
         xdp = hook == XDP
         if verdict not in VALID[xdp]:
             raise Bad(f"verdict {verdict}")
+        before = wire.parse(frame)
+        if before is not None and before.fragment and before.first:  # a later fragment may open the flow
+            self.scene.clients.add((before.src, before.sport, before.proto))
         if verdict == (Xdp.DROP if xdp else Tc.SHOT):
             self.seen["dropped"] += 1
             return
@@ -62,12 +72,13 @@ class Checker:
         if not sent and out == frame:
             self.seen["untouched"] += 1
             return
-        before, after = wire.parse(frame), wire.parse(out)
+        after = wire.parse(out)
         if before is None:
             raise Bad("a frame that is no readable packet was touched")
         if after is None:
             raise Bad("what came out is no readable packet")
-        back_up = after.src == before.src and after.dst in self.local  # tc_egress: was leaving, its backend is here
+        kept = (after.src, after.sport) == (before.src, before.sport)
+        back_up = kept and after.dst in self.local  # tc_egress: was leaving, its backend is here
         if after.ttl == 0 and sent and not back_up:
             raise Bad("sent with hop count 0")
         if not before.bad and after.bad:
@@ -99,6 +110,8 @@ class Checker:
         scene, quoted = self.scene, after.quoted
         if quoted is None or before.quoted is None or after.icmp != before.icmp:
             raise Bad("an ICMP message without a quoted packet was touched")
+        if set(quoted.bad) - set(before.quoted.bad):
+            raise Bad(f"a wrong checksum in the quoted packet: {quoted.bad}")
         if after.dst != quoted.src:
             raise Bad("the error is not for the sender of the quoted packet")
         sender, target = (quoted.src, quoted.sport, quoted.proto), (quoted.dst, quoted.dport, quoted.proto)
@@ -125,11 +138,15 @@ class Checker:
         source, target = (after.src, after.sport, after.proto), (after.dst, after.dport, after.proto)
         if target in scene.backends:
             self.seen["requests"] += 1
+            self.frontend_of[(*target, *source[:2])] = (before.src, before.sport, before.dst, before.dport)
             if after.src != before.src and after.src not in scene.snat:
                 raise Bad("a request with a source that is neither the client's nor ours")
             scene.clients.add((before.src, before.sport, before.proto))
         elif source in scene.frontends and target in scene.clients:
             self.seen["replies"] += 1
+            opened = self.frontend_of.get((before.src, before.sport, before.proto, before.dst, before.dport))
+            if opened not in (None, (after.dst, after.dport, after.src, after.sport)):
+                raise Bad(f"a reply for the flow {opened}")
         else:
             raise Bad(f"from {source} to {target}: neither backend nor client")
 
@@ -180,10 +197,12 @@ def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
     done = translated = 0
     while done < count:
         scene = corpus.build(world)
-        checker = Checker(scene)
+        checker, churn = Checker(scene), Churn(scene, rng)
         with world.net.inside():
             for hook, device, frame in stream(rng, scene, min(EPOCH, count - done), every_length=done == 0):
                 done += 1
+                if done % CHURN == 0:
+                    churn.step()
                 if not runnable(hook, frame):
                     total["refused by the kernel"] += 1
                     continue

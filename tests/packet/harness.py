@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lbagent.bpf.artifact import Artifact
 
 SMALL = Sizes(
-    flow4=1 << 12, flow6=1 << 12, snat4=1 << 13, snat6=1 << 13, services=1 << 10, backends=1 << 10,
+    flow4=1 << 12, flow6=1 << 12, snat4=1 << 15, snat6=1 << 15, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 10, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
 DEFAULTS = Settings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from random import Random
 
@@ -159,6 +160,46 @@ def other_client(rng: Random, frame: bytes, _other: bytes) -> bytes:
     return bytes(out)
 
 
+SOURCES = {
+    4: (
+        "0.0.0.0",
+        "127.0.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "203.0.113.10",
+        "192.0.2.1",
+        "10.0.0.1",
+        "10.1.0.1",
+        "10.2.0.1",
+    ),
+    6: ("::", "::1", "ff02::1", "fe80::1", "2001:db8:113::10", "2001:db8:2::1", "fd00::1", "fd00:1::1", "fd00:2::1"),
+}  # nobody, groups, a VIP, the node, backends
+
+
+def any_source(rng: Random, frame: bytes, _other: bytes) -> bytes:
+    """Let it come from an address that should not send it."""
+    at = l3_of(frame)
+    if len(frame) < at + 40 or frame[at] >> 4 not in SOURCES:
+        return frame
+    version = frame[at] >> 4
+    address = socket.inet_pton(socket.AF_INET if version == 4 else socket.AF_INET6, rng.choice(SOURCES[version]))
+    at += 12 if version == 4 else 8
+    return frame[:at] + address + frame[at + len(address) :]
+
+
+def quote(rng: Random, frame: bytes, other: bytes) -> bytes:
+    """Mutate the packet that an ICMP error quotes, and give the error its new length."""
+    seen = wire.parse(frame)
+    if seen is None or seen.quoted is None:
+        return frame
+    at = seen.l4 + 8
+    inner = INNER[rng.randrange(len(INNER))](rng, frame[: seen.l2] + frame[at : seen.end], other)[seen.l2 :]
+    grown, field = len(inner) - (seen.end - at), seen.l2 + (2 if seen.family == 4 else 4)
+    (length,) = struct.unpack_from("!H", frame, field)
+    head = frame[:field] + struct.pack("!H", (length + grown) & 0xFFFF) + frame[field + 2 : at]
+    return head + inner
+
+
 def tcp_flags(rng: Random, frame: bytes, _other: bytes) -> bytes:
     """Set any TCP flags."""
     seen = wire.parse(frame)
@@ -174,8 +215,9 @@ def nothing(_rng: Random, frame: bytes, _other: bytes) -> bytes:
 
 MUTATIONS = (
     truncate, flip_bits, flip_bits, random_bytes, header_length, total_length, nest_vlan, extension_chain, fragment_bits,
-    hops, splice, pad, grow, other_client, tcp_flags, nothing,
+    hops, splice, pad, grow, other_client, any_source, quote, tcp_flags, nothing,
 )  # fmt: skip
+INNER = (truncate, flip_bits, header_length, total_length, extension_chain, fragment_bits, grow, other_client)
 
 
 def l3_of(frame: bytes) -> int:

@@ -119,7 +119,7 @@ class World:
         self.forget_flows()
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
         self._service_id = self._backend_id = 0
-        self._nexthops: dict[tuple[int, str], int] = {}
+        self.nexthops: dict[tuple[int, str], int] = {}
         self.device(self.net.lb0, 0, craft.NODE_MAC)
         self.device(self.net.lb1, 0, craft.NODE2_MAC)
         self.device(self.net.pod0, DeviceFlag.POD, craft.POD_MAC)
@@ -163,15 +163,15 @@ class World:
     def nexthop(self, ifindex: int, dmac: str, smac: str) -> int:
         """Enter a next hop; the same one gets the same index."""
         key = (ifindex, dmac)
-        if key not in self._nexthops:
-            index = self._nexthops[key] = len(self._nexthops) + 1
+        if key not in self.nexthops:
+            index = self.nexthops[key] = len(self.nexthops) + 1
             row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
             with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
                 view[:] = row
             self.put(
                 "lb_nexthop_id", [(layout.LB_NEXTHOP_KEY.pack(ifindex, _mac(dmac), b"\0\0"), struct.pack("=I", index))]
             )
-        return self._nexthops[key]
+        return self.nexthops[key]
 
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
         """Set or clear a bit of the prefilter: plane "vip", "snat" or "source"."""
@@ -297,7 +297,9 @@ class World:
             text, bits = cidr.split("/")
             codec = layout.LB4_SOURCE_RANGE_KEY if row.family.version == 4 else layout.LB6_SOURCE_RANGE_KEY
             prefix = layout.SOURCE_RANGE_STATIC_BITS + int(bits)
-            rows.append((codec.pack(prefix, row.id.to_bytes(2, "big"), b"\0\0", row.family.packed(text)), bytes((value,))))
+            rows.append(
+                (codec.pack(prefix, row.id.to_bytes(2, "big"), b"\0\0", row.family.packed(text)), bytes((value,)))
+            )
         if rows:
             self.put(f"lb{row.family.version}_source_range", rows)
 
