@@ -63,10 +63,11 @@ class Report:
         self._add(path, problem, kept, warning=True)
 
     def unknown_notes(self, meta: Meta, known: frozenset[str]) -> None:
-        """Say which annotations of our own have no effect on this kind of object: most likely a slip of the pen."""
-        for key in meta.annotations or ():
-            if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
-                self.warn(("metadata", "annotations", key), "unknown annotation", "it has no effect")
+        """Say which annotations and labels of our own have no effect on this kind of object: most likely a slip of the pen."""
+        for field, what, words in (("annotations", "annotation", meta.annotations), ("labels", "label", meta.labels)):
+            for key in words or ():
+                if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
+                    self.warn(("metadata", field, key), f"unknown {what}", "it has no effect")
 
     def _add(self, path: Path, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
