@@ -14,15 +14,18 @@ from lbagent.agent import derive
 from lbagent.agent.devices import require_devices
 from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
-from lbagent.agent.resize import Outcome, resize
+from lbagent.agent.resize import Outcome, broken_off, finish, resize
+from lbagent.bpf.datapath import Datapath
 from lbagent.bpf.settings import Settings
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
+from lbagent.maps.kernel import KernelMaps
 from lbagent.maps.layout import Sizes
 from lbagent.observe import log as logs
 from lbagent.sync.resolve import Resolver
 
 log = logging.getLogger(__name__)
+RETRY_S = 5.0  # after a change of map sizes that stopped half-way
 
 
 class Reloader:
@@ -43,8 +46,14 @@ class Reloader:
             try:
                 self._parts.problems[:] = await self.reload(self._load())
             except LbError as error:
-                self._parts.problems[:] = [f"the configuration was not taken over: {error}"]
-                log.error("the configuration was not taken over", extra={"error": str(error)})
+                text, again = f"the configuration was not taken over: {error}", broken_off(self._parts.maps)
+                if again:
+                    text += (
+                        f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
+                    )
+                    asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
+                self._parts.problems[:] = [text]
+                log.error("the configuration was not taken over", extra={"error": str(error), "again": again})
             notify("READY=1")
 
     async def reload(self, new: Config) -> list[str]:
@@ -79,13 +88,21 @@ class Reloader:
             return []
         devices, outcome = self._parts.devices, Outcome(sizes, [])
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
+            if broken_off(maps):
+                outcome = await asyncio.to_thread(finish, maps, lambda: datapath.artifact, settings)
+                _take(outcome, maps, datapath)
             if sizes != maps.sizes:
                 outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
-                maps.replace(outcome.fds, outcome.sizes)
-                if outcome.programs is not None:
-                    datapath.take_over(outcome.programs)
+                _take(outcome, maps, datapath)
             await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
         return outcome.problems
+
+
+def _take(outcome: Outcome, maps: KernelMaps, datapath: Datapath) -> None:
+    """Go on with the maps and programs that are in force now."""
+    maps.replace(outcome.fds, outcome.sizes)
+    if outcome.programs is not None:
+        datapath.take_over(outcome.programs)
 
 
 def changed_keys(old: Config, new: Config) -> set[str]:

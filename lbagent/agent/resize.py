@@ -79,7 +79,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
     """Bring maps that are in use to `wanted`. The caller takes over what the outcome holds. Raises LbError as `resize_at_start`."""
     stage = pins.pin_dir(maps.bpffs) / STAGE
     if stage.exists():
-        raise LbError(f"a change of sizes was broken off ({stage}); start the agent anew to finish it")
+        raise LbError(f"a change of sizes was broken off ({stage}); it has to be finished first")
     began = time.monotonic()
     try:
         _check_backends(maps, wanted)
@@ -99,13 +99,34 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         _drop(stage)
         log.error("the maps keep their sizes", extra={"error": str(error)})
         return Outcome(maps.sizes, [f"the maps keep their sizes: {error}"])
-    outcome = change.run()
+    try:
+        outcome = change.run()
+    except LbError:
+        change.close()
+        raise
     outcome.problems[:0] = problems
     log.info("maps have other sizes", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
     return outcome
 
 
-# --- what a crash left ---
+# --- what a crash or a failure left ---
+
+
+def broken_off(maps: KernelMaps) -> bool:
+    """Say whether a change stopped half-way: flows are in both kinds of maps, and `finish` has to come first."""
+    return (pins.pin_dir(maps.bpffs) / STAGE).is_dir()
+
+
+def finish(maps: KernelMaps, artifact: Callable[[], Artifact], settings: Settings) -> Outcome:
+    """Go on with a change that was broken off while flows were being moved. Raises LbError; then it can be tried again."""
+    change = _Change.begun(maps, settings)
+    log.warning("a change of map sizes was broken off; it is finished now", extra={"maps": change.names})
+    try:
+        change.load(artifact())
+        return change.run()
+    except LbError:
+        change.close()
+        raise
 
 
 def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) -> None:
@@ -116,10 +137,7 @@ def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) ->
         _exchange(root)
     elif (stage / MOVING).is_dir():
         with KernelMaps.open(bpffs, pins.pinned_sizes(bpffs)) as maps:
-            change = _Change.begun(maps, settings)
-            log.warning("a change of map sizes was broken off; it is finished now", extra={"maps": change.names})
-            change.load(artifact())
-            change.run().close()
+            finish(maps, artifact, settings).close()
     else:
         _drop(stage)
 

@@ -197,6 +197,39 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
             lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, build.ensure, Settings())
 
 
+@pytest.mark.slow
+def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) -> None:
+    """By the agent itself, some seconds later, though the file asks for the old size again: then there is a way back as well."""
+    config = lab.folder / "agent.yaml"
+    config.write_text("flow-table-size: 65536\n")
+    cluster = Cluster(lab, "tc", ("--config", str(config)))
+    cluster.web().write(cluster.folder)
+    cluster.dns().write(cluster.folder)
+    cluster.agent.start(module="tests.agent.clumsy")
+    process = cluster.agent.process
+    assert process is not None
+    with contextlib.closing(Connections(lab, 20)) as connections, cluster.load() as load:
+        config.write_text("flow-table-size: 131072\n")
+        load.wait_more(50)
+        process.send_signal(signal.SIGHUP)
+        wait_for(
+            lambda: any("half done" in text for text in cluster.agent.json("status")["problems"]), "the problem", 30
+        )
+        connections.ask_all()
+        connections.open += Connections(lab, 4).open  # new flows, while both kinds of maps are in use
+        config.write_text("flow-table-size: 65536\n")
+        wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 30)
+        wait_for(lambda: sizes_of(lab).flow4 == 65536, "the old size", 30)
+        wait_for(
+            lambda: not any("half done" in text for text in cluster.agent.json("status")["problems"]),
+            "the problem to go",
+        )
+        load.wait_more(50)
+        connections.ask_all()
+    assert load.tally.failures == []
+    assert process.poll() is None
+
+
 def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = serving(lab, "tc", "--flow-table-size", "4096")
     cluster.agent.stop()

@@ -1,0 +1,24 @@
+"""Run the agent so that its first change of map sizes fails half-way: python -m tests.agent.clumsy agent ..."""
+
+from __future__ import annotations
+
+import itertools
+
+from lbagent.agent import resize
+from lbagent.bpf.move import move
+from lbagent.cli.main import main
+from lbagent.errors import LbError
+
+_count = itertools.count()
+
+
+def failing(*args: object, **kwargs: object) -> object:
+    """Move nothing the first time."""
+    if next(_count) == 0:
+        raise LbError("the mover stopped 5 positions early")
+    return move(*args, **kwargs)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    resize.move = failing  # type: ignore[assignment]
+    main()
