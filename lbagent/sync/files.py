@@ -86,7 +86,25 @@ class Files:
             # the objects are to go. Deleting the file does, and so does a List without items.
             what = "the file holds only comments" if text.strip() else "the file is empty"
             return self._failed(path, Message(what, file=path))
-        return Reading(path, parsed)
+        return Reading(path, self._keep_unknown(parsed, before) if parsed.unknown else parsed)
+
+    def _keep_unknown(self, parsed: Parsed, before: _Before) -> Parsed:
+        """Keep what is not there any more: a document that does not say which object it is may be one of these."""
+        present = {(kind, obj.key) for kind, obj in parsed.objects}
+        gone = [(kind, obj) for kind, obj in before.parsed.objects if (kind, obj.key) not in present]
+        kept = dict(parsed.kept)
+        unknown = parsed.unknown
+        if gone:
+            lasts = [last for kind, obj in gone if (last := before.find(kind, obj.key))]
+            kept |= {
+                (kind, obj.key): Kept(last.generation, last.parts)
+                for (kind, obj), last in zip(gone, lasts, strict=True)
+            }
+            what = f"kept {len(gone)} objects of generation {max(last.generation for last in lasts)}"
+            unknown = tuple(replace(message, kept=what) for message in unknown)
+        return replace(
+            parsed, objects=(*parsed.objects, *gone), messages=(*parsed.messages, *unknown), kept=kept, unknown=()
+        )
 
     def _failed(self, path: str, message: Message) -> Reading:
         return Reading(path, None, message, Parsed() if path in self._files else self._recalled(path))

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.sync import yamldoc
 from lbagent.sync.objects import KObject, Last, Message, Origin
 from lbagent.sync.read import Read, is_used, read_object
 from lbagent.sync.report import OURS
-from lbagent.sync.wire import Path
+from lbagent.sync.wire import Path, path_text
 from lbagent.sync.yamldoc import Lines, YamlError
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -37,11 +38,15 @@ class Kept(Struct, frozen=True, gc=False):
 
 
 class Parsed(Struct, frozen=True, gc=False):
-    """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all."""
+    """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all.
+
+    `unknown` are messages about documents of which nobody can say which object they are.
+    """
 
     objects: tuple[tuple[str, KObject], ...] = ()  # (kind, object) in order
     messages: tuple[Message, ...] = ()
     kept: Mapping[tuple[str, str], Kept] = MappingProxyType({})  # by kind and key
+    unknown: tuple[Message, ...] = ()
     is_empty: bool = False
 
 
@@ -52,12 +57,16 @@ class _Objects:
         self.find = find
         self.found: list[tuple[str, KObject]] = []
         self.messages: list[Message] = []
+        self.unknown: list[Message] = []
         self.kept: dict[tuple[str, str], Kept] = {}
         self.refused: dict[tuple[str, str], Last] = {}
 
     def take(self, read: Read) -> None:
-        self.messages += read.messages
         key = (read.kind, read.key)
+        if not read.key:
+            self.unknown += read.messages
+            return
+        self.messages += read.messages
         if read.obj is not None:
             self.found.append((read.kind, read.obj))
             if read.kept:
@@ -73,7 +82,7 @@ class _Objects:
                 if (kind, key) not in present:
                     self.found.append((kind, last.obj))
                     self.kept[kind, key] = Kept(last.generation, last.parts)
-        return Parsed(tuple(self.found), tuple(self.messages), self.kept, is_empty)
+        return Parsed(tuple(self.found), tuple(self.messages), self.kept, tuple(self.unknown), is_empty)
 
 
 class Unparsable(Exception):
@@ -131,6 +140,7 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
     finder = _LineFinder(text)
     order = 0
     is_empty = True
+    strangers: list[Message] = []
     try:
         for number, (line, document) in enumerate(documents):
             is_empty = is_empty and document is None
@@ -138,7 +148,14 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
                 order += 1
                 if order > MAX_OBJECTS:
                     raise Unparsable(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
-                if not _has_kind(raw, path, line, objects.messages):
+                if not isinstance(raw, dict):
+                    where = finder.bound(number, at, line)(())
+                    strangers.append(Message("the document is not an object", "", path_text(at), "", path, where))
+                    continue
+                if headless := _without_kind(raw):
+                    what, field = headless
+                    where = finder.bound(number, at, line)(())
+                    objects.unknown.append(Message(what, "the document is left out", field, "", path, where))
                     continue
                 if is_used(raw["apiVersion"], raw["kind"]):
                     origin = Origin(path, order, line)
@@ -148,6 +165,9 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
                     objects.messages.append(Message(problem, "it is passed over", "kind", "", path, line, warning=True))
     except YamlError as error:
         raise Unparsable(Message(error.problem, file=path, line=error.line)) from None
+    if strangers and not objects.found:  # what is no manifest at all
+        raise Unparsable(strangers[0])
+    objects.unknown += [replace(each, kept="the document is left out") for each in strangers]
     return objects.finish(is_empty=is_empty)
 
 
@@ -202,12 +222,13 @@ class _JsonList(Struct, gc=False):
     apiVersion: Any = None  # noqa: N815
 
 
-def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Iterate over (place in the document, object); a List gives its items."""
+def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Path, Any]]:
+    """Iterate over (place in the document, object, or what is there instead); a List gives its items."""
     if document is None:
         return
     if not isinstance(document, dict):
-        raise Unparsable(Message("the document is not an object", file=path, line=line))
+        yield at, document
+        return
     kind = document.get("kind")
     items = document.get("items")
     if kind == "List" and not isinstance(items, list | None):
@@ -231,14 +252,13 @@ def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Pa
 _MAX_LISTS = 3  # a List in a List in a List
 
 
-def _has_kind(raw: dict[str, Any], path: str, line: int, messages: list[Message]) -> bool:
+def _without_kind(raw: dict[str, Any]) -> tuple[str, str] | None:
+    """Return (what is wrong, field) of a document that does not say what it is."""
     for field in ("apiVersion", "kind"):
         value = raw.get(field)
         if not isinstance(value, str) or not value:
-            problem = "it is missing" if value is None else "expected a text"
-            messages.append(Message(problem, "the document is left out", field, "", path, line))
-            return False
-    return True
+            return "it is missing" if value is None else "expected a text", field
+    return None
 
 
 class _LineFinder:

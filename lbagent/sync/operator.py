@@ -125,7 +125,7 @@ class OperatorSource:
             kept = "what the operator said before is not known; the file is put aside by the next set-state"
             self._problems.append(msgspec.structs.replace(error.message, kept=kept))
             return
-        self._problems += parsed.messages
+        self._problems += (*parsed.messages, *parsed.unknown)
         for _, obj in parsed.objects:
             if isinstance(obj, BackendState):
                 name = obj.address.with_protocol()

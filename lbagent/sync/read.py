@@ -39,6 +39,7 @@ class Read(NamedTuple):
     """What one object gave: the object (None: not used, or refused) and what is wrong with it.
 
     `kept` names fields that have their last good value, with its generation; `last` is what stays of a refused object.
+    `key` '' means that nobody can say which object it is.
     """
 
     obj: KObject | None
@@ -75,10 +76,11 @@ def read_object(
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
     key = f"{namespace}/{name}" if known.namespaced else name
     report = Report(origin, subject, locate, lambda: last(kind, key))
-    if problem := _bad_name(name) or _bad_name(namespace or "-"):
-        report.subject = kind
-        report.error(("metadata", "name"), problem, "the object is left out")
-        return Read(None, kind, "", tuple(report.messages))
+    for field, text in (("name", name), ("namespace", namespace if known.namespaced else "-")):
+        if problem := _bad_name(text):
+            report.subject = kind
+            report.error(("metadata", field), problem, "the object is left out")
+            return Read(None, kind, "", tuple(report.messages))
     converted = wire.convert(raw, known.wire, report.lost)
     if converted is not None and not (report.lost_fields & _WHOLE and report.last):
         obj = known.read(converted, namespace, name, report)
@@ -109,7 +111,7 @@ _WHOLE: set[Path] = {
 def _bad_name(name: str) -> str:
     """Return what is wrong with a name, '' for nothing. Kubernetes checks the rest; we must print it, and hold many."""
     if not name:
-        return "the name is missing"
+        return "the name is missing, or no text"
     if len(name) > MAX_NAME:
         return f"longer than {MAX_NAME} characters"
     return "" if name.isprintable() else "not printable"
@@ -125,6 +127,8 @@ def _names(raw: dict[str, Any], namespaced: bool) -> tuple[str, str]:
             meta[field] = str(meta[field])
     name, namespace = meta.get("name"), meta.get("namespace")
     return (
-        (namespace if isinstance(namespace, str) and namespace else "default") if namespaced else "",
+        ("default" if namespace in (None, "") else namespace if isinstance(namespace, str) else "")
+        if namespaced
+        else "",
         name if isinstance(name, str) else "",
     )
