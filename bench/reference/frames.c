@@ -10,7 +10,7 @@ struct tally {                                 /* all counted with atomics: both
 	u64 wrong_backend, moved, renewed;     /* backend not the first one; kept flow with another port; churning flow with one */
 	u64 reply_kept, reply_churn;           /* back at the client */
 	u64 wrong_reply, late_reply;           /* of a kept flow, to another client; of a flow evicted meanwhile */
-	u64 bad_source, bad_checksum;
+	u64 bad_source, forgotten, bad_checksum; /* not from the VIP: of a kept flow; of another one */
 	u64 foreign;                           /* no packet of this test */
 	u64 kept;                              /* parameter: flows 0 .. kept - 1 must be kept, a power of two */
 	u64 churn_mask;                        /* parameter: flows kept .. kept + churn_mask come and go */
@@ -206,8 +206,12 @@ int client_end(struct xdp_md *ctx)
 	number(&t, &c->src, flow);
 	struct addr *src = (struct addr *)(data + SRC_AT), *dst = (struct addr *)(data + DST_AT);
 	u64 kept = (u64)flow < TALLY->kept;
-	if (src->w[ADDR_WORDS - 1] != c->dst.w[ADDR_WORDS - 1] || *(u16 *)(data + L4_AT) != c->dport)
-		ADD(bad_source);
+	if (src->w[ADDR_WORDS - 1] != c->dst.w[ADDR_WORDS - 1] || *(u16 *)(data + L4_AT) != c->dport) {
+		if (kept)
+			ADD(bad_source);
+		else
+			ADD(forgotten);
+	}
 	if (dst->w[ADDR_WORDS - 1] != t.src.w[ADDR_WORDS - 1] || *(u16 *)(data + L4_AT + 2) != t.sport) {
 		if (kept)
 			ADD(wrong_reply);
