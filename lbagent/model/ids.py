@@ -36,11 +36,11 @@ class IdAllocator(Generic[Key]):
         self._first, self._limit, self._advice = first, limit, advice
         self._next = first
         self._ids: dict[Key, int] = {}
-        self._used: set[int] = set()
+        self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
 
     def __len__(self) -> int:
         """Return how many ids are in use."""
-        return len(self._used)
+        return len(self._ids)
 
     def get(self, key: Key) -> int | None:
         """Return the key's id, if it has one."""
@@ -49,9 +49,9 @@ class IdAllocator(Generic[Key]):
     def restore(self, pairs: Iterable[tuple[Key, int]]) -> None:
         """Take over what the maps hold; new ids then start behind the highest. A pair out of range or taken is passed over."""
         for key, number in pairs:
-            if self._first <= number < self._limit and number not in self._used and key not in self._ids:
+            if self._first <= number < self._limit and not self._used[number] and key not in self._ids:
                 self._ids[key] = number
-                self._used.add(number)
+                self._used[number] = 1
                 self._next = max(self._next, number + 1)
 
     def allocate(self, key: Key) -> int:
@@ -59,30 +59,32 @@ class IdAllocator(Generic[Key]):
         known = self._ids.get(key)
         if known is not None:
             return known
-        if len(self._used) >= self._limit - self._first:
+        if len(self._ids) >= self._limit - self._first:
             advice = f"; {self._advice}" if self._advice else ""
             raise IdsExhausted(
                 f"all {self._limit - self._first} ids are in use, none is left for {key}{advice}; what is served stays"
             )
         number = self._next if self._next < self._limit else self._first
-        while number in self._used:
+        while self._used[number]:
             number = number + 1 if number + 1 < self._limit else self._first
         self._next = number + 1
         self._ids[key] = number
-        self._used.add(number)
+        self._used[number] = 1
         return number
 
     def release(self, key: Key) -> None:
         """Free the key's id; a key without one is fine."""
         number = self._ids.pop(key, None)
         if number is not None:
-            self._used.discard(number)
+            self._used[number] = 0
 
     def keep(self, keys: Iterable[Key]) -> None:
         """Free every id but those of `keys`, whose objects stand in for the equal ones that were restored (12 MiB of 100,000)."""
         old = self._ids
-        self._ids = {key: old[key] for key in keys if key in old}
-        self._used = set(self._ids.values())
+        self._ids = {key: number for key in keys if (number := old.get(key)) is not None}
+        self._used = bytearray(self._limit)
+        for number in self._ids.values():
+            self._used[number] = 1
 
     def in_use(self) -> list[Key]:
         """Return the keys that have ids."""
@@ -117,7 +119,8 @@ class IdBook:
         self._resolved: dict[int, SVC] = {}
         self._assigned: dict[int, SVC] = {}
         self._last = State()  # resolved, without those left out
-        self._last_assigned: tuple[SVC, ...] = ()
+        self._numbered: list[SVC] = []  # beside `_last`, and as it was given out:
+        self._given: tuple[SVC, ...] = ()
         self._frontends: Counter[L3n4Addr] = Counter()  # how many SVCs of the State use it; two only for a moment
         self._backends: Counter[L3n4Addr] = Counter()
 
@@ -133,9 +136,10 @@ class IdBook:
         old, new = self._last.services, state.services
         front, back = same_ends(old, new, state.since)
         self.errors = []
-        keys = [id(svc) for svc in new[front : len(new) - back]]
+        middle = new[front : len(new) - back]
+        keys = [id(svc) for svc in middle]
         gone = {id(svc) for svc in old[front : len(old) - back]}.difference(keys)
-        for key, svc in zip(keys, new[front:], strict=False):
+        for key, svc in zip(keys, middle, strict=True):
             if key not in self._assigned:
                 self._add(key, svc)
                 yield
@@ -143,18 +147,17 @@ class IdBook:
             self._remove(key)
         if self.errors:  # the two States do not lie side by side any more
             return self._assign_all(state)
-        middle = tuple(map(self._assigned.__getitem__, keys))
-        before = self._last_assigned
-        out = before[:front] + middle + before[len(before) - back :]
-        self._last, self._last_assigned = state, out
-        return State(state.generation, out, Since(before, out, front, back))
+        before, numbered = self._given, self._numbered
+        numbered[front : len(numbered) - back] = map(self._assigned.__getitem__, keys)
+        self._last, self._given = state, tuple(numbered)
+        return State(state.generation, self._given, Since(before, self._given, front, back))
 
     def _assign_all(self, state: State) -> State:
         keys = list(map(id, state.services))
-        out = tuple(self._assigned[key] for key in keys if key in self._assigned)
+        self._numbered = [self._assigned[key] for key in keys if key in self._assigned]
         self._last = State(0, tuple(self._resolved[key] for key in keys if key in self._resolved))
-        self._last_assigned = out
-        return State(state.generation, out)
+        self._given = tuple(self._numbered)
+        return State(state.generation, self._given)
 
     def release_restored(self) -> None:
         """Free restored ids that no State used: call it once, after the first full State was applied and pruned."""

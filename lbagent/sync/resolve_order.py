@@ -20,7 +20,8 @@ class OrderedRows:
         self._places: list[tuple[Origin, str]] = []
         self._rows: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
         self._origins: dict[str, Origin] = {}
-        self._last: tuple[SVC, ...] = ()  # every row in order, as it was asked for
+        self._flat: list[SVC] = []  # every row in order, and as it was given out:
+        self._last: tuple[SVC, ...] = ()
         self._starts = array("I", [0])  # where each owner's rows begin in `_last`, and its end
         self._touched = (0, 0)  # owners first..end whose rows are others now
         self._moved = False  # owners came or went
@@ -63,14 +64,14 @@ class OrderedRows:
         """Return every row in order. A lone change costs a copy of the row of pointers, not a look at each."""
         before, starts, (first, end) = self._last, self._starts, self._touched
         if self._moved:
-            self._last = tuple(chain.from_iterable(self._rows))
+            self._flat = list(chain.from_iterable(self._rows))
             self._starts = array("I", accumulate(map(len, self._rows), initial=0))
         elif end:
-            rows = tuple(chain.from_iterable(self._rows[first:end]))
-            start, stop = starts[first], starts[end]
-            self._last = before[:start] + rows + before[stop:]
+            self._flat[starts[first] : starts[end]] = chain.from_iterable(self._rows[first:end])
             if any(len(self._rows[at]) != starts[at + 1] - starts[at] for at in range(first, end)):
                 self._starts = array("I", accumulate(map(len, self._rows), initial=0))
+        if self._moved or end:
+            self._last = tuple(self._flat)
         since = None if self._moved else Since(before, self._last, starts[first], len(before) - starts[end])
         self._touched, self._moved = (0, 0), False
         return State(generation, self._last, since)
