@@ -63,6 +63,7 @@ def run_agent(load: Callable[[], Config]) -> None:
     """
     config = load()
     logs.setup(config.log_format, config.log_level)
+    logs.take_stderr()
     if config.artifact and not os.path.isfile(config.artifact):
         raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
     spare_memory()

@@ -60,7 +60,7 @@ def show(listing: Listing, rows: list[Row], style: Style) -> None:
         document(rows, style.form)
     elif style.form == "name":
         for text in dict.fromkeys(map(listing.name, rows)):
-            click.echo(text)
+            click.echo(printable(text))
     else:
         lines = table(listing.columns, rows, wide=style.form == "wide", headers=style.headers)
         if lines:
@@ -99,7 +99,12 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
-    return "-" if value is None or value == "" else str(value)
+    return "-" if value is None or value == "" else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Return a text that stays in its line and moves no cursor, whatever a manifest calls itself."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def sort_rows(listing: Listing, rows: list[Row], sort_by: str) -> list[Row]:
@@ -185,4 +190,4 @@ def _show_changes(listing: Listing, known: dict[object, Row], rows: list[Row], s
     if changed:
         show(listing, changed, style._replace(sort_by="", headers=style.headers and first))
     for row in gone:
-        click.echo(f"removed{GAP}{listing.name(row)}{GAP}{cell(listing.columns[1].value(row))}")
+        click.echo(f"removed{GAP}{printable(listing.name(row))}{GAP}{cell(listing.columns[1].value(row))}")

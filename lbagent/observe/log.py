@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -31,6 +32,18 @@ def setup(form: str = "text", level: str = "info", stream: TextIO | None = None)
     root.setLevel(level.upper())
     for noisy in ("pyroute2", "asyncio"):  # their debug and info lines are about themselves
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def take_stderr() -> None:
+    """Make log lines of what Python itself writes to stderr: warnings, and errors nobody could catch."""
+    logging.captureWarnings(capture=True)
+    sys.unraisablehook = _unraisable
+    threading.excepthook = _unraisable
+
+
+def _unraisable(found: sys.UnraisableHookArgs | threading.ExceptHookArgs) -> None:
+    kind, error = found.exc_type, found.exc_value or found.exc_type()
+    logging.getLogger(__name__).error("an error that nobody waited for", exc_info=(kind, error, found.exc_traceback))
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:

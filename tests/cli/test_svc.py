@@ -168,6 +168,15 @@ def test_natural_order() -> None:
     assert sorted([10, 9, 100], key=natural) == [9, 10, 100]
 
 
+def test_a_name_stays_in_its_line(lb: Run, agent: Agent) -> None:
+    """Manifests of a folder are not checked by an API server."""
+    svc = agent.current.services[1]
+    agent.advance((replace(svc, name=replace(svc.name, name="a\nb\x1b[31m ü")),))
+    assert lb("svc", "list").out.splitlines()[1].endswith("shop/a\\nb\\x1b[31m ü")
+    assert lb("svc", "list", "-o", "name").out == "shop/a\\nb\\x1b[31m ü\n"
+    assert json.loads(lb("svc", "list", "-o", "json").out)[0]["name"] == "a\nb\x1b[31m ü"
+
+
 def test_table_of_nothing() -> None:
     assert table((), [], wide=False, headers=False) == []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -96,3 +98,26 @@ def test_setup_again_replaces(stream: io.StringIO) -> None:
     logging.getLogger("x").warning("quiet")
     logging.getLogger("x").error("loud")
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+def test_what_python_itself_would_write_is_a_line_too() -> None:
+    """A process of its own: warnings, a thread's error, an error in a finalizer; every line of stderr is JSON."""
+    code = """
+import threading, warnings
+from lbagent.observe import log
+log.setup("json")
+log.take_stderr()
+warnings.warn("deprecated")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+class Bad:
+    def __del__(self):
+        raise ValueError("no")
+Bad()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    rows = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [row["level"] for row in rows] == ["warning", "error", "error"]
+    assert "deprecated" in rows[0]["message"]
+    assert [row["error"] for row in rows[1:]] == ["ZeroDivisionError: division by zero", "ValueError: no"]
