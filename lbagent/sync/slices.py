@@ -7,7 +7,7 @@ import time
 
 from lbagent.model.slices import Slices, T
 
-SLICE_S = 0.02  # others wait about so long
+SLICE_S = 0.01  # others wait about so long
 
 
 async def shared(work: Slices[T]) -> T:
