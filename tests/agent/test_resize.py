@@ -68,6 +68,7 @@ def serving(lab: Lab, attach: str, *arguments: str) -> Cluster:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_sighup_changes_sizes_under_load(lab: Lab, attach: str) -> None:
     config = lab.folder / "agent.yaml"
@@ -93,6 +94,7 @@ def test_sighup_changes_sizes_under_load(lab: Lab, attach: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
 def test_a_start_with_other_sizes_keeps_connections(lab: Lab) -> None:
     cluster = serving(lab, "tc", "--flow-table-size", "16384")
     before = cluster.agent.dump()
@@ -163,6 +165,7 @@ STEPS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
 def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = serving(
         lab, "tc", "--flow-table-size", "4096", "--snat-table-size", "65536", "--snat6-table-size", "32768"
@@ -198,6 +201,7 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
 def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) -> None:
     """By the agent itself, some seconds later, though the file asks for the old size again: then there is a way back as well."""
     config = lab.folder / "agent.yaml"
