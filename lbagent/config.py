@@ -7,6 +7,7 @@ list is separated by commas). Everything wrong is refused with the place it came
 from __future__ import annotations
 
 import difflib
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -282,6 +283,8 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
         for name in filter(_is_no_device, names):
             refuse(key, f"{name!r} cannot be the name of a network device")
+    if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
+        refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
     _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
     if config.maglev_table_size not in MAGLEV_SIZES:
         sizes = ", ".join(map(str, MAGLEV_SIZES))

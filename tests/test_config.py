@@ -89,6 +89,7 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("? [a]\n: b\n", (":1: ", "unknown key")),
         ("{a: b}: c\n", (":1: ", "unknown key")),
         ("<<: {device: b}\n", (":1: ", "unknown key")),
+        ("synthetic: 5\n", (":1: synthetic", "SERVICES:BACKENDS")),
         ("bpffs:\n", (":1: bpffs", "empty")),
         ("state-dir: ''\n", (":1: state-dir", "empty")),
         ("socket: ''\n", (":1: socket", "empty")),
