@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -62,8 +62,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     maglev_table_size: Annotated[int, Meta(description="Entries of a Maglev table (251 to 131071, prime).")] = 16381
     flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
     flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
-    snat_table_size: Annotated[int, Meta(description="IPv4 SNAT slots (0: as the flow table), one a port at least.")] = 0
-    snat6_table_size: Annotated[int, Meta(description="IPv6 SNAT slots (0: as the flow table), one a port at least.")] = 0
+    snat_table_size: Annotated[
+        int, Meta(description="IPv4 SNAT slots (0: as the flow table), one a port at least.")
+    ] = 0
+    snat6_table_size: Annotated[
+        int, Meta(description="IPv6 SNAT slots (0: as the flow table), one a port at least.")
+    ] = 0
     max_service_slots: Annotated[int, Meta(ge=64, le=1 << 22, description="Service map entries, a family.")] = 1 << 19
     max_backends: Annotated[int, Meta(description="Backend ids (power of two).")] = 1 << 17
     max_source_ranges: Annotated[int, Meta(ge=1, le=1 << 20, description="Source ranges, a family.")] = 1 << 16
@@ -283,20 +287,24 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
         for name in filter(_is_no_device, names):
             refuse(key, f"{name!r} cannot be the name of a network device")
-    if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
-        refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
     _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
     if config.maglev_table_size not in MAGLEV_SIZES:
         sizes = ", ".join(map(str, MAGLEV_SIZES))
         refuse("maglev-table-size", f"{config.maglev_table_size} is not a table size; one of {sizes} is possible")
     if config.metrics_address and not _is_address_and_port(config.metrics_address):
         refuse("metrics-address", f"{config.metrics_address!r} is not ADDRESS:PORT like 127.0.0.1:9100 or [::1]:9100")
-    for key in ("kubeconfig", "in-cluster"):
-        if getattr(config, key.replace("-", "_")):
-            refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
     empty = [key for key in ("socket", "bpffs", "state-dir") if not getattr(config, key.replace("-", "_"))]
     if empty:
         refuse(empty[0], "must not be empty")
+    _check_sources(config, refuse)
+
+
+def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
+    for key in ("kubeconfig", "in-cluster"):
+        if getattr(config, key.replace("-", "_")):
+            refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
+    if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
+        refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
 
 
 # The primes Cilium knows; lbagent.model.maglev has the same ones (tests/test_config.py compares).
