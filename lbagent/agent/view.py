@@ -182,9 +182,8 @@ class View:
         parts, state = self._parts, self._parts.reconciler.state
         counters = parts.maps.counters
         services = [svc.id for svc in state.services if svc.id]
-        backends = [backend.id for backend in state.backends.values()]
-        if len(backends) > BACKEND_SERIES_MOST:
-            backends = []
+        refs = parts.reconciler.shadow.refs
+        backends = [] if len(refs) > BACKEND_SERIES_MOST else [backend.id for backend in state.backends.values()]
         times = os.times()
         counts = parts.reconciler.counts
         yield from metrics.render(
@@ -192,6 +191,7 @@ class View:
                 version=lbagent.__version__,
                 ready=parts.ready,
                 state=state,
+                states=parts.reconciler.shadow.states(),
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),

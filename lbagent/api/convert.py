@@ -10,6 +10,7 @@ from lbagent.api.types import BackendRow, BackendView, ServiceView
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
+from lbagent.model.slices import Slices
 from lbagent.model.state import State
 
 _PIECE_BYTES = 64 * 1024
@@ -56,21 +57,28 @@ def service_views(state: State, namespace: str = "", name: str = "") -> Iterator
         yield service_view(svc)
 
 
-def backend_rows(
-    state: State, flows: Mapping[int, int] | None, only: Collection[L3n4Addr] | None = None
-) -> Iterator[BackendRow]:
-    """Yield each backend once, by id; `only` these when given."""
-    users: dict[L3n4Addr, tuple[str, ...]] = {}  # tuples: sets of 100,000 backends would be 25 MB
+Used = tuple[Backend, tuple[str, ...]]  # a backend in its most alive state, and the Services that have it
+
+
+def backends_used(state: State, only: Collection[L3n4Addr] | None = None) -> Slices[list[Used]]:
+    """Return each backend once, by id; `only` these when given. Without the index that `State.backends` would keep."""
+    found: dict[L3n4Addr, Used] = {}
     for svc in state.services:
-        name = ""
+        here = (str(svc.name),)
         for backend in svc.backends:
-            if only is None or backend.address in only:
-                name = name or str(svc.name)
-                known_users = users.get(backend.address, ())
-                if name not in known_users:
-                    users[backend.address] = (*known_users, name)
-    known = state.backends
-    for backend in sorted((known[address] for address in users), key=lambda backend: backend.id):
+            if only is not None and backend.address not in only:
+                continue
+            best, names = found.get(backend.address, (backend, here))
+            if backend.state < best.state:
+                best = backend
+            found[backend.address] = (best, names if here[0] in names else names + here)
+        yield
+    return sorted(found.values(), key=lambda used: used[0].id)
+
+
+def backend_rows(used: Iterable[Used], flows: Mapping[int, int] | None) -> Iterator[BackendRow]:
+    """Yield the row of each."""
+    for backend, services in used:
         yield BackendRow(
             id=backend.id,
             address=backend.address.with_protocol(),
@@ -80,7 +88,7 @@ def backend_rows(
             zone=backend.zone,
             local=backend.local,
             flows=-1 if flows is None else flows.get(backend.id, 0),
-            services=sorted(users[backend.address]),
+            services=sorted(services),
         )
 
 

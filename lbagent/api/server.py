@@ -21,13 +21,14 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from lbagent.api.convert import backend_rows, json_list, service_views
+from lbagent.api.convert import backend_rows, backends_used, json_list, service_views
 from lbagent.api.http import HEAD_LIMIT, HttpServer, Request, Response
 from lbagent.api.types import API_PREFIX, Problem, SetState
 from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr, L4Type, format_ip
 from lbagent.model.backend import BackendState
+from lbagent.sync.slices import shared
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,8 @@ class ApiServer:
         return Response(200, json_list(rows))
 
     async def _backends(self, _: Request) -> Response:
-        return Response(200, json_list(backend_rows(self._view.state(), self._view.live_flows())))
+        used = await shared(backends_used(self._view.state()))
+        return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     async def _set_state(self, request: Request) -> Response:
         try:
@@ -132,7 +134,8 @@ class ApiServer:
         if state in (BackendState.TERMINATING, BackendState.INVALID):
             raise self._not_to_set(addresses[0], wanted.state or "''")
         await self._view.set_state(addresses, state)
-        return Response(200, json_list(backend_rows(self._view.state(), self._view.live_flows(), set(addresses))))
+        used = await shared(backends_used(self._view.state(), set(addresses)))
+        return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
         """Name both states, as with any other refusal."""

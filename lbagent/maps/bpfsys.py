@@ -214,6 +214,18 @@ class BatchReader:
         return max(0, -result), done
 
 
+def map_lookup_range(fd: int, first: int, count: int, value_bytes: int) -> bytes:
+    """Return the values of `count` entries of an array from `first` > 0 on, side by side. Raises OSError as BatchReader."""
+    position = ctypes.create_string_buffer(struct.pack("<I", first - 1), 4)  # the kernel goes on behind it
+    keys, values = ctypes.create_string_buffer(count * 4), ctypes.create_string_buffer(count * value_bytes)
+    at, pointers = ctypes.addressof(position), (ctypes.addressof(keys), ctypes.addressof(values))
+    attr = ctypes.create_string_buffer(struct.pack("<QQQQIIQQ", at, at, *pointers, count, fd, 0, 0), 56)
+    result = call(Cmd.MAP_LOOKUP_BATCH, attr, 56)
+    if result < 0 and -result != errno.ENOENT:
+        raise OSError(-result, os.strerror(-result))
+    return values.raw
+
+
 def map_freeze(fd: int) -> None:
     """Make a map read-only for user space: only then the verifier trusts its contents."""
     _bpf(Cmd.MAP_FREEZE, struct.pack("<I", fd))

@@ -39,6 +39,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     version: str
     ready: bool
     state: State  # as it is in the maps, with ids
+    states: Mapping[BackendState, int] = {}  # backends in each
     reasons: Mapping[Reason, Counter] = {}
     services: Mapping[int, Counter] = {}  # by service id
     backends: Mapping[int, Counter] = {}  # by backend id
@@ -106,7 +107,7 @@ def _agent(s: Snapshot) -> Iterator[Family]:
 
 def _sync(s: Snapshot) -> Iterator[Family]:
     yield _one("lbagent_generation", "gauge", "Generation of the state that is in the maps.", s.state.generation)
-    yield _one("lbagent_services", "gauge", "Services served.", len(s.state.by_name))
+    yield _one("lbagent_services", "gauge", "Services served.", len({svc.name for svc in s.state.services}))
     yield _one("lbagent_frontends", "gauge", "Frontend rows, wildcards not counted.", _frontends(s.state))
     yield _one("lbagent_failing_frontends", "gauge", "Frontends whose last write failed.", s.failing)
     yield _one("lbagent_restored_frontends", "gauge", "Served as found in the maps: no object names them.", s.restored)
@@ -136,15 +137,8 @@ def _sync(s: Snapshot) -> Iterator[Family]:
         "Whether what the last list did not hold is really gone.",
         [(n, x.trusted) for n, x in named],
     )
-    counts = dict.fromkeys(list(BackendState)[:4], 0)
-    for backend in s.state.backends.values():
-        counts[backend.state] = counts.get(backend.state, 0) + 1
-    yield Family(
-        "lbagent_backends",
-        "gauge",
-        "Backends by state.",
-        [((("state", state.text),), n) for state, n in counts.items()],
-    )
+    by_state = [((("state", x.text),), s.states.get(x, 0)) for x in BackendState if x is not BackendState.INVALID]
+    yield Family("lbagent_backends", "gauge", "Backends by state.", by_state)
 
 
 def _datapath(s: Snapshot) -> Iterator[Family]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -199,6 +200,14 @@ class Shadow:
         """Add to the entries of a map."""
         if by:
             self.used[map_name] = self.used.get(map_name, 0) + by
+
+    def states(self) -> Counter[BackendState]:
+        """Return how many backends are in which state, without a look at the services."""
+        found: Counter[BackendState] = Counter()
+        for refs, number in Counter(self.refs.values()).items():
+            if (state := state_of(refs)) is not None:
+                found[state] += number
+        return found
 
     def pressure(self) -> dict[str, tuple[int, int]]:
         """Return (used, max) of every map the plan fills, without walking one."""

@@ -1,5 +1,6 @@
 """Pins, and what only the kernel does."""
 
+import errno
 import os
 import stat
 import struct
@@ -120,6 +121,30 @@ def test_counters_are_summed_over_the_cpus(kernel_maps):
     assert kernel_maps.counters([300]) == [(total, 100 * total)]
     kernel_maps.zero_counters(range(250, 301))
     assert kernel_maps.counters([300]) == [(0, 0)]
+
+
+def test_many_counters_say_what_single_ones_say(kernel_maps, monkeypatch):
+    """Neighbours are read by one call: from an odd place, with gaps, up to the last, and where there is no such call."""
+    cpus, last = bpfsys.possible_cpus(), kernel_maps.specs["lb_metrics"].max_entries - 1
+    for index in (1, 302, 303, 397, last):
+        values = b"".join(struct.pack("=QQ", index + cpu, 7) for cpu in range(cpus))
+        bpfsys.map_update(kernel_maps.fd("lb_metrics"), struct.pack("=I", index), values)
+
+    def written(index: int) -> tuple[int, int]:
+        return (sum(index + cpu for cpu in range(cpus)), 7 * cpus) if index in (1, 302, 303, 397, last) else (0, 0)
+
+    asked = [list(range(301, 400)), list(range(397, 300, -1)), list(range(1, 400, 2)), list(range(last - 99, last + 1)),
+             [0, *range(1, 100)], [5, *range(last - 99, last + 1)]]  # fmt: skip
+    for indexes in asked:
+        assert kernel_maps.counters(indexes) == [written(index) for index in indexes]
+
+    def none(*_):
+        raise OSError(errno.EINVAL, "no batch here")
+
+    monkeypatch.setattr(bpfsys, "map_lookup_range", none)
+    for indexes in asked:
+        assert kernel_maps.counters(indexes) == [written(index) for index in indexes]
+    assert kernel_maps.counters([]) == []
 
 
 def test_batches_and_single_calls_say_the_same(kernel_maps, monkeypatch):

@@ -23,10 +23,11 @@ STATE = State(
         SVC(FRONTEND, 7, ServiceName("shop", "web"), "http", selectable=(ONE,), resting=(TWO,)),
     ),
 )
+STATES = {BackendState.ACTIVE: 1, BackendState.MAINTENANCE: 1}
 
 
 def _parsed(**more: Any) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    given: dict[str, Any] = {"version": "1.0", "ready": True, "state": STATE} | more
+    given: dict[str, Any] = {"version": "1.0", "ready": True, "state": STATE, "states": STATES} | more
     snapshot = Snapshot(**given)
     out: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families("".join(render(snapshot))):

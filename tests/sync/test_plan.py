@@ -154,8 +154,10 @@ def test_a_shared_backend_has_its_most_alive_state():
     gone, alive = backend("10.244.1.12:8080", TERMINATING), backend("10.244.1.12:8080")
     node.serve(service("10.96.0.1:80", others=(gone,)), service("10.96.0.2:80", alive))
     assert codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == ACTIVE
+    assert node.shadow.states() == {ACTIVE: 1}
     node.serve(service("10.96.0.1:80", others=(gone,)))
     assert codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == TERMINATING
+    assert node.shadow.states() == {TERMINATING: 1}
     assert not path(node, "10.244.1.12:8080").flags & 2
 
 
