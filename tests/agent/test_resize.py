@@ -81,11 +81,11 @@ def test_sighup_changes_sizes_under_load(lab: Lab, attach: str) -> None:
             load.wait_more(50)
             assert cluster.agent.process is not None
             cluster.agent.process.send_signal(signal.SIGHUP)
-            wait_for(lambda size=size: sizes_of(lab).flow4 == size, "the new size", 30)
+            wait_for(lambda size=size: sizes_of(lab).flow4 == size, "the new size", 120)
             load.wait_more(100)
             connections.ask_all()
     assert load.tally.failures == []
-    assert load.tally.slowest_s < 0.9, "a SYN was sent twice: a packet was lost"
+    assert load.tally.syns_again == 0, "a packet was lost"
     assert cluster.agent.dump() == before
     assert not [text for text in cluster.agent.json("status")["problems"] if "keep" in text]
     assert not (lab.bpffs / "v1" / "resize").exists()
@@ -120,7 +120,7 @@ def test_a_start_with_other_sizes_keeps_connections(lab: Lab) -> None:
                 cluster.agent.start()
                 load.wait_more(30)
             assert load.tally.failures == [], f"{arguments}\n{cluster.agent.tail(12)}"
-            assert load.tally.slowest_s < 0.9
+            assert load.tally.syns_again == 0
             connections.ask_all()
             assert str(sizes_of(lab).flow4) == arguments[1]
             assert cluster.agent.dump() == before
@@ -142,7 +142,7 @@ def test_sizes_that_cannot_hold_what_is_there_stay_and_are_named(lab: Lab) -> No
         cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--maglev-table-size", "251"])
         cluster.agent.start(wait=False)
         assert cluster.agent.process is not None
-        assert cluster.agent.process.wait(20) == 1
+        assert cluster.agent.process.wait(120) == 1
         assert "maglev" in cluster.agent.tail()
         connections.ask_all()
 
@@ -203,7 +203,7 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
 def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) -> None:
-    """By the agent itself, some seconds later, though the file asks for the old size again: then there is a way back as well."""
+    """By the agent itself, some seconds later; then there is a way back as well."""
     config = lab.folder / "agent.yaml"
     config.write_text("flow-table-size: 65536\n")
     cluster = Cluster(lab, "tc", ("--config", str(config)))
@@ -216,21 +216,19 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
         config.write_text("flow-table-size: 131072\n")
         load.wait_more(50)
         process.send_signal(signal.SIGHUP)
-        wait_for(
-            lambda: any("half done" in text for text in cluster.agent.json("status")["problems"]), "the problem", 30
-        )
+        wait_for(lambda: "again=true" in cluster.agent.log.read_text(), "the failure", 120)
+        connections.open += Connections(lab, 4).open  # new flows, most likely while both kinds of maps are in use
+        wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 120)
         connections.ask_all()
-        connections.open += Connections(lab, 4).open  # new flows, while both kinds of maps are in use
+        assert sizes_of(lab).flow4 == 131072
         config.write_text("flow-table-size: 65536\n")
-        wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 30)
-        wait_for(lambda: sizes_of(lab).flow4 == 65536, "the old size", 30)
-        wait_for(
-            lambda: not any("half done" in text for text in cluster.agent.json("status")["problems"]),
-            "the problem to go",
-        )
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: sizes_of(lab).flow4 == 65536, "the old size", 120)
         load.wait_more(50)
         connections.ask_all()
     assert load.tally.failures == []
+    assert load.tally.syns_again == 0
+    assert not any("half done" in text for text in cluster.agent.json("status")["problems"])
     assert process.poll() is None
 
 
