@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lbagent.errors import KernelError
 from lbagent.maps.check import check
@@ -234,3 +235,70 @@ async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monk
         assert len(tries) == 3
         assert of(maps, 2) == []
         assert check(maps, settled=True) == []
+
+
+objects = st.dictionaries(st.integers(1, 5), st.frozensets(st.integers(1, 4), min_size=1), max_size=5)
+
+
+def listed(of_source) -> list:  # type: ignore[no-untyped-def,type-arg]
+    return [
+        obj
+        for number, found in sorted(of_source.items())
+        for obj in (service(number), endpoints(number, *sorted(found)))
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(objects, objects, objects, objects, objects)
+def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first_b, now_a, half_b, now_b):
+    """Source a holds Services 1-5, b 6-10. b is missing at first, tells a part, then all; the maps are whole at any moment."""
+    first_b, half_b, now_b = (
+        {number + 5: found for number, found in each.items()} for each in (first_b, half_b, now_b)
+    )
+
+    async def story() -> None:
+        inner = MemoryMaps(SMALL)
+        await serve_first(inner, *listed(first_a | first_b))
+
+        def look(number: int, name: str) -> None:
+            assert check(inner) == [], (number, name)
+            for which, found in first_b.items() if a_and_b.waiting else ():
+                one = hosts(inner, which)  # while slots are rewritten a backend may have none for a moment
+                assert one, (number, name)
+                assert one <= set(map(str, found | half_b.get(which, frozenset()))), (number, name)
+
+        a, b = ListSource("a"), ListSource("b")
+        b.trusted = False
+        a_and_b, _ = make(FaultyMaps(inner, after=look), a, b)
+        async with running(a_and_b) as loop:
+
+            async def settled() -> None:
+                waiter = asyncio.create_task(a_and_b.settled())
+                await asyncio.wait({loop, waiter}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+                if loop.done():
+                    loop.result()
+                assert waiter.done()
+
+            a.first_list(*listed(now_a))
+            b.first_list()
+            await settled()
+            b.put(*listed(half_b))
+            await settled()
+            for number in range(1, 6):
+                assert hosts(inner, number) == set(map(str, now_a.get(number, first_a.get(number, ())))), number
+            for number in range(6, 11):
+                assert hosts(inner, number) == set(
+                    map(str, first_b.get(number, frozenset()) | half_b.get(number, frozenset()))
+                )
+            gone = [obj for obj in listed(half_b) if obj not in listed(now_b)]
+            b.trusted = True
+            b.drop(*[obj for obj in gone if obj.key not in {each.key for each in listed(now_b)}])
+            b.put(*listed(now_b))
+            await settled()
+            assert a_and_b.ready.is_set()
+            for number, found in (now_a | now_b).items():
+                assert hosts(inner, number) == set(map(str, found)), number
+            assert {int(str(svc.name).rpartition("s")[2]) for svc in a_and_b.state.services} == {*now_a, *now_b}
+        assert check(inner, settled=True) == []
+
+    asyncio.run(story())
