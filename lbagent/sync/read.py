@@ -99,6 +99,7 @@ _WHOLE: set[Path] = {
     ("metadata", "annotations"),
     ("spec",),
     ("spec", "type"),
+    ("spec", "nodeName"),
     ("status",),
     ("status", "loadBalancer"),
     ("status", "loadBalancer", "ingress"),

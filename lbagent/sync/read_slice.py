@@ -26,6 +26,9 @@ OldSlices = Callable[[], list[EndpointSlice]]
 def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
     """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
     meta = raw.metadata or Meta()
+    if isinstance((meta.labels or {}).get(SERVICE_NAME), list | dict):
+        report.error(("metadata", "labels", SERVICE_NAME), "expected a text", "the slice is left out")
+        return None
     service = label(meta, SERVICE_NAME)
     if not service or raw.addressType == "FQDN" or _is_for_others(meta):
         return None
