@@ -41,11 +41,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: what is so, and what to do about it ('' when nothing)."""
+    """One thing found: what is so, what to do about it ('' when nothing), and the exit code of an error."""
 
     level: Level
     what: str
     advice: str = ""
+    exit_code: int = 1
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def _programs(question: Question) -> Iterator[Finding]:
         yield Finding(Level.OK, f"built programs: {path}")
         if not version:
             yield Finding(Level.NOTE, "BCC is not installed; only `lbagent bpf build` needs it")
+    elif question.artifact:
+        yield Finding(Level.ERROR, f"--artifact {path}: no such file", "leave it out, or `lbagent bpf build -o FILE`")
     elif version:
         yield Finding(Level.NOTE, f"programs are not built yet; BCC {version} will build them", "lbagent bpf build")
     else:
@@ -143,7 +146,7 @@ def _devices(question: Question, present: dict[str, Device]) -> Iterator[Finding
         try:
             hooks = attach.wanted(question.attach, [name], (), present)
         except NotFound as error:
-            yield Finding(Level.ERROR, str(error), "see `ip link`")
+            yield Finding(Level.ERROR, str(error), "see `ip link`", error.exit_code)
             continue
         yield from _device(Path(question.bpffs) / "v1", present[name], hooks[0].hook)
     matched = attach.wanted("tc", (), question.pod_device, present)

@@ -20,7 +20,8 @@ UNSUPPORTED = 77
 def doctor(form: str, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings; changes nothing.
 
-    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 77: this kernel is too old, or has no bpf(2).
+    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 3: nothing is wrong but a --device that is not
+    there. 77: this kernel is too old, or has no bpf(2).
     """
     from lbagent.bpf import features
     from lbagent.bpf.loader import MIN_KERNEL
@@ -46,4 +47,4 @@ def doctor(form: str, **flags: Any) -> int:
         document([{"level": str(item.level), "what": item.what, "advice": item.advice} for item in found], form)
     if features.kernel_version() < MIN_KERNEL or features.can_load() == errno.ENOSYS:
         return UNSUPPORTED
-    return int(any(item.level == "error" for item in found))
+    return min((item.exit_code for item in found if item.level == "error"), default=0)

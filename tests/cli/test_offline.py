@@ -106,10 +106,17 @@ def test_doctor(lb: Run) -> None:
     """One finding a line, advice under it; JSON has the same."""
     done = lb("doctor", "--device", "no-such-dev0")
     rows = json.loads(lb("doctor", "--device", "no-such-dev0", "-o", "json").out)
-    assert done.code in (1, 77)
+    assert done.code in (1, 3, 77)
     assert {row["level"] for row in rows} <= {"ok", "note", "warning", "error"}
     assert any(row["level"] == "error" and "no-such-dev0" in row["what"] for row in rows)
     assert sum(not line.startswith(" ") for line in done.out.splitlines()) == len(rows)
+
+
+@pytest.mark.root
+def test_doctor_of_a_device_that_is_not_there(lb: Run) -> None:
+    """3, as for every device that is unknown; 1 when there is more than that."""
+    assert lb("doctor", "--device", "no-such-dev0").code == 3
+    assert lb("doctor", "--device", "no-such-dev0", "--artifact", "/none").code == 1
 
 
 def test_doctor_reads_settings(lb: Run) -> None:
