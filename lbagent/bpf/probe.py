@@ -115,7 +115,11 @@ def _programs(question: Question) -> Iterator[Finding]:
         if not version:
             yield Finding(Level.NOTE, "BCC is not installed; only `lbagent bpf build` needs it")
     elif question.artifact:
-        yield Finding(Level.ERROR, f"--artifact {path}: no such file", "leave it out, or `lbagent bpf build -o FILE`")
+        yield Finding(
+            Level.ERROR,
+            f"--artifact {path} is not there, or not to be read by this user",
+            "leave it out, or `lbagent bpf build -o FILE`",
+        )
     elif version:
         yield Finding(Level.NOTE, f"programs are not built yet; BCC {version} will build them", "lbagent bpf build")
     else:

@@ -96,8 +96,14 @@ def test_pod_devices_are_listed(netns):
 
 def test_without_programs_and_without_bcc_is_an_error(netns, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "bcc_version", lambda: "")
+    monkeypatch.setattr(probe, "ARTIFACT_PATH", tmp_path / "no.json")
+    assert matching(Question(), "no BCC to build them; apt install python3-bpfcc", Level.ERROR)
+
+
+def test_an_artifact_that_was_named_must_be_there(netns, tmp_path):
+    """The agent builds nothing in its place."""
     assert matching(
-        Question(artifact=str(tmp_path / "no.json")), "no BCC to build them; apt install python3-bpfcc", Level.ERROR
+        Question(artifact=str(tmp_path / "no.json")), f"--artifact {tmp_path}/no.json is not there", Level.ERROR
     )
 
 
@@ -122,11 +128,12 @@ def test_without_rights_says_so(netns):
     assert as_nobody(look) == 0
 
 
-def test_programs_that_may_not_be_read_are_not_there(netns, tmp_path):
+def test_programs_that_may_not_be_read_are_not_there(netns, tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     path = tmp_path / "built.json"
     path.write_text("{}")
-    question = Question(artifact=str(path))
+    monkeypatch.setattr(probe, "ARTIFACT_PATH", path)
+    question = Question()
     assert matching(question, f"built programs: {path}", Level.OK)
 
     def look():
