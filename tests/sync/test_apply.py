@@ -9,6 +9,7 @@ from lbagent.maps.check import check
 from lbagent.maps.dump import dump
 from lbagent.maps.layout import Sizes
 from lbagent.maps.memory import FaultyMaps, MemoryMaps, fail_at
+from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
 from tests.sync.plans import SMALL, Node, backend, backends_of, service, wanted_of
 
@@ -83,7 +84,7 @@ def test_a_full_backend_map_stops_only_those_that_need_the_new_ones():
 
 def test_a_backend_id_beyond_the_maps_is_refused_and_says_what_to_raise():
     node = sized(backends=16)
-    node.book.backend_ids._limit = 1 << 20  # an allocator that knows nothing of the maps
+    node.book.backend_ids = IdAllocator()  # it knows nothing of the maps
     fits, too_many = service("10.96.0.1:80", *some(1, 10)), service("10.96.0.2:80", *some(50, 10))
     node.want(fits, too_many)
     done = node.sync()
