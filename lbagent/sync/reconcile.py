@@ -286,7 +286,7 @@ class Reconciler:
     async def _pass(self, now: float) -> None:
         self._take_news()
         if self._doubt:
-            self._resolver.remember(self._doubt.backends)
+            self._resolver.remember(self._doubt.backends.union(self.state.backends))
         resolution = await shared(self._resolver.resolving())
         self._tell(resolution.messages)
         self.wanted = self._with_kept(resolution.state)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from lbagent.errors import KernelError
 from lbagent.maps.check import check
+from lbagent.maps.kernel import KernelMaps
 from lbagent.maps.memory import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
+from tests.maps.conftest import private_bpffs
 from tests.sync.plans import SMALL, Node, backend, service
 from tests.sync.test_plan_order import copy_of
 
@@ -199,3 +201,28 @@ def test_a_full_map_changes_nothing_of_the_rules():
     node.maps = inner
     assert node.sync().complete
     assert check(inner, settled=True) == []
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize("family", [4, 6])
+def test_the_kernels_maps_take_the_same_way(family):
+    one, two, three = NETS[family][1], NETS[family][3], NETS[family][0]
+    rules = [
+        ("allow", (one,)),
+        ("deny", (two, one)),
+        ("allow", (two, three)),
+        ("deny", (three,)),
+        ("off", ()),
+        ("deny", ()),
+        ("allow", (one, two)),
+    ]
+    with private_bpffs() as path, KernelMaps.open(path, SMALL) as maps:
+        node = Node(maps)
+        for rule in rules:
+            node.want(frontend(family, rule))
+            node.maps = Door(maps, family, rule)
+            assert node.sync().complete
+            node.maps = maps
+            assert all(admitted(maps, family, client) is lets_in(rule, client) for client in CLIENTS[family])
+            assert check(maps, settled=True) == []
