@@ -13,7 +13,18 @@ from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
 from tests.packet.harness import open_world
-from tests.packet.world import EXT_LOCAL, ROUTABLE, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, Outcome, World
+from tests.packet.world import (
+    EXT_LOCAL,
+    ROUTABLE,
+    TC_EGRESS,
+    TC_INGRESS,
+    TCP,
+    TYPE_LOAD_BALANCER,
+    UDP,
+    XDP,
+    Outcome,
+    World,
+)
 
 BACK = bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
 
@@ -240,3 +251,16 @@ def test_wire_reads_answers(world: World, fam: Family) -> None:
     assert seen.quoted is not None
     assert original is not None
     assert (seen.quoted.src, seen.quoted.sport, seen.quoted.ttl) == (original.src, original.sport, original.ttl)
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_node_as_a_client_is_answered(world: World, fam: Family, proto: int) -> None:
+    """What was leaving the node comes back to it: its own process learns at once that nobody serves."""
+    world.service(fam, fam.vip, 80, proto)
+    frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.vip, 80, "S"), src=NODE_MAC, dst=ROUTER_MAC)
+    out = world.run(TC_EGRESS, frame, world.net.lb0)
+    assert out.forwarded
+    assert out.counted == {Reason.REJECT_NO_BACKEND: 1}
+    seen = expect.parsed(out)
+    assert (fam.text(seen.src), fam.text(seen.dst)) == (fam.vip, fam.node)
+    assert out.packet[:12] == bytes.fromhex((NODE_MAC + ROUTER_MAC).replace(":", ""))

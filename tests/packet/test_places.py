@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from tests.packet import craft, expect
@@ -69,15 +72,50 @@ def test_node_as_a_client_of_a_remote_backend(world: World, fam: Family) -> None
         assert expect.parsed(back).ttl == 64
 
 
-def test_node_as_a_client_of_a_local_backend(world: World, fam: Family) -> None:
-    """The request was about to leave and turns back: same source, the pod's address, and our own MAC so that the stack takes it."""
-    backend = world.backend(fam, fam.local(1), 8080, local=True)
+@pytest.mark.parametrize("known", [True, False], ids=["next-hop", "neighbour"])
+def test_node_as_a_client_of_a_local_backend(world: World, fam: Family, *, known: bool) -> None:
+    """The request was about to leave and goes to the pod's device: coming in again, with the node's address as its source, it would
+    be a martian. Without a next hop the kernel finds the neighbour."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True, nexthop=None if known else 0)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    for flags in ("S", "A"):
+        frame = craft.frame(craft.tcp(fam, fam.node, 40000, fam.vip, 80, flags), src=NODE_MAC, dst=ROUTER_MAC)
+        out = world.run(TC_EGRESS, frame, world.net.lb0)
+        assert out.forwarded
+        smac, dmac = (craft.POD_MAC, craft.LOCAL_MAC) if known else (NODE_MAC, ROUTER_MAC)
+        wanted = expect.translated(frame, dst=backend.address, dport=8080, smac=smac, dmac=dmac)
+        assert out.packet == wanted, expect.difference(out.packet, wanted)
+    answer = expect.local_reply(fam, TCP, backend, fam.node, 40000)
+    expect.replied_in_place(expect.at_pod(world, answer), answer, service)
+
+
+def test_node_as_a_client_of_a_backend_on_the_node(world: World, fam: Family) -> None:
+    """What was forwarded, and is for the node itself after all, turns back: our own MAC, so that the stack takes it."""
+    backend = world.backend(fam, fam.node, 8080, local=True, host=True, nexthop=0)
     world.service(fam, fam.vip, 80, TCP, [backend])
     frame = craft.frame(craft.tcp(fam, fam.client2, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)
     out = world.run(TC_EGRESS, frame, world.net.lb0)
     assert out.forwarded
     wanted = expect.translated(frame, dst=backend.address, dport=8080, dmac=NODE_MAC)
     assert out.packet == wanted, expect.difference(out.packet, wanted)
+
+
+def test_reply_to_a_pod(world: World, fam: Family, hook: str) -> None:
+    """A remote backend's reply to a pod of this node: from XDP through the stack, for a pod's veth may not take redirected frames."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    subprocess.run(
+        ["nsenter", f"--net=/proc/{os.getpid()}/fd/{world.net.fd}", "ip", "neigh", "replace", fam.local(9), "lladdr",
+         craft.LOCAL_MAC, "dev", "pod0", "nud", "permanent"], check=True,
+    )  # fmt: skip
+    request = craft.frame(craft.tcp(fam, fam.local(9), 40000, fam.vip, 80), src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+    port = expect.source(expect.at_pod(world, request))[1]
+    for _ in range(3):
+        answer = expect.remote_reply(fam, TCP, backend, port)
+        out = world.run(hook, answer, world.net.lb1)
+        assert out.passed if hook == XDP else out.forwarded
+        assert (expect.source(out), expect.destination(out)) == ((service.address, 80), (fam.local(9), 40000))
+        assert expect.parsed(out).ttl == (64 if hook == XDP else 63)
 
 
 def test_pod_that_meets_itself(world: World, fam: Family) -> None:

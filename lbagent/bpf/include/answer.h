@@ -42,7 +42,7 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 {
 	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l4 = data + L4_OFF(pk);
 
-	if (data + L2_COPY > end || pk->flags & (PKT_LATER | PKT_EGRESS) || !answerable(pk))
+	if (data + L2_COPY > end || pk->flags & PKT_LATER || !answerable(pk))
 		return false;
 	for (u64 i = 0; i < L2_COPY / 4; i++)
 		a->l2[i] = *(u32 *)(data + i * 4);
@@ -91,7 +91,7 @@ AI int answer_run(lb_ctx *ctx)
 #ifdef LB_HOOK_XDP
 	return XDP_TX;
 #else
-	return redirect_to(ctx->ifindex, 0);
+	return redirect_to(ctx->ifindex, s->pk.flags & PKT_EGRESS ? REDIRECT_INGRESS : 0); /* on its way out: back up to who sent it */
 #endif
 drop:
 	count(REASON_DROP_NO_BACKEND, length);

@@ -23,7 +23,7 @@ AI int flow_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 	return GO_ON;
 }
 
-/* A local backend's request on tc_egress was about to leave the node: back up through the same device, to our own address. */
+/* A request on tc_egress to this node itself was about to leave it: back up through the same device, to our own address. */
 AI int send_here(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 #ifdef LB_HOOK_TC
@@ -35,7 +35,7 @@ AI int send_here(lb_ctx *ctx, const struct lb_pkt *pk)
 		__builtin_memcpy(mac, data + 6, 6);
 		if (skb_store(ctx, 0, mac, 6, 0))
 			return LB_DROP;
-		return redirect_to(CTX_IFINDEX(ctx), 1 /* BPF_F_INGRESS */);
+		return redirect_to(CTX_IFINDEX(ctx), REDIRECT_INGRESS);
 	}
 #endif
 	return LB_PASS;
@@ -60,16 +60,17 @@ AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u
 	int out = OUT_STACK;
 
 	flow_tuple(pk, path, meta, value, &to);
-	if (!here) {
+	/* a pod's request that was about to leave goes out by the pod's device: what comes in with the node's own source is no good */
+	if (!here || pk->flags & PKT_EGRESS) {
 		out = out_find(ctx, META_NEXTHOP(meta), &to.saddr, &to.daddr, &nh);
-		if (UNLIKELY(out == OUT_NONE || out == OUT_STACK))
+		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
 	count(flow_reason(pk, here, reason), len);
 	count_flow(service, V_BACKEND(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
-	return here ? send_here(ctx, pk) : out_go(ctx, pk, out, &nh);
+	return out == OUT_STACK ? send_here(ctx, pk) : out_go(ctx, pk, out, &nh);
 }
 
 /* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */

@@ -79,6 +79,19 @@ AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, 
 	return out_fib(ctx, from, to, nh);
 }
 
+/* The same towards a client. One behind a pod's device is reached through the stack from XDP: a veth takes redirected frames only
+ * where its other end polls (GRO, or an XDP program), and a pod's end seldom does. */
+AI int out_client(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
+{
+	int out = out_find(ctx, index, from, to, nh);
+
+#ifdef LB_HOOK_XDP
+	if (out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
+		return OUT_STACK;
+#endif
+	return out;
+}
+
 /* Returns the index of a next hop the agent knows, 0 if it does not. */
 AI u64 nexthop_index(const struct nexthop *nh)
 {

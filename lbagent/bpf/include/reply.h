@@ -18,7 +18,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	int out = OUT_STACK;
 
 	if (!leaving) {
-		out = out_find(ctx, index, &to->saddr, &to->daddr, &nh);
+		out = out_client(ctx, index, &to->saddr, &to->daddr, &nh);
 		if (UNLIKELY(out == OUT_NONE))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
