@@ -22,7 +22,7 @@ from lbagent.sync.wire import Path, path_text
 from lbagent.sync.yamldoc import Lines, YamlError
 
 SUFFIXES = (".yaml", ".yml", ".json")
-MAX_BYTES = 256 << 20  # of one file
+MAX_BYTES = 64 << 20  # of one file: some 50,000 Services of 10 endpoints; parsed it takes some ten times as much memory
 MAX_OBJECTS = 1_000_000  # of one file
 BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
 
@@ -104,6 +104,8 @@ def read_text(path: str, *, any_file: bool = False) -> str:
         try:
             if not (any_file or stat.S_ISREG(os.fstat(handle).st_mode)):
                 raise Unparsable(Message("not a regular file", file=path))
+            if os.fstat(handle).st_size > MAX_BYTES:
+                raise _too_large(path)
             with open(handle, "rb", closefd=False) as file:
                 data = file.read(MAX_BYTES + 1)
         finally:
@@ -113,10 +115,14 @@ def read_text(path: str, *, any_file: bool = False) -> str:
     return decode(data, path)
 
 
+def _too_large(path: str) -> Unparsable:
+    return Unparsable(Message(f"larger than {MAX_BYTES >> 20} MiB: spread its objects over several files", file=path))
+
+
 def decode(data: bytes, path: str) -> str:
     """Return the text of UTF-8 bytes. Raises Unparsable."""
     if len(data) > MAX_BYTES:
-        raise Unparsable(Message(f"larger than {MAX_BYTES >> 20} MiB", file=path))
+        raise _too_large(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

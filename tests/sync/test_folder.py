@@ -262,6 +262,19 @@ async def test_unreadable_entries_are_said(follow, tmp_path):
         ]
 
 
+async def test_a_file_beyond_the_bound_is_not_even_read(follow, tmp_path):
+    (tmp_path / "a.yaml").write_text(service("a"))
+    (tmp_path / "b.yaml").write_text(service("b"))
+    async with follow(tmp_path) as seen:
+        with (tmp_path / "a.yaml").open("r+") as file:
+            file.truncate(65 << 20)  # zeros without a block on the disk
+        await seen.says(
+            "a.yaml: larger than 64 MiB: spread its objects over several files; kept 1 objects of generation 1"
+        )
+        (tmp_path / "b.yaml").write_text(service("c"))
+        await seen.has("a", "c")
+
+
 async def test_many_changes_at_once(follow, tmp_path):
     async with follow(tmp_path) as seen:
         for number in range(300):
