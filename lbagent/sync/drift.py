@@ -13,6 +13,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.sync.shadow import FAMILIES, Entry, Image, Shadow, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
+ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
 
 
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
@@ -39,7 +40,8 @@ def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
             key = keys[i * size : (i + 1) * size]
             part = key[:-6] + key[-4:]
             sums[part] = sums.get(part, 0) ^ hash((key, values[i * width : (i + 1) * width]))
-        yield ""
+            if i % ENTRIES == 0:
+                yield ""
     for number, (frontend, entry) in enumerate(entries):
         head, tail = codec.service_key_parts(frontend)
         untouched = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
@@ -70,7 +72,8 @@ def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
             value = values[i * image.record : (i + 1) * image.record]
             if ident >= image.count or value != image.get(ident):
                 yield from _row_again(maps, image, name, ident)
-        yield ""
+            if i % ENTRIES == 0:
+                yield ""
     for ident in image.used():
         if not seen[ident]:
             yield from _row_again(maps, image, name, ident)
