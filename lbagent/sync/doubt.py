@@ -37,6 +37,14 @@ class Doubt(Struct):
     sources: Sequence[str] = ()  # those that cannot vouch for their lists
     kept: int = 0
 
+    @property
+    def reason(self) -> str:
+        """Why nothing is taken away, in one sentence."""
+        text = f"{', '.join(self.sources)} has no good list yet: nothing is taken away until it has"
+        if not self.kept:
+            return text
+        return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
+
     def state(self, known: State, doubtful: Collection[str], overrides: Mapping[L3n4Addr, BackendState]) -> State:
         """Return what is known with what may not be taken away. `doubtful` are keys of which a part is a doubtful source's."""
         by_frontend = known.by_frontend

@@ -33,6 +33,7 @@ from lbagent.sync.shadow import Shadow
 from lbagent.sync.slices import shared
 from lbagent.sync.source import Source, Store
 from lbagent.sync.steps import Plan
+from lbagent.sync.told import Told
 
 log = logging.getLogger(__name__)
 BREATH_MOST_S = 0.2  # pause after a pass: as long as it took, at most this
@@ -98,6 +99,7 @@ class Reconciler:
         self._left: State | None = None  # what an earlier agent left in the maps
         self._doubt: Doubt | None = None  # while a source cannot vouch for what its first list did not hold
         self._unread: list[LbError] = []
+        self._told = Told(log, "object refused")
         self._maps = maps
         self._book = book
         self._resolver = resolver
@@ -269,13 +271,9 @@ class Reconciler:
         if doubt is None:
             return known
         state = doubt.state(known, self._store.services_of(doubt.sources), self._resolver.overrides())
-        names = ", ".join(doubt.sources) or "the agent"
-        waiting = f"{names} has no good list yet: nothing is taken away until it has"
-        if doubt.kept:
-            waiting += f"; {doubt.kept} frontends that no object names now stay as they are in the maps"
-        if waiting != self.waiting:
-            log.warning("nothing is taken away yet", extra={"reason": waiting})
-        self.waiting = waiting
+        if doubt.reason != self.waiting:
+            log.warning("nothing is taken away yet", extra={"reason": doubt.reason})
+        self.waiting = doubt.reason
         return state
 
     async def _announce(self, asked: int) -> None:
@@ -369,14 +367,7 @@ class Reconciler:
     def _tell(self, messages: tuple[Message, ...]) -> None:
         """Log what is newly wrong with the objects together."""
         if messages is not self.messages:
-            known = set(self.messages)
-            for message in messages:
-                if message not in known:
-                    log.log(
-                        logging.WARNING if message.warning else logging.ERROR,
-                        "object refused",
-                        extra={"error": str(message)},
-                    )
+            self._told.tell(messages)
             self.messages = messages
 
 
