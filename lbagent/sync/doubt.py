@@ -41,6 +41,8 @@ class Doubt(Struct):
     def reason(self) -> str:
         """Why nothing is taken away, in one sentence."""
         text = f"{', '.join(self.sources)} has no good list yet: nothing is taken away until it has"
+        if not self.sources:
+            text = "the maps could not be read again: nothing is taken away until they can"
         if not self.kept:
             return text
         return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
