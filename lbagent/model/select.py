@@ -18,6 +18,7 @@ Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-16
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -109,22 +110,27 @@ def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
     return list(best.values())
 
 
-def select(endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = "") -> Selection:
+def select(
+    endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = "", with_local: bool = True
+) -> Selection:
     """Return who serves: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
 
-    Deterministic: the order of the endpoints matters only between equal duplicates.
+    Deterministic: the order of the endpoints matters only between equal duplicates. Without a Local policy nobody asks for
+    this node's set: `with_local` False leaves it empty.
     """
-    everyone = sorted(deduplicate(endpoints), key=lambda endpoint: endpoint.address.sort_key)
+    everyone = sorted(deduplicate(endpoints), key=_SLOT_ORDER)
     active = [endpoint for endpoint in everyone if endpoint_state(endpoint) is BackendState.ACTIVE]
-    fallback = [endpoint for endpoint in everyone if _may_fall_back(endpoint)]
-    local_active = [endpoint for endpoint in active if endpoint.local]
-    local_fallback = [endpoint for endpoint in fallback if endpoint.local]
+    fallback = [endpoint for endpoint in everyone if _may_fall_back(endpoint)] if len(active) < len(everyone) else []
     near = _topology(active, node_name, zone)
-    return Selection(
-        cluster=_arrange(everyone, [e for e in active if near(e)] or fallback, near),
-        local=_arrange(everyone, local_active or local_fallback, lambda endpoint: endpoint.local),
-        has_any=bool(active or fallback),
-    )
+    local = EndpointSet()
+    if with_local:
+        here = [endpoint for endpoint in active if endpoint.local] or [each for each in fallback if each.local]
+        local = _arrange(everyone, here, lambda endpoint: endpoint.local)
+    cluster = _arrange(everyone, [endpoint for endpoint in active if near(endpoint)] or fallback, near)
+    return Selection(cluster, local, bool(active or fallback))
+
+
+_SLOT_ORDER = attrgetter("address.sort_key")
 
 
 def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool]:

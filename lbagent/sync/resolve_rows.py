@@ -171,10 +171,10 @@ class Rows:
 
     def _choose(self, port: ServicePort, family: int) -> _Choice:
         service, node = self._service, self._around.node
-        picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone)
+        with_local = service.external_local or service.internal_local  # else no frontend can ask for it
+        picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
         cluster = self._group(picked, picked.cluster, port)
-        # a set that no frontend can ask for is not made
-        local = self._group(picked, picked.local, port) if service.external_local or service.internal_local else cluster
+        local = self._group(picked, picked.local, port) if with_local else cluster
         return _Choice(
             local if service.internal_local else cluster,
             local if service.external_local else cluster,
