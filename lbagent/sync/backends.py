@@ -13,6 +13,7 @@ from lbagent.maps.layout import PathFlag
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
 from lbagent.model.slices import Slices
+from lbagent.model.state import State
 from lbagent.sync.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
 from lbagent.sync.steps import NOBODY, Change, Owner, Phase, Steps
 
@@ -217,3 +218,14 @@ def _also(owner: Owner | None, another: int) -> Owner:
 def _endpoint(record: bytes) -> tuple[bytes, int, int]:
     path = codec.path_of(record)
     return path.address, path.port, path.flags & _UDP
+
+
+def each_backend(state: State) -> Iterator[Backend]:
+    """Yield each backend once, without the index that `State.backends` would keep."""
+    seen: set[int] = set()
+    for svc in state.services:
+        for group in (svc.selectable, svc.others, svc.resting):
+            for backend in group:
+                if backend.id not in seen:
+                    seen.add(backend.id)
+                    yield backend

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -22,16 +22,18 @@ from lbagent.model.backend import Backend
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.apply import Applied, applying
+from lbagent.sync.backends import each_backend
 from lbagent.sync.doubt import Doubt, restored_state, restoring
 from lbagent.sync.drift import drift
 from lbagent.sync.failures import Failure, Failures
-from lbagent.sync.objects import Change, Message
+from lbagent.sync.inbox import Inbox
+from lbagent.sync.objects import Message
 from lbagent.sync.plan import plan_paths, planning
 from lbagent.sync.resolve import Resolver
 from lbagent.sync.restore import restore
 from lbagent.sync.shadow import Shadow
 from lbagent.sync.slices import shared
-from lbagent.sync.source import Source, Store
+from lbagent.sync.source import Source
 from lbagent.sync.steps import Plan
 from lbagent.sync.told import Told
 
@@ -68,14 +70,7 @@ class Counts(Struct):
     last_sync_at: float = 0.0  # seconds since the epoch
 
 
-class Held(Struct):
-    """What a source has given."""
-
-    objects: int = 0
-    generation: int = 0
-
-
-class Reconciler:
+class Reconciler(Inbox):
     """Owner of desired State, ids and Shadow. Everything runs in the event loop, a large pass in slices.
 
     What others tell during a pass is taken up by the next one.
@@ -85,12 +80,12 @@ class Reconciler:
         self, maps: LBMaps, shadow: Shadow, book: IdBook, resolver: Resolver, sources: Sequence[Source], ways: Ways
     ) -> None:
         """Take the maps with their restored Shadow and ids; write nothing yet."""
+        super().__init__(sources)
         self.state = State()  # as it is in the maps
         self.wanted = State()  # without ids; holds what found none too
         self.failures = Failures()
         self.messages: tuple[Message, ...] = ()
         self.counts = Counts()
-        self.held = {source.name: Held() for source in sources}
         self.ready = asyncio.Event()  # the first full State is in the maps
         self.first_try = asyncio.Event()  # ready, or held back while what is in the maps keeps serving
         self.resync_s = RESYNC_S
@@ -104,17 +99,8 @@ class Reconciler:
         self._book = book
         self._resolver = resolver
         self._sources = sources
-        self._store = Store(source.name for source in sources)
         self._ways = ways
-        self._wake = asyncio.Event()
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
-        self._news: list[Change] = []  # told since the last pass began, as all that follows
-        self._suspects: set[L3n4Addr] = set()
-        self._next_resolver: Resolver | None = None
-        self._paths_dirty = False
-        self._asked = 0  # requests so far
-        self._done = 0  # requests that are in the maps
-        self._finished = asyncio.Condition()
 
     @property
     def failing(self) -> Mapping[L3n4Addr, Failure]:
@@ -134,45 +120,6 @@ class Reconciler:
     def kept(self) -> int:
         """Frontends that stay as the maps had them because a source cannot vouch for its list."""
         return self._doubt.kept if self._doubt else 0
-
-    # --- what others tell ---
-
-    def feed(self, source: Source) -> Callable[[Sequence[Change]], None]:
-        """Return the callback of a source."""
-
-        def changed(changes: Sequence[Change]) -> None:
-            held = self.held[source.name]
-            held.objects += sum((change.new is not None) - (change.old is not None) for change in changes)
-            held.generation += bool(changes)
-            self._news += self._store.apply(source.name, changes)
-            self._request()
-
-        return changed
-
-    def paths_changed(self) -> None:
-        """Say that ways to backends may have changed."""
-        self._paths_dirty = True
-        self._request()
-
-    def replace_resolver(self, resolver: Resolver) -> None:
-        """Resolve by other options from now on (SIGHUP)."""
-        self._next_resolver = resolver
-        self._request()
-
-    def suspect(self, frontends: Iterable[L3n4Addr]) -> None:
-        """Plan these again: somebody else changed their entries."""
-        self._suspects.update(frontends)
-        self._request()
-
-    def _request(self) -> None:
-        self._asked += 1
-        self._wake.set()
-
-    async def settled(self) -> None:
-        """Return when everything told so far is in the maps (or failing)."""
-        wanted = self._asked
-        async with self._finished:
-            await self._finished.wait_for(lambda: self._done >= wanted)
 
     async def changed_from(self, generation: int) -> int:
         """Return the generation in the maps as soon as it is another one."""
@@ -276,11 +223,6 @@ class Reconciler:
         self.waiting = doubt.reason
         return state
 
-    async def _announce(self, asked: int) -> None:
-        async with self._finished:
-            self._done = asked
-            self._finished.notify_all()
-
     async def _pass(self, now: float) -> None:
         self._take_news()
         if self._doubt:
@@ -369,14 +311,3 @@ class Reconciler:
         if messages is not self.messages:
             self._told.tell(messages)
             self.messages = messages
-
-
-def each_backend(state: State) -> Iterator[Backend]:
-    """Yield each backend once, without the index that `State.backends` would keep."""
-    seen: set[int] = set()
-    for svc in state.services:
-        for group in (svc.selectable, svc.others, svc.resting):
-            for backend in group:
-                if backend.id not in seen:
-                    seen.add(backend.id)
-                    yield backend
