@@ -85,9 +85,7 @@ LB4_AFFINITY_KEY = _layout(
     "lb4_affinity_key", "be32 client, u32 client_hi, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2"
 )
 LB6_AFFINITY_KEY = _layout("lb6_affinity_key", "be128 client, be16 rev_nat_index, u8 netns_cookie, u8 pad1, u32 pad2")
-LB_AFFINITY_VALUE = _layout(
-    "lb_affinity_value", "u64 last_used, u32 backend_id, pad4 pad"
-)  # last_used: ns since boot
+LB_AFFINITY_VALUE = _layout("lb_affinity_value", "u64 last_used, u32 backend_id, pad4 pad")  # last_used: ns since boot
 LB_AFFINITY_MATCH = _layout("lb_affinity_match", "u32 backend_id, be16 rev_nat_index, pad2 pad")
 LB4_SOURCE_RANGE_KEY = _layout("lb4_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be32 address")
 LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_nat_index, pad2 pad, be128 address")
