@@ -1,14 +1,15 @@
 """What is done while a source cannot vouch for its list and the maps serve what it may have told an earlier agent. Pure.
 
 Nothing is taken away then that might be the doubtful source's: a frontend nobody names stays as the maps hold it; one whose
-Service, or a part of it, comes from a doubtful source, or has no endpoint, keeps the backends it had beside those that are
-known. All else is as always: what trusted sources say whole is written whole.
+Service, or a part of it, comes from a doubtful source, or has no slice yet, keeps the backends it had beside those that are
+known. All else is as always: what trusted sources say whole is written whole, and they alone decide on it from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,10 +30,17 @@ _ELSEWHERE = "?"  # the node of a restored backend that is not on this one
 _LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
 
 
-class Doubt(Struct):
-    """What the maps held when the agent started. `kept` is how many frontends of it no object names now."""
+class Parts(NamedTuple):
+    """Keys of Services of which a doubtful source holds a part, and of those of which any source holds a slice."""
 
-    found: Mapping[L3n4Addr, SVC]
+    doubtful: Collection[str]
+    sliced: Collection[str]
+
+
+class Doubt(Struct):
+    """What the maps held when the agent started and no trusted source has told whole; `kept` frontends no object names now."""
+
+    found: dict[L3n4Addr, SVC]
     backends: frozenset[L3n4Addr]
     sources: Sequence[str] = ()  # those that cannot vouch for their lists
     kept: int = 0
@@ -47,21 +55,21 @@ class Doubt(Struct):
             return text
         return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
 
-    def state(self, known: State, doubtful: Collection[str], overrides: Mapping[L3n4Addr, BackendState]) -> State:
-        """Return what is known with what may not be taken away. `doubtful` are keys of which a part is a doubtful source's."""
+    def state(self, known: State, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> State:
+        """Return what is known with what may not be taken away."""
+        services = [self._with_rest(svc, parts, overrides) for svc in known.services]
         by_frontend = known.by_frontend
-        services = [self._with_rest(svc, doubtful, overrides) for svc in known.services]
-        kept = [
-            _overridden(svc, overrides)
-            for frontend, svc in self.found.items()
-            if frontend not in by_frontend and not _is_known_twin(frontend, by_frontend, doubtful)
-        ]
+        kept = [_overridden(svc, overrides) for frontend, svc in self.found.items() if frontend not in by_frontend]
         self.kept = sum(not svc.wildcard for svc in kept)
         return State(known.generation, (*services, *kept))
 
-    def _with_rest(self, svc: SVC, doubtful: Collection[str], overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
-        old = self.found.get(svc.frontend)
-        if old is None or not old.backends or (svc.backends and str(svc.name) not in doubtful):
+    def _with_rest(self, svc: SVC, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
+        old, name = self.found.get(svc.frontend), str(svc.name)
+        if name not in parts.doubtful and (svc.backends or name in parts.sliced):
+            self.found.pop(svc.frontend, None)
+            self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
+            return svc
+        if old is None or not old.backends:
             return svc
         mine = {backend.address for backend in svc.backends}
         rest = _overridden(old, overrides)
@@ -72,20 +80,16 @@ class Doubt(Struct):
         if not any(groups):
             return svc
         first = [*svc.selectable, *groups[0]]
-        alive = [backend for backend in first if backend.state is BackendState.ACTIVE] or first
-        behind = [backend for backend in first if backend not in alive]
+        alive = [backend for backend in first if backend.state is BackendState.ACTIVE]
+        behind = [backend for backend in first if backend.state is not BackendState.ACTIVE] if alive else []
         return replace(
             svc,
-            selectable=tuple(sorted(alive, key=lambda backend: (backend.address.address, backend.address.port))),
+            selectable=tuple(
+                sorted(alive or first, key=lambda backend: (backend.address.address, backend.address.port))
+            ),
             others=(*behind, *svc.others, *groups[1]),
             resting=(*svc.resting, *groups[2]),
         )
-
-
-def _is_known_twin(frontend: L3n4Addr, known: Mapping[L3n4Addr, SVC], doubtful: Collection[str]) -> bool:
-    """Return whether it is the `/i` row of a frontend that is known whole, and needs none any more."""
-    twin = known.get(frontend.with_scope(Scope.EXTERNAL)) if frontend.scope is Scope.INTERNAL else None
-    return twin is not None and bool(twin.backends) and str(twin.name) not in doubtful
 
 
 def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:

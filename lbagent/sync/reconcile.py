@@ -23,7 +23,7 @@ from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.apply import Applied, applying
 from lbagent.sync.backends import each_backend
-from lbagent.sync.doubt import Doubt, restored_state, restoring
+from lbagent.sync.doubt import Doubt, Parts, restored_state, restoring
 from lbagent.sync.drift import drift
 from lbagent.sync.failures import Failure, Failures
 from lbagent.sync.inbox import Inbox
@@ -217,7 +217,8 @@ class Reconciler(Inbox):
         doubt = self._doubt
         if doubt is None:
             return known
-        state = doubt.state(known, self._store.services_of(doubt.sources), self._resolver.overrides())
+        parts = Parts(self._store.services_of(doubt.sources), self._store.sliced())
+        state = doubt.state(known, parts, self._resolver.overrides())
         if doubt.reason != self.waiting:
             log.warning("nothing is taken away yet", extra={"reason": doubt.reason})
         self.waiting = doubt.reason

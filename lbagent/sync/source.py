@@ -93,6 +93,17 @@ class Store:
                     found.add(obj.key)
         return found
 
+    def sliced(self) -> set[str]:
+        """Return the keys of the Services whose endpoints any source names, also when there are none."""
+        found = set()
+        for objects in self._objects.values():
+            for obj in objects.values():
+                if isinstance(obj, EndpointSlice):
+                    found.add(obj.service_key)
+                elif isinstance(obj, Endpoints):
+                    found.add(obj.key)
+        return found
+
     def snapshot(self) -> Objects:
         """Return everything, merged."""
         kinds: dict[str, dict[str, KObject]] = {field: {} for field in FIELD_OF_KIND.values()}

@@ -114,6 +114,33 @@ async def test_what_trusted_sources_say_is_written_and_all_else_stays() -> None:
         assert check(maps, settled=True) == []
 
 
+async def test_what_a_trusted_source_takes_away_itself_goes() -> None:
+    """It was known whole for a moment: from then on its source alone decides, also when that takes it away or scales to nothing."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, *[obj for n in (1, 2, 3, 4) for obj in (service(n), endpoints(n, 1, 2))])
+    before = of(maps, 4)
+    good, doubtful = ListSource("good"), ListSource("folder")
+    doubtful.trusted = False
+    reconciler, _ = make(maps, good, doubtful)
+    async with running(reconciler):
+        good.first_list(*[obj for n in (1, 2) for obj in (service(n), endpoints(n, 1))], service(3), endpoints(3))
+        doubtful.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        assert (hosts(maps, 1), hosts(maps, 2), hosts(maps, 3)) == ({"1"}, {"1"}, set()), (
+            "a slice without endpoints is known"
+        )
+        good.drop(service(1), endpoints(1, 1))
+        good.put(endpoints(2))
+        await reconciler.settled()
+        assert of(maps, 1) == []
+        assert hosts(maps, 2) == set()
+        good.drop(endpoints(2), endpoints(3))
+        await reconciler.settled()
+        assert (hosts(maps, 2), hosts(maps, 3)) == (set(), set())
+        assert of(maps, 4) == before
+        assert check(maps) == []
+
+
 async def test_a_service_without_its_endpoints_keeps_those_it_had() -> None:
     maps = MemoryMaps(SMALL)
     await serve_first(maps, service(1), endpoints(1, 1, 2))
