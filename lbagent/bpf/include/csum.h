@@ -8,12 +8,11 @@
 
 #define CSUM_ONES 0xffffffffULL
 
-/* Folds a sum of less than 2^47 into 16 bits; 0 only for 0. */
+/* Folds a sum of less than 2^47 into 16 bits; 0 only for 0. With the sum's halves a, b, c (from the lowest), the product's halves
+ * are a, a+b, a+b+c, a+b+c, each with the carry of the one below: the last one is the end-around sum. */
 AI u64 csum_fold(u64 sum)
 {
-	sum = (sum >> 16) + (sum & 0xffff); /* < 2^31 + 2^16 */
-	sum = (sum >> 16) + (sum & 0xffff); /* < 2^16 + 2^15 + 2: the last carry brings no new one */
-	return (sum >> 16) + sum & 0xffff;
+	return sum * 0x0001000100010001ULL >> 48;
 }
 
 AI u64 addr_sum(const lb_addr *a)
