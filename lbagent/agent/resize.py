@@ -29,7 +29,7 @@ from lbagent.errors import ConfigError, LbError, NotFound
 from lbagent.maps import bpfsys, pins
 from lbagent.maps.base import SIZE_OPTION
 from lbagent.maps.kernel import KernelMaps
-from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes
+from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
@@ -308,19 +308,24 @@ class _Change:
         pins.close_all(self._made)
 
 
+def _copy_bytes(old: KernelMaps, new: KernelMaps, name: str, places: tuple[int, int], length: int) -> None:
+    source_at, target_at = places
+    for offset in range(0, length, COPY_BYTES):
+        count = min(COPY_BYTES, length - offset)
+        with (
+            old.window(name, source_at + offset, count) as source,
+            new.window(name, target_at + offset, count) as target,
+        ):
+            target[:] = source
+
+
 def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:
     """Copy the entries of one map; of an array as many as fit (ids beyond were refused before)."""
-    if spec.type is MapType.ARRAY:
-        length = min(spec.value_size, new.specs[spec.name].value_size)
-        for offset in range(0, length, COPY_BYTES):
-            count = min(COPY_BYTES, length - offset)
-            with old.window(spec.name, offset, count) as source, new.window(spec.name, offset, count) as target:
-                target[:] = source
-    elif spec.type is MapType.PERCPU_ARRAY:
-        room = new.specs[spec.name].max_entries
-        for key, value in old.items(spec.name):
-            if int.from_bytes(key, "little") < room:
-                with pins.kernel_errors("update", spec.name):
-                    bpfsys.map_update(new.fds[spec.name], key, value)
+    if spec.name == "lb_metrics":
+        before, after = counter_row(old.sizes), counter_row(new.sizes)
+        for number in range(min(counter_rows(old.sizes), counter_rows(new.sizes))):
+            _copy_bytes(old, new, spec.name, (number * before, number * after), min(before, after))
+    elif spec.type is MapType.ARRAY:
+        _copy_bytes(old, new, spec.name, (0, 0), min(spec.value_size, new.specs[spec.name].value_size))
     else:
         new.put_many(spec.name, old.items(spec.name))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 2  # also stands for what build.py does after the compiler: another number makes it compile again
+FORMAT = 3  # also stands for what build.py does after the compiler: another number makes it compile again
 _LD_IMM64 = 0x18
 _PSEUDO_FD, _PSEUDO_VALUE = 1, 2
 _CALL, _PSEUDO_CALL = 0x85, 1

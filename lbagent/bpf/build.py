@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from lbagent.bpf import artifact as artifacts
 from lbagent.bpf.artifact import Artifact, Program
 from lbagent.bpf.compile import MISSING, bcc_version, compile_text
+from lbagent.bpf.link import linked
 from lbagent.bpf.mend import mend
 from lbagent.bpf.source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
 from lbagent.errors import CompileError, LbError
+from lbagent.maps import layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +57,10 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         state = "is older than the C sources" if path.is_file() and not force else "is to be made"
         raise CompileError(f"{path} {state} and cannot be built: {MISSING}")
     keep = old if old and old.bcc == bcc_version() else None
-    stale = [name for name in inputs if keep is None or keep.unit_hashes.get(name) != hashes[name]]
+    changed = {
+        unit.hook for name, (unit, _, _) in inputs.items() if keep is None or keep.unit_hashes.get(name) != hashes[name]
+    }  # by hook: its units are linked
+    stale = [name for name, (unit, _, _) in inputs.items() if unit.hook in changed]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = dict(zip(stale, pool.map(lambda name: compile_unit(*inputs[name]), stale), strict=True))
     programs: dict[str, Program] = {}
@@ -64,7 +69,7 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         old_ones = [item for item in keep.programs.values() if item.unit == name] if keep else []
         _add(programs, old_ones if fresh is None else fresh)
     whole = artifacts.text_hash("", list(hashes.values()))
-    made = Artifact(programs, whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
+    made = Artifact(linked(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
     made.save(path)
     return made
 
@@ -90,7 +95,8 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     done = compile_text(text, flags, unit.name)
     if done.warnings:
         print(done.warnings, file=sys.stderr)
-    mended = {name: mend(code) for name, code in sorted(done.functions.items())}
+    config = layout.MAP_BASE + layout.MAP_NAMES.index("lb_config")
+    mended = {name: mend(code, config) for name, code in sorted(done.functions.items())}
     return [
         Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
         for name, code in mended.items()

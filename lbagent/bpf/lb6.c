@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry is a tail call from lb4.c.
+ * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry points here become parts of those in lb4.c (bpf/link.py).
  */
 #define LB_FAMILY 6
 #include "entry_point.h"
 #include "programs.h"
 
 #ifdef LB_HOOK_XDP
-int call_xdp_0_entry6(lb_ctx *ctx)
+int xdp6(lb_ctx *ctx)
 {
 	return entry(ctx, 0);
 }
 #else
-int call_tc_0_entry6(lb_ctx *ctx)
+int tc_ingress6(lb_ctx *ctx)
 {
-	struct lb_scratch *s = scratch();
+	return entry(ctx, 0);
+}
 
-	return s ? entry(ctx, HOOK_FLAGS(s)) : LB_PASS;
+int tc_egress6(lb_ctx *ctx)
+{
+	return entry(ctx, PKT_EGRESS | PKT_INTERNAL);
 }
 #endif

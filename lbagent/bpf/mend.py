@@ -6,6 +6,9 @@ satisfies it, and the verifier takes it out again (`opt_remove_nops`): it costs 
 
 Compare-and-swap: LLVM before 12 (Ubuntu 22.04) has no such instruction for BPF. There the sources call a helper that does not
 exist (`CAS_CALL`), and the call is replaced: its arguments and result are where the instruction wants them, but for one move.
+
+Maps and settings: the sources write constants for them (`MAP_WORDS`), because LLVM's own intrinsic for a map counts as a write to
+all memory, after which everything is read again. They become what the kernel knows: a load of a descriptor or of a value's address.
 Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (behaviour); Documentation/bpf instruction set.
 """
 
@@ -20,13 +23,38 @@ _LD_IMM64 = 0x18
 _EMPTY_JUMP = struct.pack("<BBhi", _JA, 0, 0, 0)
 
 CAS_CALL = 0x7E000001  # helper number the sources call; the generated prelude has it
+ENTRY6_CALL = 0x7E000002  # the same for the jump bpf/link.py makes of it
 _MOVE_R0_R2 = struct.pack("<BBhi", 0xBF, 0x20, 0, 0)
 _CMPXCHG_R1_R3 = struct.pack("<BBhi", 0xDB, 0x31, 0, 0xF1)  # r0 = cmpxchg_64(r1 + 0, r0, r3)
 
 
-def mend(insns: bytes) -> bytes:
-    """Return the instructions with both kinds of mending done."""
-    return mend_loops(put_compare_and_swap(insns))[0]
+# High halves of the 64-bit constants the sources write for a map's descriptor, the address of its value, a field of lb_config.
+MAP_WORDS = {"MAP_WORD_FD": 0x7E620001, "MAP_WORD_VALUE": 0x7E620002, "MAP_WORD_CONFIG": 0x7E620003}
+_LOAD_U64 = 0x79
+
+
+def mend(insns: bytes, config: int = 0) -> bytes:
+    """Return the instructions with all mending done; `config` is the symbolic descriptor of lb_config."""
+    return mend_loops(put_compare_and_swap(put_maps(insns, config)))[0]
+
+
+def put_maps(insns: bytes, config: int) -> bytes:
+    """Make relocations of the constants that stand for maps, and of settings a load behind the address of lb_config."""
+    code, loads, index = bytearray(insns), dict[int, bytes](), 0
+    kinds = {value: kind for kind, value in enumerate(MAP_WORDS.values(), 1)}
+    while index < len(code) // 8:
+        opcode, registers, _, number = struct.unpack_from("<BBhi", code, index * 8)
+        if opcode == _LD_IMM64:
+            kind = kinds.get(struct.unpack_from("<I", code, index * 8 + 12)[0], 0)
+            if kind and registers < 16:
+                source, imm = (kind, number) if kind < 3 else (2, config)
+                struct.pack_into("<BBhi", code, index * 8, opcode, source << 4 | registers, 0, imm)
+                struct.pack_into("<i", code, index * 8 + 12, 0)
+            if kind == 3:
+                loads[index + 2] = struct.pack("<BBhi", _LOAD_U64, registers << 4 | registers, number, 0)
+            index += 1
+        index += 1
+    return _rewrite(bytes(code), loads, {}) if loads else bytes(code)
 
 
 def put_compare_and_swap(insns: bytes) -> bytes:
@@ -74,8 +102,8 @@ def falling_back_edges(insns: bytes) -> list[int]:
 
 def _successors(codes: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
     """Return where an instruction goes next, and whether the kernel lets that edge close a loop."""
-    code, _, offset, _ = codes[at]
-    if code == _EXIT:
+    code, _, offset, imm = codes[at]
+    if code == _EXIT or (code == _CALL and imm == ENTRY6_CALL):
         return []
     if code == _JA:
         return [(at + offset + 1, True)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB_CONFIG, ConfigFlag
+from lbagent.maps.layout import LB_CONFIG, ConfigFlag, counter_row, counter_rows
 
 if TYPE_CHECKING:
     from lbagent.maps.layout import Sizes
@@ -80,6 +80,7 @@ def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | N
         "path_mask": sizes.backends - 1, "jiffies_shift": shift,
         "snat_port_min": settings.snat_port_min, "snat_port_max": settings.snat_port_max,
         "reject_rate": settings.reject_rate, "maglev_size": sizes.maglev_size, "flags": settings.flags(),
+        "counter_rows": counter_rows(sizes), "counter_row": counter_row(sizes),
         "timeout_new": ticks(settings.timeout_new_s), "timeout_tcp": ticks(settings.timeout_tcp_s),
         "timeout_udp": ticks(settings.timeout_udp_s), "timeout_closing": ticks(settings.timeout_closing_s), "hz": hz,
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from lbagent.bpf.mend import CAS_CALL
+from lbagent.bpf.mend import CAS_CALL, ENTRY6_CALL, MAP_WORDS
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
@@ -133,16 +133,32 @@ def constants() -> dict[str, int]:
         if name.isupper() and type(value) is int and not name.startswith(("_", "F_"))
     }
     found["REASON_SLOTS"] = REASON_SLOTS
-    found["CAS_CALL"] = CAS_CALL
+    found.update(CAS_CALL=CAS_CALL, ENTRY6_CALL=ENTRY6_CALL)
+    found.update(MAP_WORDS)
     found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)
     return found
+
+
+# A constant bpf/mend.py makes a descriptor, an address or a setting of. Behind `asm` the compiler can neither compute with it nor
+# keep it over calls; LLVM's own intrinsic for descriptors counts as a write to memory, after which everything is read again.
+_MAP_WORDS = """\
+static inline __attribute__((always_inline)) u64 map_word(u64 kind, u64 number)
+{
+	u64 word = kind << 32 | number;
+
+	asm volatile("" : "+r"(word));
+	return word;
+}
+#define MAPFD(name) ((void *)map_word(MAP_WORD_FD, MAP_##name))
+#define MAPVAL(name) ((void *)map_word(MAP_WORD_VALUE, MAP_##name))
+#define CFG(field) map_word(MAP_WORD_CONFIG, __builtin_offsetof(struct lb_config, field))
+"""
 
 
 def _maps() -> list[str]:
     """Return the symbolic descriptors; the loader puts the real ones in (`artifact.Relocation`)."""
     lines = [f"#define MAP_{name} {layout.MAP_BASE + index}" for index, name in enumerate(layout.MAP_NAMES)]
-    lines.append("#define MAPFD(name) ((void *)bpf_pseudo_fd(1, MAP_##name))")
-    lines.append("#define MAPVAL(name) ((void *)bpf_pseudo_fd(2, MAP_##name))")
+    lines += _MAP_WORDS.splitlines()
     return lines
 
 

@@ -13,6 +13,7 @@ import os
 import platform
 import struct
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 from lbagent.errors import Unsupported
@@ -214,18 +215,6 @@ class BatchReader:
         return max(0, -result), done
 
 
-def map_lookup_range(fd: int, first: int, count: int, value_bytes: int) -> bytes:
-    """Return the values of `count` entries of an array from `first` > 0 on, side by side. Raises OSError as BatchReader."""
-    position = ctypes.create_string_buffer(struct.pack("<I", first - 1), 4)  # the kernel goes on behind it
-    keys, values = ctypes.create_string_buffer(count * 4), ctypes.create_string_buffer(count * value_bytes)
-    at, pointers = ctypes.addressof(position), (ctypes.addressof(keys), ctypes.addressof(values))
-    attr = ctypes.create_string_buffer(struct.pack("<QQQQIIQQ", at, at, *pointers, count, fd, 0, 0), 56)
-    result = call(Cmd.MAP_LOOKUP_BATCH, attr, 56)
-    if result < 0 and -result != errno.ENOENT:
-        raise OSError(-result, os.strerror(-result))
-    return values.raw
-
-
 def map_freeze(fd: int) -> None:
     """Make a map read-only for user space: only then the verifier trusts its contents."""
     _bpf(Cmd.MAP_FREEZE, struct.pack("<I", fd))
@@ -262,8 +251,12 @@ def obj_get(path: str) -> int:
     return _bpf(Cmd.OBJ_GET, struct.pack("<QII", _pointer(raw), 0, 0), path)
 
 
+@cache
 def possible_cpus() -> int:
-    """Return how many values a per-CPU entry has."""
-    with open("/sys/devices/system/cpu/possible", encoding="ascii") as stream:
-        last = stream.read().strip().split(",")[-1].split("-")[-1]
+    """Return how many values a per-CPU entry has: the highest number a CPU may get, plus 1."""
+    try:
+        with open("/sys/devices/system/cpu/possible", encoding="ascii") as stream:
+            last = stream.read().strip().split(",")[-1].split("-")[-1]
+    except OSError:  # no sysfs: a sandbox, where no map is made
+        return os.cpu_count() or 1
     return int(last) + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,11 +14,10 @@ from lbagent.maps import bpfsys, pins
 from lbagent.maps import window as windows
 from lbagent.maps.base import GENERATION_MAPS, Counter, Item, map_full
 from lbagent.maps.inner import InnerTables
-from lbagent.maps.layout import LB_COUNTER, MapSpec, MapType, Sizes, maglev_inner, map_specs
+from lbagent.maps.layout import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 
 _NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
-FEW_COUNTERS, DENSE = 64, 4  # more than so many, of which not less than a fourth is asked for, are read at once
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
 
@@ -249,46 +247,10 @@ class KernelMaps:
 
     def counters(self, indexes: Sequence[int]) -> list[Counter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs. Raises KernelError."""
-        if not indexes:
-            return []
-        first, count = min(indexes), max(indexes) - min(indexes) + 1
-        with pins.kernel_errors("look up", "lb_metrics"):
-            if first and FEW_COUNTERS < len(indexes) > count // DENSE:
-                found = self._counter_range(first, count)
-                return [found[index - first] for index in indexes]
-            return [self._counter(index) for index in indexes]
-
-    def _counter(self, index: int) -> Counter:
-        size = LB_COUNTER.size * self._cpus
-        raw = bpfsys.map_lookup(self.fds["lb_metrics"], struct.pack("=I", index), size) or bytes(size)
-        cells = struct.unpack(f"={2 * self._cpus}Q", raw)
-        return sum(cells[::2]), sum(cells[1::2])
-
-    def _counter_range(self, first: int, count: int) -> list[Counter]:
-        """Return neighbours by one call: 10,000 single ones take 30 ms."""
-        size = LB_COUNTER.size * self._cpus
-        try:
-            raw = bpfsys.map_lookup_range(self.fds["lb_metrics"], first, count, size)
-        except OSError as error:
-            if error.errno not in _NO_BATCH:
-                raise
-            return [self._counter(index) for index in range(first, first + count)]
-        cells, step = memoryview(raw).cast("Q"), 2 * self._cpus
-        packets, octets = (
-            zip(*(cells[at::step].tolist() for at in range(kind, step, 2)), strict=True) for kind in (0, 1)
-        )
-        return list(zip(map(sum, packets), map(sum, octets), strict=True))
+        with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
+            return windows.counters(view, counter_row(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Begin counting anew. Raises KernelError."""
-        fd, size = self.fds["lb_metrics"], LB_COUNTER.size * self._cpus
-        for start in range(0, len(indexes), 4096):
-            part = indexes[start : start + 4096]
-            keys, values = struct.pack(f"={len(part)}I", *part), bytes(size * len(part))
-            result = bpfsys.map_update_batch(fd, keys, values, (4, size), 0, len(part))
-            if result.errno in _NO_BATCH:
-                with pins.kernel_errors("update", "lb_metrics"):
-                    for index in part:
-                        bpfsys.map_update(fd, struct.pack("=I", index), bytes(size))
-            elif result.errno:
-                raise self._failed("update", "lb_metrics", result.errno, start + result.done)
+        with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
+            windows.zero_counters(view, counter_row(self.sizes), indexes)

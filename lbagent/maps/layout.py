@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from lbagent.maps.bpfsys import possible_cpus
+
 SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
 
 _CODES = {
@@ -120,7 +122,9 @@ LB_CONFIG = _layout(
     "u64 jiffies_shift, u64 snat_port_min, u64 snat_port_max, u64 reject_rate, u64 maglev_size, u64 flags,"
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
-    "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask",
+    "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
+    # lb_metrics: rows (one a CPU), bytes of a row
+    "u64 counter_rows, u64 counter_row",
 )
 
 
@@ -229,8 +233,19 @@ FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT add
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
 METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow at METRIC_BACKEND
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
+DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
 CALLS = 32  # tail call slots a hook
+
+
+def counter_row(sizes: Sizes) -> int:
+    """Return the bytes of one CPU's counters in lb_metrics."""
+    return (METRIC_BACKEND + sizes.backends) * LB_COUNTER.size
+
+
+def counter_rows(sizes: Sizes) -> int:
+    """Return how many rows lb_metrics has: one a CPU, as many as a direct pointer reaches. Further CPUs share the first row."""
+    return min(possible_cpus(), DIRECT_BYTES // counter_row(sizes))
 
 
 def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
@@ -265,7 +280,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
         MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
         MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
-        MapSpec("lb_metrics", t.PERCPU_ARRAY, 4, LB_COUNTER.size, METRIC_BACKEND + s.backends),
+        MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),

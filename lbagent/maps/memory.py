@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from lbagent.errors import KernelError
 from lbagent.maps import window as windows
 from lbagent.maps.base import GENERATION_MAPS, Counter, Item, LBMaps, map_full
-from lbagent.maps.layout import F_MMAPABLE, LB_COUNTER, MapSpec, MapType, Sizes, map_specs
+from lbagent.maps.layout import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
 
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
@@ -112,18 +112,14 @@ class MemoryMaps:
             windows.store_words(view, 0, words)
 
     def counters(self, indexes: Sequence[int]) -> list[Counter]:
-        """Return packets and bytes of lb_metrics indexes; a test sets them by `put_many`."""
-        out = []
-        for index in indexes:
-            packets, size = LB_COUNTER.unpack(
-                self.get("lb_metrics", struct.pack("=I", index)) or bytes(LB_COUNTER.size)
-            )
-            out.append((int(packets), int(size)))
-        return out
+        """Return packets and bytes of lb_metrics indexes."""
+        with memoryview(self._array("lb_metrics")) as view:
+            return windows.counters(view, counter_row(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Begin counting anew."""
-        self.put_many("lb_metrics", [(struct.pack("=I", index), bytes(LB_COUNTER.size)) for index in indexes])
+        with memoryview(self._array("lb_metrics")) as view:
+            windows.zero_counters(view, counter_row(self.sizes), indexes)
 
 
 def unpack_items(spec: MapSpec, keys: bytes, values: bytes, start: int, stop: int) -> list[Item]:

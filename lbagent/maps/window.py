@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 SPAN = 1 << 20  # bytes mapped at a time while storing
+COUNTER = 16  # bytes of packets and bytes in lb_metrics
+DENSE = 4  # counters of which not less than a fourth is asked for are read all at once
 
 
 @contextmanager
@@ -81,3 +83,32 @@ def store_words(view: memoryview, base: int, words: Iterable[tuple[int, bytes]])
             cells[(offset - base) >> 3] = int.from_bytes(data, sys.byteorder)
             done += 1
     return done
+
+
+def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return packets and bytes by index, summed over the rows of `row` bytes that make up lb_metrics."""
+    if not indexes:
+        return []
+    first, count = min(indexes), max(indexes) - min(indexes) + 1
+    with view.cast("Q") as cells:
+        starts = range(0, len(cells), row // 8)
+        if count > len(indexes) * DENSE:
+            sums = {i: sum([cells[at + i] for at in starts]) for n in indexes for i in (2 * n, 2 * n + 1)}
+            return [(sums[2 * n], sums[2 * n + 1]) for n in indexes]
+        rows = [cells[at + 2 * first : at + 2 * (first + count)].tolist() for at in starts]
+    total = list(map(sum, zip(*rows, strict=True)))
+    return [(total[2 * (n - first)], total[2 * (n - first) + 1]) for n in indexes]
+
+
+def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
+    """Set packets and bytes of these indexes to 0 in every row; neighbours at once, as there may be a hundred rows."""
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and index <= runs[-1][1]:
+            runs[-1][1] = index + 1
+        else:
+            runs.append([index, index + 1])
+    for first, end in runs:
+        zero = bytes(COUNTER * (end - first))
+        for at in range(0, len(view), row):
+            view[at + COUNTER * first : at + COUNTER * end] = zero

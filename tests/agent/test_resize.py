@@ -15,7 +15,8 @@ from lbagent.bpf import build, datapath
 from lbagent.bpf.datapath import Datapath
 from lbagent.bpf.settings import Settings
 from lbagent.errors import KernelError
-from lbagent.maps import pins
+from lbagent.maps import layout, pins
+from lbagent.maps.base import backend_counter, service_counter
 from lbagent.maps.kernel import KernelMaps
 from lbagent.maps.layout import Sizes
 from tests.e2e.cluster import Cluster
@@ -65,6 +66,35 @@ def serving(lab: Lab, attach: str, *arguments: str) -> Cluster:
     cluster.dns().write(cluster.folder)
     cluster.agent.start()
     return cluster
+
+
+def test_counters_go_along_when_there_are_more_backends() -> None:
+    few, many = Sizes(backends=1 << 10, flow4=16, flow6=16), Sizes(backends=1 << 11, flow4=16, flow6=16)
+    with unpinned(few) as old, unpinned(many) as new, unpinned(few) as back:
+        indexes = (1, service_counter(7), backend_counter(1023))
+        for n, index in enumerate(indexes, 1):
+            row = layout.counter_row(few)
+            for cpu in range(layout.counter_rows(few)):
+                with old.window("lb_metrics", cpu * row + 16 * index, 16) as cell:
+                    cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
+        before = old.counters(indexes)
+        assert before[2][0] == 3 * layout.counter_rows(few)
+        resize._copy(old, new, new.specs["lb_metrics"])
+        assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
+        resize._copy(new, back, back.specs["lb_metrics"])
+        assert back.counters(indexes) == before
+
+
+@contextlib.contextmanager
+def unpinned(sizes: Sizes) -> Iterator[KernelMaps]:
+    fds: dict[str, int] = {}
+    try:
+        for name, spec in pins.all_specs(sizes).items():
+            nested = spec.type is layout.MapType.HASH_OF_MAPS
+            fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
+        yield KernelMaps("", sizes, fds)
+    finally:
+        pins.close_all(fds)
 
 
 @pytest.mark.slow

@@ -51,8 +51,9 @@ def mounted_bpffs(folder: Path):
 
 def counter(fds, index: int) -> int:
     """Packets of one lb_metrics entry over all CPUs."""
-    raw = maps.map_lookup(fds["lb_metrics"], struct.pack("<I", index), 16 * maps.possible_cpus())
-    return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(0, len(raw), 16))
+    size = maps.map_info(fds["lb_metrics"]).value_size
+    raw = maps.map_lookup(fds["lb_metrics"], bytes(4), size)
+    return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(16 * index, size, size // maps.possible_cpus()))
 
 
 def in_child(work: Callable[[], object]) -> int:

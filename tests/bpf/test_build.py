@@ -17,7 +17,7 @@ def test_all_programs_and_their_maps_are_found(artifact):
     assert sorted(artifact.programs) == ["call_xdp_5_second", "tc_egress", "tc_ingress", "xdp"]
     second = artifact.programs["call_xdp_5_second"]
     assert {(item.map_name, item.value) for item in second.relocations} == {
-        ("lb_scratch", False), ("lb_metrics", False), ("lb_config", True), ("lb_nexthop", True),
+        ("lb_scratch", False), ("lb_metrics", True), ("lb_config", True), ("lb_nexthop", True),
     }  # fmt: skip
 
 

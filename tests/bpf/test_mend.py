@@ -8,7 +8,15 @@ import struct
 import pytest
 
 from lbagent.bpf import bpfsys
-from lbagent.bpf.mend import CAS_CALL, falling_back_edges, mend, mend_loops, put_compare_and_swap
+from lbagent.bpf.mend import (
+    CAS_CALL,
+    MAP_WORDS,
+    falling_back_edges,
+    mend,
+    mend_loops,
+    put_compare_and_swap,
+    put_maps,
+)
 
 
 def insn(code, dst=0, src=0, offset=0, imm=0):
@@ -91,3 +99,31 @@ def test_jumps_around_a_replaced_call_still_reach_their_places():
     assert len(mended) == len(swapping(5, 7)) + 8
     assert struct.unpack_from("<BBhi", mended, 5 * 8)[2] == 1
     assert struct.unpack_from("<BBhi", mended, 6 * 8)[2] == 5
+
+
+def word(register, kind, number):
+    return insn(LD64, register, imm=number) + insn(0, imm=MAP_WORDS[kind])
+
+
+def test_words_for_maps_become_relocations_and_settings_loads():
+    code = b"".join(
+        [
+            word(3, "MAP_WORD_FD", 1007), word(4, "MAP_WORD_VALUE", 1008),
+            insn(JNE, 1, offset=2),  # 4: over the setting, to the end
+            word(5, "MAP_WORD_CONFIG", 24),
+            insn(EXIT),
+        ]
+    )  # fmt: skip
+    assert put_maps(code, 1030) == b"".join(
+        [
+            insn(LD64, 3, 1, imm=1007), insn(0), insn(LD64, 4, 2, imm=1008), insn(0),
+            insn(JNE, 1, offset=3),
+            insn(LD64, 5, 2, imm=1030), insn(0), insn(0x79, 5, 5, offset=24),
+            insn(EXIT),
+        ]
+    )  # fmt: skip
+
+
+def test_other_constants_are_left_alone():
+    code = insn(LD64, 3, imm=-1) + insn(0, imm=0x7E61FFFF) + insn(LD64, 3, 2, imm=5) + insn(0) + insn(EXIT)
+    assert put_maps(code, 1030) == code

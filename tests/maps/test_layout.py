@@ -67,6 +67,14 @@ def test_sizes_reach_the_maps():
     assert specs["lb6_path"].value_size == 64 << 10
     assert specs["lb6_service"].max_entries == 77
     assert specs["lb4_source_range"].max_entries == 5
+    assert layout.counter_row(Sizes(backends=1 << 10)) == (256 + 65536 + 1024) * 16
+
+
+def test_counters_have_a_row_a_cpu_as_far_as_programs_reach(monkeypatch):
+    for cpus, rows in ((1, 1), (96, 96), (4096, (1 << 29) // ((256 + 65536 + (1 << 17)) * 16))):
+        monkeypatch.setattr(layout, "possible_cpus", lambda cpus=cpus: cpus)
+        assert layout.counter_rows(Sizes(backends=1 << 17)) == rows
+        assert map_specs(Sizes(backends=1 << 17))["lb_metrics"].value_size <= 1 << 29
 
 
 @pytest.mark.parametrize(

@@ -284,8 +284,9 @@ def test_who_gets_an_id_anew_is_counted_from_nothing():
     node = Node()
     node.serve(service("10.96.0.1:80", ONE), service("10.96.0.2:80"))
     indexes = [service_counter(1), service_counter(2), backend_counter(1)]
-    counted = [(codec.U32.pack(index), LB_COUNTER.pack(3, 300)) for index in indexes]
-    node.maps.put_many("lb_metrics", counted)
+    for index in indexes:
+        with node.maps.window("lb_metrics", 16 * index, 16) as cell:
+            cell[:] = LB_COUNTER.pack(3, 300)
     node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.2:80", TWO))
     assert node.maps.counters(indexes) == [(3, 300)] * 3, "who stays goes on counting"
     node.serve()

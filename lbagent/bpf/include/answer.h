@@ -15,7 +15,7 @@
  * Per CPU, so no atomics. An empty map is a full bucket: the first second's worth may be answered at once. */
 AI bool answer_allowed(u64 *bucket)
 {
-	u64 now = jiffies() & 0xffffffff, hz = CFG->hz, rate = CFG->reject_rate;
+	u64 now = jiffies() & 0xffffffff, hz = CFG(hz), rate = CFG(reject_rate);
 	u64 elapsed = (now - *bucket) & 0xffffffff, tokens = *bucket >> 32;
 
 	if (elapsed > hz)

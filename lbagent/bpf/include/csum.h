@@ -24,6 +24,16 @@ AI u64 addr_sum(const lb_addr *a)
 #endif
 }
 
+#if LB_FAMILY == 6
+/* Sum of the 32-bit halves of four words: that of the words less what their upper halves, counted as such, are too much. */
+AI u64 addr_sum2(const lb_addr *a, const lb_addr *b)
+{
+	u64 upper = (a->w[0] >> 32) + (a->w[1] >> 32) + (b->w[0] >> 32) + (b->w[1] >> 32);
+
+	return a->w[0] + a->w[1] + b->w[0] + b->w[1] - (upper << 32) + upper;
+}
+#endif
+
 /* What replacing an address adds to the sum. */
 AI u64 addr_diff(const lb_addr *from, const lb_addr *to)
 {
@@ -33,13 +43,13 @@ AI u64 addr_diff(const lb_addr *from, const lb_addr *to)
 /* What replacing a 16-bit word adds to the sum. */
 AI u64 word_diff(u16 from, u16 to)
 {
-	return (u64)(u16)~from + to;
+	return (u64)to + 0xffff - from;
 }
 
 /* Returns the checksum field after a change by `diff`. */
 AI u16 csum_apply(u16 field, u64 diff)
 {
-	return (u16)~csum_fold(diff + (u16)~field);
+	return (u16)~csum_fold(diff + 0xffff - field);
 }
 
 /* The same for UDP, where a field of 0 means "none": 0 is sent as 0xffff (RFC 768). */

@@ -51,7 +51,7 @@ AI u8 stamp_now(u64 now)
 
 AI bool stamp_fresh(u8 stamp, u64 now)
 {
-	u64 life = CFG->timeout_tcp > CFG->timeout_udp ? CFG->timeout_tcp : CFG->timeout_udp;
+	u64 life = CFG(timeout_tcp) > CFG(timeout_udp) ? CFG(timeout_tcp) : CFG(timeout_udp);
 
 	return stamp && (u8)(stamp_now(now) - stamp) <= (life >> 8) + 1;
 }
@@ -64,6 +64,21 @@ AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
 
 		if (entry_match(e, key, &f->value)) {
 			f->value_at = e + E_VALUE;
+			f->seen_at = e + E_SEEN;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The same for the client's plain frame at `data`. */
+AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, struct ct_flow *f)
+{
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w);
+
+		if (entry_match_frame(e, key, data, &f->value)) {
 			f->seen_at = e + E_SEEN;
 			return true;
 		}
@@ -137,8 +152,8 @@ AI void ct_touch(u64 hash)
 AI u64 ct_timeout(u64 state, u64 udp)
 {
 	if (state == CT_EST)
-		return udp ? CFG->timeout_udp : CFG->timeout_tcp;
-	return state == CT_CLOSING ? CFG->timeout_closing : CFG->timeout_new;
+		return udp ? CFG(timeout_udp) : CFG(timeout_tcp);
+	return state == CT_CLOSING ? CFG(timeout_closing) : CFG(timeout_new);
 }
 
 /* Ticks since the flow was last seen. */
@@ -177,10 +192,13 @@ AI bool path_serves(u64 meta, u64 value)
 	return ((meta >> 16 ^ V_BACKEND_GEN(value)) & 0x1ff) == PATH_LIVE << 8;
 }
 
+#define SLOT_RENEW_FIRST 3 /* a first lease is short: renewed every 2^3 ticks, others every 2^8 */
+#define SLOT_RENEW_LATER 8
+
 /* Once a tick: last seen, stamps, lease of the SNAT slot. */
 AI void ct_touch_flow(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
 {
-	u64 renew = V_STATE(f->value) == CT_EST ? 8 : 3; /* a first lease is short: renewed every 8 ticks, others every 256 */
+	u64 renew = V_STATE(f->value) == CT_EST ? SLOT_RENEW_LATER : SLOT_RENEW_FIRST;
 
 	WR16(f->seen_at, now);
 	if (f->second)
@@ -212,18 +230,18 @@ AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const stru
 	ct_change(f, key, pk, now, from_backend);
 }
 
-/* The same for a client's packet on the quick path. Returns false, with nothing noted, if the slow path must do it: a flow not
- * seen for so long that it may have expired, or whose state changes. */
-AI bool ct_refresh_quick(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now)
+/* The same for a client's packet on the quick path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
+ * must do it: a flow not seen for so long that it may have expired, one whose state changes, and what is due more rarely. */
+AI bool ct_refresh_quick(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
 {
-	u64 last = RD16(f->seen_at);
+	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
 
-	if (UNLIKELY(V_STATE(f->value) != CT_EST || pk->tcp_flags & (TCP_FIN | TCP_RST)) && ct_advance(f->value, pk, false) != f->value)
+	if (UNLIKELY(!est && pk->proto != PROTO_UDP))
 		return false;
 	if (UNLIKELY(last != now)) {
-		if (((now - last) & 0xffff) > CFG->timeout_new)
+		if (((now - last) & 0xffff) > CFG(timeout_new) || second || (last ^ now) >> (est ? SLOT_RENEW_LATER : SLOT_RENEW_FIRST))
 			return false;
-		ct_touch_flow(f, key, now, last);
+		WR16(f->seen_at, now);
 	}
 	return true;
 }

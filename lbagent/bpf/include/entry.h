@@ -31,13 +31,13 @@
 #define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
 #define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
 
-#define PROTO_BITS(proto) ((u64)((proto) == PROTO_UDP) << 14)
+#define PROTO_BITS(proto) ((u64)((proto) & 1) << 14) /* TCP is 6, UDP 17 */
 #define OWNER_IS_UDP(word) ((u64)(word) >> 14 & 1)
 
 AI u64 mix(u64 k)
 {
-	k ^= CFG->seed0;
-	k *= CFG->seed1 | 1;
+	k ^= CFG(seed0);
+	k *= (CFG(seed1) | 1);
 	k ^= k >> 32;
 	k *= 0x9FB21C651E98DF25ULL;
 	return k ^ k >> 29;
@@ -75,6 +75,8 @@ AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
 	return (RD64(e + 1) ^ k->k1) == gen && !((*value ^ gen) & GEN_MASK);
 }
 
+#define entry_match_frame(e, k, data, value) entry_match(e, k, value)
+
 /* Is it some flow of this client address, port and protocol? Reads its value and its VIP. */
 AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)
 {
@@ -109,11 +111,11 @@ struct ct_key {
 
 AI u64 mix6(const lb_addr *a, u64 k)
 {
-	u64 x = (a->w[0] ^ CFG->seed0) * (CFG->seed1 | 1);
+	u64 x = (a->w[0] ^ CFG(seed0)) * (CFG(seed1) | 1);
 
 	x ^= x >> 32;
 	x = (x + a->w[1]) * 0x9FB21C651E98DF25ULL;
-	x = (x ^ x >> 32 ^ k * 0x9E3779B97F4A7C15ULL) * (CFG->seed0 | 1);
+	x = (x ^ x >> 32 ^ k * 0x9E3779B97F4A7C15ULL) * (CFG(seed0) | 1);
 	return x ^ x >> 29;
 }
 
@@ -142,6 +144,22 @@ AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
 	*value = RD64(e + E_VALUE);
 	MB();
 	return !(differ | ((*value ^ gen) & GEN_MASK)) && RD64(e) == owner;
+}
+
+/* The same with the addresses of a plain frame, which are where they are: four of them are too many to keep. */
+AI bool entry_match_frame(u64 *e, const struct ct_key *k, const u8 *data, u64 *value)
+{
+	const u8 *at = data + ETH_HLEN + 8;
+	u64 owner = RD64(e), gen = owner ^ k->owner;
+
+	if (gen > GEN_MASK)
+		return false;
+	MB();
+	if (RD64(e + 1) != RD64(at) || RD64(e + 2) != RD64(at + 8) || RD64(e + 3) != RD64(at + 16) || RD64(e + 4) != RD64(at + 24))
+		return false;
+	*value = RD64(e + E_VALUE);
+	MB();
+	return !((*value ^ gen) & GEN_MASK) && RD64(e) == owner;
 }
 
 AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)

@@ -6,6 +6,13 @@
 #include "filter.h"
 #include "known.h"
 
+/* Does the entry of this family ask the filter? On XDP that of IPv4 has asked for IPv6 too. */
+#ifdef LB_HOOK_XDP
+#define ENTRY_ASKS (LB_FAMILY == 4)
+#else
+#define ENTRY_ASKS 1
+#endif
+
 /* Hands a frame to a program that parses it from the start. */
 AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 {
@@ -20,7 +27,10 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 	return LB_PASS;
 }
 
-/* A frame that is not of this family: the other family's entry, VLAN tags, or nothing of ours. */
+/* Goes on with the IPv6 entry point of this program: a jump (bpf/link.py). */
+static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
+
+/* A frame that is not of this family, or too short for the quick parser: tags and small datagrams have a program of their own. */
 AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 {
 	u16 type;
@@ -28,38 +38,56 @@ AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 	if (data + ETH_HLEN > end)
 		return LB_PASS;
 	type = *(u16 *)(data + 12);
-#if LB_FAMILY == 4
-	if (LIKELY(type == ETH_IP6)) /* nobody's packet is not worth a tail call; what leaves may be the node's own ICMP error */
-		return flags & PKT_EGRESS || filter_frame6(data, end) ? entry_call(ctx, flags, SLOT_XDP6) : LB_PASS;
-#endif
+	if (type == ETH_FAMILY)
+		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
 	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, SLOT_GENERAL) : LB_PASS;
 }
 
-/* A frame of this family that concerns us. */
-AI int entry_known(lb_ctx *ctx, u8 *data, u8 *end, struct lb_pkt *pk)
+/* Hands a plain frame to another program of this family. */
+AI int entry_slow(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 {
+	struct lb_scratch *s = scratch();
+	u8 *data = CTX_DATA(ctx);
+
+	if (s && data + QUICK_HLEN <= CTX_END(ctx)) {
+		PKT_AGAIN(data, &s->pk);
+		s->pk.concern = concern;
+		s->pk.flags |= flags;
+		pkt_whole(ctx, &s->pk);
+		lb_call(ctx, FAMILY_SLOT(slot));
+	}
+	return LB_DROP;
+}
+
+/* A plain frame, towards an address of ours or from a local backend. Returns GO_SLOW or GO_REPLY if another program must see it, at
+ * SLOT_FLOW or SLOT_REPLY. */
+#define GO_REPLY (-2)
+
+AI int entry_known(lb_ctx *ctx, struct quick *q, u64 concern)
+{
+	struct slot_view view;
+	struct lb_pkt pk;
 	struct ct_key key;
 	struct ct_flow flow;
-	u64 hash, now = now_ticks();
+	u64 hash;
 	int rc;
 
-	if (!(pk->concern & (CONCERN_VIP | CONCERN_SNAT)))
-		return lb_call_with(ctx, pk, SLOT_REPLY);
-	if (pk->concern & CONCERN_SNAT && snat_port(pk->dport)) {
-		struct slot_view view;
-
-		if (LIKELY(snat_find(pk, &view))) {
-			rc = reply_quick(ctx, data, end, pk, &view, now);
-			return LIKELY(rc >= 0) ? rc : lb_call_with(ctx, pk, SLOT_REPLY);
+	if (UNLIKELY(concern != CONCERN_VIP)) {
+		if (concern == CONCERN_SOURCE)
+			return GO_REPLY;
+		PKT_AGAIN(q->data, &pk);
+		if ((!ENTRY_ASKS || snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) /* not asked: only such ports come here */ {
+			rc = reply_quick(ctx, q, &view);
+			return LIKELY(rc >= 0) ? rc : GO_REPLY;
 		}
 	}
-	hash = ct_key_make(&key, &pk->saddr, pk->sport, &pk->daddr, pk->dport, pk->proto);
-	if (LIKELY(!is_syn(pk) && ct_find(hash, &key, now, &flow))) {
-		rc = flow_quick(ctx, data, end, pk, &key, &flow, now);
-		if (LIKELY(rc >= 0))
-			return rc;
-	}
-	return lb_call_with(ctx, pk, SLOT_FLOW);
+	PKT_AGAIN(q->data, &pk);
+	hash = ct_key_make(&key, &pk.saddr, pk.sport, &pk.daddr, pk.dport, pk.proto);
+	if (LIKELY(ct_find_frame(ct_bucket(hash), &key, q->data, &flow)))
+		return flow_quick(ctx, q, &flow, false);
+	if (stamp_fresh(CT_STAMPS(ct_bucket(hash))[0], q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
+		return flow_quick(ctx, q, &flow, true);
+	return GO_SLOW;
 }
 
 #ifdef LB_HOOK_XDP
@@ -101,35 +129,56 @@ AI int entry_nobody(lb_ctx *ctx, const u8 *data, u16 flags)
 /* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
 AI int entry(lb_ctx *ctx, u16 flags)
 {
-	u8 *data, *end;
 	struct lb_pkt pk;
+	struct quick q;
+	u64 concern;
+	u8 *end;
+	int rc;
 
 #ifdef LB_HOOK_TC
 	if (!hook_ready(ctx, flags))
 		return LB_PASS;
 #endif
-	data = CTX_DATA(ctx);
+	q.data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
-	if (UNLIKELY(parse_addrs(data, end, &pk) || (LB_FAMILY == 6 && data + ETH_HLEN + IP_HLEN + 4 > end)))
-		return entry_other(ctx, data, end, flags);
-#if LB_FAMILY == 6 && defined(LB_HOOK_XDP)
-	pk.concern = CONCERN_VIP; /* xdp has asked: exactly which is asked again only where it matters */
-	if (snat_port(*(u16 *)(data + ETH_HLEN + IP_HLEN + 2)))
-#endif
-	pk.concern = filter_dst(&pk.daddr);
-	if (LIKELY(!pk.concern)) {
-		if (LIKELY(!filter_src(&pk.saddr)))
-			return entry_nobody(ctx, data, flags);
-		pk.concern = CONCERN_SOURCE;
+	if (UNLIKELY(q.data + QUICK_HLEN > end))
+		return entry_other(ctx, q.data, end, flags);
+#if LB_FAMILY == 4
+	if (UNLIKELY(*(u16 *)(q.data + 12) != ETH_IP4)) {
+		if (*(u16 *)(q.data + 12) != ETH_IP6)
+			return entry_other(ctx, q.data, end, flags);
+		if (!(flags & PKT_EGRESS) && !filter_frame6(q.data)) /* what leaves may be the node's own ICMP error */
+			return LB_PASS;
+		entry6(ctx);
+		__builtin_unreachable();
 	}
+#endif
+	addrs_load(q.data, &pk);
+	concern = CONCERN_VIP; /* IPv6: xdp has asked. Exactly which is asked again only where it matters */
+	if (ENTRY_ASKS || snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + 2)))
+		concern = filter_dst(&pk.daddr);
+	if (LIKELY(!concern)) {
+		if (LIKELY(!filter_src(&pk.saddr)))
+			return entry_nobody(ctx, q.data, flags);
+		concern = CONCERN_SOURCE;
+	}
+	quick_moment(&q);
+	q.ifindex = CTX_IFINDEX(ctx);
+	q.flags = hook_flags(ctx, flags);
 #ifdef LB_HOOK_XDP
-	if (UNLIKELY(!frame_is_ours(CTX_IFINDEX(ctx), data)))
+	if (UNLIKELY(!frame_is_ours(q.ifindex, q.data)))
 		return LB_PASS;
 #endif
-	flags = hook_flags(ctx, flags);
-	if (UNLIKELY(parse_quick(data, end, &pk) || pk.l3_len + ETH_HLEN > FRAME_LEN(ctx, data, end)))
-		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
-	pk.flags |= flags;
-	pkt_whole(ctx, &pk);
-	return entry_known(ctx, data, end, &pk);
+	q.len = FRAME_LEN(ctx, q.data, end);
+	PKT_AGAIN(q.data, &pk);
+	rc = pkt_kind(q.data, q.len, &pk);
+	if (UNLIKELY(rc == PKT_NOT_PLAIN))
+		return entry_call(ctx, q.flags, FAMILY_SLOT(SLOT_GENERAL));
+	if (UNLIKELY(rc == PKT_TURNS))
+		rc = concern == CONCERN_SOURCE ? GO_REPLY : GO_SLOW;
+	else
+		rc = entry_known(ctx, &q, concern);
+	if (LIKELY(rc >= 0))
+		return rc;
+	return rc == GO_REPLY ? entry_slow(ctx, concern, q.flags, SLOT_REPLY) : entry_slow(ctx, concern, q.flags, SLOT_FLOW);
 }

@@ -46,11 +46,9 @@ AI bool filter_src(const lb_addr *a)
 	return filter_src_at(filter_position(a));
 }
 
-/* Asks for both addresses of an untagged IPv6 frame, from the entry point of either family. */
-AI bool filter_frame6(const u8 *data, const u8 *end)
+/* Asks for both addresses of an untagged IPv6 frame, whose header is there, from the entry point of either family. */
+AI bool filter_frame6(const u8 *data)
 {
-	if (data + ETH_HLEN + 40 > end)
-		return false;
 	return filter_dst_at(filter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
 	       filter_src_at(filter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
 }

@@ -17,7 +17,7 @@
 #define SCORE_FREE (1ULL << 40)
 #define SCORE_EXPIRED (1ULL << 39)
 #define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
-#define TIMEOUTS(est) (CFG->timeout_new | (est) << 16 | CFG->timeout_closing << 32 | CFG->timeout_new << 48)
+#define TIMEOUTS(est) (CFG(timeout_new) | (est) << 16 | CFG(timeout_closing) << 32 | CFG(timeout_new) << 48)
 
 /* What scoring depends on: the time-outs of the four states (16 bits each) of TCP, and what differs for UDP. */
 struct ct_rules {
@@ -182,7 +182,7 @@ AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64
 AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
 		 struct ct_flow *f)
 {
-	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS(CFG->timeout_tcp), TIMEOUTS(CFG->timeout_udp)};
+	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS(CFG(timeout_tcp)), TIMEOUTS(CFG(timeout_udp))};
 	u64 rc = CT_RETRY, *bucket, way;
 
 	rules.udp ^= rules.tcp;

@@ -10,10 +10,19 @@
 
 #define GO_SLOW (-1)
 
+/* `index`: of the backend's record, below the number of records. */
+AI void count_flow_in(u8 *row, u64 service, u64 index, u64 bytes)
+{
+	u8 *backends = row + METRIC_BACKEND * sizeof(struct lb_counter) + index * sizeof(struct lb_counter);
+
+	OPAQUE(backends); /* or each field gets an offset too long for an instruction */
+	count_in(row, METRIC_SERVICE + service, bytes);
+	count_in(backends, 0, bytes);
+}
+
 AI void count_flow(u64 service, u64 backend, u64 bytes)
 {
-	count(METRIC_SERVICE + service, bytes);
-	count(METRIC_BACKEND + (backend & CFG->path_mask), bytes);
+	count_flow_in(counters(), service, backend & CFG(path_mask), bytes);
 }
 
 /* Returns the tuple of a flow's packet towards its backend. */
@@ -37,49 +46,155 @@ AI bool stays_here(u64 meta, u64 value)
 	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
 }
 
-#if LB_FAMILY == 6 && defined(LB_HOOK_XDP)
+#ifdef LB_HOOK_XDP
+#if LB_FAMILY == 6
 /* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
  * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
  * value word without its state), and the address it is sent from. Another mark: added up again. */
-AI u64 flow_sum(const struct ct_flow *f, const struct lb_pkt *pk, const struct lb_tuple *to)
+AI u64 flow_sum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
 {
-	u64 *at = f->seen_at + 1, kept = RD64(at), mark = to->saddr.w[0] * 0x9E3779B97F4A7C15ULL + to->saddr.w[1], sum;
+	u64 *at = f->seen_at + 1, kept = RD64(at), mark, sum;
+	struct lb_tuple to;
+	struct lb_pkt pk;
+	lb_addr from;
 
+	if (port)
+		path_snat(path, &from);
+	else
+		addr_load(&from, data + ETH_HLEN + 8);
+	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
 	mark = (mark ^ (f->value & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND))) * 0x9FB21C651E98DF25ULL;
 	if (LIKELY(!((kept ^ mark) >> 16)))
 		return kept & 0xffff;
-	sum = csum_fold(nat_addresses(pk, to) + nat_ports(pk, to));
+	PKT_AGAIN(data, &pk);
+	OPAQUE(path);
+	flow_tuple(&pk, path, path->port, f->value, &to);
+	sum = csum_fold(nat_addresses(&pk, &to) + nat_ports(&pk, &to));
 	WR64(at, (mark & ~0xffffULL) | sum);
 	return sum;
 }
-
-#define FLOW_WRITE(ctx, data, end, pk, to, hops, f) nat_write_sum(data, end, pk, to, hops, flow_sum(f, pk, to))
-#else
-#define FLOW_WRITE(ctx, data, end, pk, to, hops, f) nat_write(ctx, data, end, pk, to, hops)
 #endif
 
-AI int flow_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct ct_key *key, struct ct_flow *f, u64 now)
+/* Writes a plain packet of a known flow; `port`: its SNAT port, 0 = none. */
+AI int flow_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
 {
-	u64 v = f->value, meta, len = FRAME_LEN(ctx, data, end);
-	lb_path *path = path_of(V_BACKEND(v));
-	struct nexthop nh;
 	struct lb_tuple to;
-	bool here;
+	struct lb_pkt pk;
+	u64 sum = 0, diff = 0;
 
-	meta = PATH_META(path);
-	here = stays_here(meta, v);
-	if (UNLIKELY(!path_serves(meta, v) || over_mtu(pk->l3_len, META_MTU(meta))))
+#if LB_FAMILY == 6
+	sum = flow_sum(f, data, path, port);
+	OPAQUE(path);
+#endif
+	PKT_AGAIN(data, &pk);
+	tuple_of(&pk, &to);
+	path_addr(path, &to.daddr);
+	to.dport = path->port;
+	if (port) {
+		path_snat(path, &to.saddr);
+		to.sport = port;
+	}
+#if LB_FAMILY == 4
+	diff = nat_addresses(&pk, &to);
+	sum = diff + nat_ports(&pk, &to);
+#endif
+	return nat_quick(ctx, data, &pk, &to, port != 0, diff, sum);
+}
+
+/* Writes a plain reply. */
+AI int reply_write(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	u64 diff = nat_diff(data + ETH_HLEN, pk, to);
+
+	return nat_quick(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
+}
+
+/* Writes a next hop's MACs; before all else, so that they need not be kept. */
+AI int macs_write(u8 *data, const struct nexthop *nh)
+{
+	*(u64 *)data = nh->macs;
+	*(u32 *)(data + 8) = nh->rest;
+	return 0;
+}
+
+/* Sends a frame whose MACs are written. */
+AI int send_quick(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct nexthop *nh, u64 ifindex)
+{
+	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
+}
+#else
+AI int flow_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
+{
+	struct lb_tuple to;
+	struct lb_pkt pk;
+
+	pkt_load(data, &pk);
+	flow_tuple(&pk, path, path->port, f->value, &to);
+	return nat_write(ctx, data, 0, &pk, &to, port != 0);
+}
+
+#define reply_write(ctx, data, pk, to) nat_write(ctx, data, 0, pk, to, 1)
+#define macs_write(data, nh) 0
+#define send_quick(ctx, data, pk, nh, ifindex) out_send(ctx, data, 0, pk, nh)
+#endif
+
+/* What stays with a packet on the quick path. Clock and counters are asked for once, before there is much to keep meanwhile. */
+struct quick {
+	u8 *data;
+	u64 len, ifindex, now; /* of the frame; it came in by; ticks */
+	u8 *row;               /* counters of this CPU */
+	u16 flags;             /* PKT_*, of the hook */
+};
+
+AI void quick_moment(struct quick *q)
+{
+	q->now = now_ticks();
+	OPAQUE(q->now); /* here, and not where it is used: there it would be twice as much to keep */
+	q->row = counters();
+	OPAQUE(q->row);
+}
+
+/* A packet of a flow whose replies come to a SNAT port, to its backend. */
+AI int flow_remote(lb_ctx *ctx, struct quick *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index, u64 port)
+{
+	struct nexthop nh;
+	struct lb_pkt pk;
+
+	PKT_AGAIN(q->data, &pk);
+	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh) || macs_write(q->data, &nh)))
 		return GO_SLOW;
-	if (!here && UNLIKELY(pk->ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh)))
-		return GO_SLOW;
-	if (UNLIKELY(pk->flags & PKT_EGRESS || !ct_refresh_quick(f, key, pk, now)))
-		return GO_SLOW;
-	count(here ? REASON_FWD_LOCAL : REASON_FWD_ESTABLISHED, len);
-	count_flow(SEEN_SERVICE(f->seen_at), V_BACKEND(v), len);
-	flow_tuple(pk, path, meta, v, &to);
-	if (FLOW_WRITE(ctx, data, end, pk, &to, !here, f))
+	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
+	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
+	if (flow_write(ctx, q->data, path, port, f))
 		return LB_DROP;
-	return here ? LB_PASS : out_send(ctx, data, end, pk, &nh);
+	return send_quick(ctx, q->data, &pk, &nh, q->ifindex);
+}
+
+/* A packet of a flow that stays on this node. */
+AI int flow_local(lb_ctx *ctx, struct quick *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
+{
+	if (!META_IS(meta, PATH_LOCAL))
+		return GO_SLOW;
+	count_in(q->row, REASON_FWD_LOCAL, q->len);
+	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
+	return flow_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
+}
+
+AI int flow_quick(lb_ctx *ctx, struct quick *q, struct ct_flow *f, bool second)
+{
+	u64 v = f->value, index = V_BACKEND(v) & CFG(path_mask), port = V_SNAT(v), meta;
+	lb_path *path = path_at(index);
+	struct lb_pkt pk;
+
+	PKT_AGAIN(q->data, &pk);
+	pkt_whole(ctx, &pk);
+	meta = PATH_META(path);
+	if (UNLIKELY(!path_serves(meta, v) || over_mtu(pk.l3_len, META_MTU(meta))))
+		return GO_SLOW;
+	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_quick(f, &pk, second, q->now)))
+		return GO_SLOW;
+	OPAQUE(port);
+	return LIKELY(port != 0) ? flow_remote(ctx, q, path, meta, f, index, port) : flow_local(ctx, q, path, meta, f, index);
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */
@@ -99,27 +214,31 @@ AI bool snat_port(u16 port)
 {
 	u64 host = NTOHS(port);
 
-	return host >= CFG->snat_port_min && host <= CFG->snat_port_max;
+	return host >= CFG(snat_port_min) && host <= CFG(snat_port_max);
 }
 
 /* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
-AI int reply_quick(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct slot_view *view, u64 now)
+AI int reply_quick(lb_ctx *ctx, struct quick *q, const struct slot_view *view)
 {
-	u64 len = FRAME_LEN(ctx, data, end);
+	u64 meta = view->meta;
 	struct lb_tuple to;
 	struct nexthop nh;
+	struct lb_pkt pk;
 
-	if (UNLIKELY(SLOT_SEEN(view->meta) != SLOT_UNITS(now) || pk->tcp_flags & (TCP_FIN | TCP_RST) || pk->ttl <= 1))
+	if (UNLIKELY(!frontend_of(SLOT_SERVICE(meta), &to.saddr, &to.sport)))
 		return GO_SLOW;
-	if (UNLIKELY(!nexthop_load(SLOT_NEXTHOP(view->meta), &nh) || !frontend_of(SLOT_SERVICE(view->meta), &to.saddr, &to.sport)))
+	PKT_AGAIN(q->data, &pk);
+	pkt_whole(ctx, &pk);
+	if (UNLIKELY(SLOT_SEEN(meta) != SLOT_UNITS(q->now) || pk.ttl <= 1 || !nexthop_load(SLOT_NEXTHOP(meta), &nh)))
 		return GO_SLOW;
-	if (UNLIKELY(over_mtu(pk->l3_len, reply_mtu(pk, &nh))))
+	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
 		return GO_SLOW;
+	count_in(q->row, REASON_FWD_REPLY, q->len);
+	count_flow_in(q->row, SLOT_SERVICE(meta), SLOT_BACKEND(meta) & CFG(path_mask), q->len);
+	PKT_AGAIN(q->data, &pk);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	count(REASON_FWD_REPLY, len);
-	count_flow(SLOT_SERVICE(view->meta), SLOT_BACKEND(view->meta), len);
-	if (nat_write(ctx, data, end, pk, &to, 1))
+	if (reply_write(ctx, q->data, &pk, &to))
 		return LB_DROP;
-	return out_send(ctx, data, end, pk, &nh);
+	return send_quick(ctx, q->data, &pk, &nh, q->ifindex);
 }

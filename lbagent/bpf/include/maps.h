@@ -7,19 +7,18 @@
 #pragma once
 #include "types.h"
 
-#define FAMILY_FD(name) ((void *)bpf_pseudo_fd(1, FAMILY_MAP(name)))
-#define FAMILY_VAL(name) ((u8 *)bpf_pseudo_fd(2, FAMILY_MAP(name)))
-#define CFG ((const struct lb_config *)MAPVAL(lb_config))
+#define FAMILY_FD(name) ((void *)map_word(MAP_WORD_FD, FAMILY_MAP(name)))
+#define FAMILY_VAL(name) ((u8 *)map_word(MAP_WORD_VALUE, FAMILY_MAP(name)))
 #if LB_FAMILY == 4
-#define CFG_FLOW_MASK (CFG->flow4_mask)
-#define CFG_SNAT_MASK (CFG->snat4_mask)
-#define CFG_FLOW_OLD_MASK (CFG->flow4_old_mask)
-#define CFG_SNAT_OLD_MASK (CFG->snat4_old_mask)
+#define CFG_FLOW_MASK CFG(flow4_mask)
+#define CFG_SNAT_MASK (CFG(snat4_mask))
+#define CFG_FLOW_OLD_MASK (CFG(flow4_old_mask))
+#define CFG_SNAT_OLD_MASK (CFG(snat4_old_mask))
 #else
-#define CFG_FLOW_MASK (CFG->flow6_mask)
-#define CFG_SNAT_MASK (CFG->snat6_mask)
-#define CFG_FLOW_OLD_MASK (CFG->flow6_old_mask)
-#define CFG_SNAT_OLD_MASK (CFG->snat6_old_mask)
+#define CFG_FLOW_MASK (CFG(flow6_mask))
+#define CFG_SNAT_MASK (CFG(snat6_mask))
+#define CFG_FLOW_OLD_MASK (CFG(flow6_old_mask))
+#define CFG_SNAT_OLD_MASK (CFG(snat6_old_mask))
 #endif
 /* Are flows (SNAT slots) being moved here from a map of another size? Constants for the verifier: the code under them is not there
  * at any other time. docs/datapath.md, "Resizing". */
@@ -29,15 +28,29 @@
 /* The clock: ticks of about one second, 16 bits. */
 AI u64 now_ticks(void)
 {
-	return (jiffies() >> (CFG->jiffies_shift & 63)) & 0xffff;
+	return (jiffies() >> (CFG(jiffies_shift))) & 0xffff;
 }
 
-AI void count(u32 index, u64 bytes)
+/* This CPU's row of counters: an array of rows, so that the quick path needs no look-up. (More CPUs than rows: they share.) */
+AI u8 *counters(void)
 {
-	struct lb_counter *c = map_lookup(MAPFD(lb_metrics), &index);
+	u64 cpu = cpu_number();
 
-	if (c) {
-		c->packets++;
-		c->bytes += bytes;
-	}
+	if (UNLIKELY(cpu >= CFG(counter_rows)))
+		cpu = 0;
+	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_row);
+}
+
+AI void count_in(u8 *row, u64 index, u64 bytes)
+{
+	struct lb_counter *c = (struct lb_counter *)row + index;
+
+	c->packets++;
+	c->bytes += bytes;
+}
+
+/* Counts a packet under its reason. */
+AI void count(u64 reason, u64 bytes)
+{
+	count_in(counters(), reason & (REASON_SLOTS - 1), bytes);
 }

@@ -166,8 +166,8 @@ AI u64 *move_target(u64 index, u64 meta)
 
 	if (CFG_SNAT_MASK < CFG_SNAT_OLD_MASK)
 		return (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SLOT_BYTES);
-	port = CFG->snat_port_min + ((index - bh - CFG->snat_port_min) & CFG_SNAT_OLD_MASK);
-	if (port > CFG->snat_port_max || port + CFG_SNAT_OLD_MASK + 1 <= CFG->snat_port_max)
+	port = CFG(snat_port_min) + ((index - bh - CFG(snat_port_min)) & CFG_SNAT_OLD_MASK);
+	if (port > CFG(snat_port_max) || port + CFG_SNAT_OLD_MASK + 1 <= CFG(snat_port_max))
 		return 0;
 	return slot_of(bh, HTONS(port));
 }

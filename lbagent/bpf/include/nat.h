@@ -28,7 +28,7 @@ AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 #define HOP_DIFF 0xfffe
 
 #ifdef LB_HOOK_XDP
-AI int nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
+AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
 {
 #if LB_FAMILY == 4
 	if (hops) {
@@ -44,18 +44,17 @@ AI int nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 di
 	addr_store(l3 + 8, &to->saddr);
 	addr_store(l3 + 24, &to->daddr);
 #endif
-	return 0;
 }
 
-/* Writes ports and checksum; `sum` is what addresses and ports change. Returns -1 if the frame is too short. */
-AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum)
+/* Writes ports and checksum; `sum` is what addresses and ports change. Returns -1 if the frame is too short (not asked of a `plain` one). */
+AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum, bool plain)
 {
 	if (pk->proto == PROTO_TCP) {
-		if (l4 + 18 > end)
+		if (!plain && l4 + 18 > end)
 			return -1;
 		*(u16 *)(l4 + 16) = csum_apply(*(u16 *)(l4 + 16), sum);
 	} else {
-		if (l4 + UDP_HLEN > end)
+		if (!plain && l4 + UDP_HLEN > end)
 			return -1;
 		if (*(u16 *)(l4 + 6))
 			*(u16 *)(l4 + 6) = csum_apply_udp(*(u16 *)(l4 + 6), sum);
@@ -67,7 +66,7 @@ AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *t
 
 AI u64 nat_ports(const struct lb_pkt *pk, const struct lb_tuple *to)
 {
-	return word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
+	return (u64)to->sport + to->dport + 2 * 0xffff - ((u64)pk->sport + pk->dport);
 }
 
 AI u64 nat_addresses(const struct lb_pkt *pk, const struct lb_tuple *to)
@@ -88,6 +87,15 @@ AI u64 nat_sum32(const u8 *p)
 }
 #endif
 
+AI u64 nat_diff(const u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+#if LB_FAMILY == 4
+	return nat_addresses(pk, to);
+#else
+	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + 8);
+#endif
+}
+
 /* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short.
  * `data`, `end`: the context's, which tc does not need. */
 AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
@@ -97,27 +105,20 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 
 	if (l3 + IP_HLEN > end)
 		return -1;
-#if LB_FAMILY == 4
-	diff = nat_addresses(pk, to);
-#else
-	diff = addr_sum(&to->saddr) + addr_sum(&to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + 8);
-#endif
-	if (!(pk->flags & PKT_LATER) && nat_l4(l4, end, pk, to, diff + nat_ports(pk, to)))
+	diff = nat_diff(l3, pk, to);
+	if (!(pk->flags & PKT_LATER) && nat_l4(l4, end, pk, to, diff + nat_ports(pk, to), false))
 		return -1;
-	return nat_l3(l3, pk, to, diff, hops);
+	nat_l3(l3, pk, to, diff, hops);
+	return 0;
 }
 
-#if LB_FAMILY == 6
-/* The same for a whole datagram whose `sum` is known already (there is no IP checksum to care for). */
-AI int nat_write_sum(u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 sum)
+/* The same for a plain frame of QUICK_HLEN bytes or more, whose L4 checksum changes by `sum`, its addresses by `diff`. */
+AI int nat_quick(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
 {
-	u8 *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
-
-	if (l3 + IP_HLEN > end || nat_l4(l4, end, pk, to, sum))
-		return -1;
-	return nat_l3(l3, pk, to, 0, hops);
+	nat_l4(data + ETH_HLEN + IP_HLEN, 0, pk, to, sum, true);
+	nat_l3(data + ETH_HLEN, pk, to, diff, hops);
+	return 0;
 }
-#endif
 #else
 #define L4_FLAGS(proto) ((proto) == PROTO_UDP ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a UDP checksum of 0 stays 0 */
 #define PSEUDO_HEADER (1 << 4)                                /* BPF_F_PSEUDO_HDR */

@@ -31,9 +31,9 @@
 
 struct lb_pkt {
 	lb_addr saddr, daddr;
+	u32 l3_len;          /* bytes from the IP header to the end of the datagram, host order; <= what the frame holds */
 	__be16 sport, dport; /* of a later fragment: the first one's; ICMP: 0 */
 	u16 l3_off, l4_off;  /* bytes from the start of the frame */
-	u16 l3_len;          /* bytes from the IP header to the end of the datagram, host order; <= what the frame holds */
 	u8 proto;            /* L4 protocol after extension headers */
 	u8 tcp_flags;        /* 0 for UDP */
 	u8 ttl;              /* TTL or hop limit */
@@ -67,34 +67,26 @@ AI bool is_host(const lb_addr *a)
 #endif
 }
 
-/* Reads the addresses of an untagged frame of this family. Returns -1 if it is none, or too short for an IP header. */
-AI int parse_addrs(const u8 *data, const u8 *end, struct lb_pkt *pk)
+AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 {
-	if (data + ETH_HLEN + IP_HLEN > end || *(u16 *)(data + 12) != ETH_FAMILY)
-		return -1;
 	addr_load(&pk->saddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 12 : 8));
 	addr_load(&pk->daddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 16 : 24));
-	return 0;
 }
 
-/* After parse_addrs: fills the rest of the record. Returns -1 for what the general parser must see (also anything odd). */
-AI int parse_quick(const u8 *data, const u8 *end, struct lb_pkt *pk)
+/* Reads a frame of this family that has QUICK_HLEN bytes as if it were a plain one. The caller asks whether it is. */
+#define QUICK_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
+
+AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 {
 	const u8 *l3 = data + ETH_HLEN, *l4 = l3 + IP_HLEN;
-	u64 room, need;
 
-	if (l4 + UDP_HLEN > end)
-		return -1;
+	addrs_load(data, pk);
 #if LB_FAMILY == 4
-	if (*l3 != 0x45 || *(u16 *)(l3 + 6) & HTONS(0x3fff))
-		return -1;
 	pk->flags = *(u16 *)(l3 + 6) & HTONS(0x4000) ? PKT_DF : 0;
 	pk->proto = l3[9];
 	pk->ttl = l3[8];
 	pk->l3_len = NTOHS(*(u16 *)(l3 + 2));
 #else
-	if (*l3 >> 4 != 6)
-		return -1;
 	pk->flags = PKT_DF;
 	pk->proto = l3[6];
 	pk->ttl = l3[7];
@@ -104,16 +96,37 @@ AI int parse_quick(const u8 *data, const u8 *end, struct lb_pkt *pk)
 	pk->l4_off = ETH_HLEN + IP_HLEN;
 	pk->sport = *(u16 *)l4;
 	pk->dport = *(u16 *)(l4 + 2);
-	if (pk->proto == PROTO_TCP) {
-		if (l4 + TCP_HLEN > end)
-			return -1;
-		pk->tcp_flags = l4[13];
-		need = IP_HLEN + TCP_HLEN;
-	} else {
-		if (pk->proto != PROTO_UDP)
-			return -1;
-		pk->tcp_flags = 0;
-		need = IP_HLEN + UDP_HLEN;
+	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[13] : 0;
+}
+
+/* Reads it once more, so that what was read before need not be kept until here: a load costs what a load from the stack does. */
+#define PKT_AGAIN(data, pk) \
+	do { \
+		OPAQUE(data); \
+		pkt_load(data, pk); \
+	} while (0)
+
+#define PKT_NOT_PLAIN 0
+#define PKT_PLAIN 1 /* no options, no fragment, TCP or UDP, as long as it says */
+#define PKT_TURNS 2 /* the same with SYN, FIN or RST */
+
+AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
+{
+	const u8 *l3 = data + ETH_HLEN;
+
+#if LB_FAMILY == 4
+	if (*l3 != 0x45 || *(u16 *)(l3 + 6) & HTONS(0x3fff))
+		return PKT_NOT_PLAIN;
+#else
+	if (*l3 >> 4 != 6)
+		return PKT_NOT_PLAIN;
+#endif
+	if (UNLIKELY((u64)pk->l3_len + ETH_HLEN > frame_len))
+		return PKT_NOT_PLAIN;
+	if (LIKELY(pk->proto == PROTO_TCP)) {
+		if (UNLIKELY(pk->l3_len < IP_HLEN + TCP_HLEN))
+			return PKT_NOT_PLAIN;
+		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TURNS : PKT_PLAIN;
 	}
-	return pk->l3_len < need ? -1 : 0;
+	return pk->proto == PROTO_UDP && pk->l3_len >= IP_HLEN + UDP_HLEN ? PKT_PLAIN : PKT_NOT_PLAIN;
 }

@@ -14,9 +14,14 @@ typedef struct FAMILY(path) lb_path;
 #define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
 #define META_MTU(m) ((u64)(m) >> 48)
 
+AI lb_path *path_at(u64 index)
+{
+	return (lb_path *)(FAMILY_VAL(path) + index * sizeof(lb_path));
+}
+
 AI lb_path *path_of(u64 backend)
 {
-	return (lb_path *)(FAMILY_VAL(path) + (backend & CFG->path_mask) * sizeof(lb_path));
+	return path_at(backend & CFG(path_mask));
 }
 
 AI void path_addr(const lb_path *path, lb_addr *a)
@@ -48,10 +53,17 @@ AI u8 path_proto(u64 meta)
 	return META_IS(meta, PATH_UDP) ? PROTO_UDP : PROTO_TCP;
 }
 
+/* Is it the backend's protocol? PROTO_BITS has why one bit tells. */
+AI bool path_carries(u64 meta, u8 proto)
+{
+	_Static_assert(PATH_UDP == 16, "bit 28 of the meta word");
+	return !((meta >> 28 ^ proto) & 1);
+}
+
 /* Is a datagram of `len` bytes too long for an MTU (0: unknown)? */
 AI bool over_mtu(u64 len, u64 mtu)
 {
-	return mtu - 1 < len - 1;
+	return UNLIKELY(len > mtu) && mtu;
 }
 
 /* Both MACs and the device, as they lie in lb_nexthop. */

@@ -10,7 +10,6 @@
 #include "maps.h"
 #include "parse.h"
 
-#define SLOT_XDP6 0    /* entry of IPv6 frames; tc: hook_flags */
 #define SLOT_GENERAL 1 /* nothing in the record but hook_flags: parse all of it */
 #define SLOT_FLOW 3    /* pk: flow look-up, then service and selection */
 #define SLOT_INSERT 5  /* pk, choice: make the flow and forward */
@@ -66,21 +65,9 @@ AI struct lb_scratch *scratch(void)
  * empty statement keeps the compiler from merging two calls into one. */
 #define lb_call(ctx, slot) \
 	do { \
-		tail_call(ctx, (void *)bpf_pseudo_fd(1, HOOK_CALLS), slot); \
+		tail_call(ctx, (void *)map_word(MAP_WORD_FD, HOOK_CALLS), slot); \
 		asm volatile("" ::"i"(slot)); \
 	} while (0)
-
-/* Hands a packet parsed on the stack to another program of this family. Returns only if that program is not there. */
-AI int lb_call_with(lb_ctx *ctx, const struct lb_pkt *pk, u64 slot)
-{
-	struct lb_scratch *s = scratch();
-
-	if (s) {
-		s->pk = *pk;
-		lb_call(ctx, FAMILY_SLOT(slot));
-	}
-	return LB_DROP;
-}
 
 /* Counts a verdict under its reason and returns it. */
 AI int verdict(lb_ctx *ctx, u32 reason, int action)

@@ -63,7 +63,7 @@ AI void affinity_note(const struct lb_pkt *pk, const struct lb_service *svc, u64
 AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
 {
 	u32 id = NTOHS(svc->rev_nat_index), zero = 0;
-	u64 sum = addr_sum(&pk->saddr) * GOLDEN, ports = pk->proto | (u64)pk->dport << 16, size = CFG->maglev_size, at;
+	u64 sum = addr_sum(&pk->saddr) * GOLDEN, ports = pk->proto | (u64)pk->dport << 16, size = CFG(maglev_size), at;
 	void *inner = map_lookup(FAMILY_FD(maglev), &id);
 	u32 *table;
 
@@ -88,7 +88,7 @@ AI u64 flow_draw(const struct lb_pkt *pk, u64 hash, u64 count)
 	u64 x = (hash ^ (u64)pk->dport << 48 ^ addr_sum(&pk->daddr)) * GOLDEN;
 
 	x ^= x >> 32;
-	x *= CFG->seed1 | 1;
+	x *= (CFG(seed1) | 1);
 	return ((x >> 32) * count) >> 32;
 }
 

@@ -69,7 +69,7 @@ AI u32 service_routable(const struct lb_pkt *pk, const struct lb_service *svc)
 		return 0;
 	if (svc->flags2 & SVC2_LOOPBACK)
 		return REASON_PASS_NOT_SERVICE; /* 127.0.0.1 and its like: not for the wire */
-	if (!(pk->flags & PKT_INTERNAL) && !(CFG->flags & CONFIG_EXTERNAL_CLUSTERIP))
+	if (!(pk->flags & PKT_INTERNAL) && !(CFG(flags) & CONFIG_EXTERNAL_CLUSTERIP))
 		return REASON_DROP_NOT_ROUTABLE;
 	return 0;
 }

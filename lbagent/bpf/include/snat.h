@@ -21,7 +21,7 @@
 #define SLOT_SEEN_MASK 0xfff0ULL
 #define SLOT_UNITS(ticks) ((u64)(ticks) >> 3 & 0xfff)
 /* Life of a slot without a sign of its flow: the flow's own, and twice the 256 ticks between two renewals. */
-#define SLOT_LIFE ((CFG->timeout_tcp > CFG->timeout_udp ? CFG->timeout_tcp : CFG->timeout_udp) / 8 + 64 + 2)
+#define SLOT_LIFE ((CFG(timeout_tcp) > CFG(timeout_udp) ? CFG(timeout_tcp) : CFG(timeout_udp)) / 8 + 64 + 2)
 
 #if LB_FAMILY == 4
 #define SLOT_META 1
@@ -55,7 +55,7 @@ AI u64 path_hash(const lb_path *path, u64 meta)
 
 AI u64 slot_stamp(u64 now, u64 state)
 {
-	u64 back = state == CT_NEW || state == CT_MID ? SLOT_LIFE - CFG->timeout_new / 8 - 2 : 0;
+	u64 back = state == CT_NEW || state == CT_MID ? SLOT_LIFE - CFG(timeout_new) / 8 - 2 : 0;
 
 	return ((now >> 3) - back & 0xfff) << 4;
 }
@@ -144,7 +144,7 @@ AI u64 snat_other(u64 hash)
  * four cache lines are read. */
 AI u64 snat_probe(u64 hash, u64 n)
 {
-	u64 first = CFG->snat_port_min, range = CFG->snat_port_max - first + 1;
+	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1;
 	u64 at = snat_first(hash, range) + n + (n >> 3) * (range >> 1);
 
 	if (at >= range)
@@ -155,7 +155,7 @@ AI u64 snat_probe(u64 hash, u64 n)
 /* Starts the cache miss of the first slot snat_take() will ask for. */
 AI void snat_touch(u64 hash, u64 backend)
 {
-	u64 first = CFG->snat_port_min, host = first + snat_first(hash, CFG->snat_port_max - first + 1);
+	u64 first = CFG(snat_port_min), host = first + snat_first(hash, CFG(snat_port_max) - first + 1);
 	lb_path *path = path_of(backend);
 
 	RD64(slot_of(path_hash(path, PATH_META(path)), HTONS(host)));
@@ -258,7 +258,7 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct slot_view *view)
 	path = path_of(SLOT_BACKEND(meta));
 	path_meta = PATH_META(path);
 	return !((s0 ^ meta) & 15) && path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport &&
-	       path_proto(path_meta) == pk->proto;
+	       path_carries(path_meta, pk->proto);
 }
 
 /* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if nobody holds it. */

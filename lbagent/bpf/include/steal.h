@@ -10,7 +10,7 @@
 /* Age of a slot, in units of 8 ticks, beyond which it may be taken: older than that of any established flow alive (renewed every
  * 256 ticks), and a first lease (which starts old) of 8 to 16 ticks, so that handshakes under way are left in peace. */
 #define STEAL_ESTABLISHED (SLOT_LIFE - 64 + 34)
-#define STEAL_FIRST (SLOT_LIFE - CFG->timeout_new / 8 - 2 + 1)
+#define STEAL_FIRST (SLOT_LIFE - CFG(timeout_new) / 8 - 2 + 1)
 #define STEAL_AGE (STEAL_FIRST > STEAL_ESTABLISHED ? STEAL_FIRST : STEAL_ESTABLISHED)
 
 /* Does the flow with this value word hold the slot at `index`? */

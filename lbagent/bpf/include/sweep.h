@@ -38,7 +38,7 @@ AI u64 sweep_entry(u64 *e, u64 now, u64 half)
 		sweep_expire(e, owner, now, limit);
 		return 0;
 	}
-	backend = (V_BACKEND(value) & CFG->path_mask) + (half ? CFG->path_mask + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
+	backend = (V_BACKEND(value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
 	return 1;
 }

@@ -147,6 +147,7 @@ typedef struct __sk_buff lb_ctx;
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*map_delete)(void *map, const void *key) = (void *)3;
+static u64 (*cpu_number)(void) = (void *)8;
 static long (*tail_call)(void *ctx, void *map, u64 slot) = (void *)12;
 #define REDIRECT_INGRESS 1 /* BPF_F_INGRESS */
 static long (*redirect_to)(u32 ifindex, u64 flags) = (void *)23;
