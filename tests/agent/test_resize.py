@@ -158,18 +158,22 @@ def test_a_start_with_other_sizes_keeps_connections(lab: Lab) -> None:
 
 
 def test_sizes_that_cannot_hold_what_is_there_stay_and_are_named(lab: Lab) -> None:
-    cluster = serving(lab, "tc", "--flow-table-size", "16384")
+    few_ports = [
+        "--snat-ports",
+        "1024-2047",
+    ]  # each has a slot of its own: with more of them there are never 1,024 slots
+    cluster = serving(lab, "tc", "--flow-table-size", "16384", *few_ports)
     with contextlib.closing(Connections(lab, 400)) as connections:
         sizes = sizes_of(lab)
         cluster.agent.stop()
-        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--flow-table-size", "1024"])
+        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--flow-table-size", "1024", *few_ports])
         cluster.agent.start()
         assert sizes_of(lab).flow4 == 1024
         assert sizes_of(lab).snat4 == sizes.snat4
         assert [text for text in cluster.agent.json("status")["problems"] if "lb4_snat keeps its 16384 entries" in text]
         connections.ask_all()
         cluster.agent.stop()
-        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--maglev-table-size", "251"])
+        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--maglev-table-size", "251", *few_ports])
         cluster.agent.start(wait=False)
         assert cluster.agent.process is not None
         assert cluster.agent.process.wait(120) == 1

@@ -268,3 +268,23 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     tried = try_move(build.ensure(), config, change.world.maps.fds, change.old, small)
     assert 136 <= tried[str(fam.version)].lost < 200  # at most one flow a slot
     talk.check()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1 << 8, 1 << 10), (1 << 10, 1 << 8)])
+def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int, after: int) -> None:
+    """While both kinds of maps are in use: whoever found room in a trial finds it afterwards too, however many came meanwhile."""
+    old = dataclasses.replace(SMALL, snat4=before, snat6=before)
+    new = dataclasses.replace(SMALL, snat4=after, snat6=after)
+    for change in changes(old, new):
+        talk = Talk(change, fam, TCP, local=False)
+        talk.open(*range(40000, 40100))
+        config = settings.pack(Settings(), new, SEEDS, clock.hz(), old)
+        assert isinstance(change.world.maps, KernelMaps)
+        lost = try_move(build.ensure(), config, change.world.maps.fds, old, new)[str(fam.version)].lost
+        assert (lost > 0) is (after < before)
+        change.begin()
+        talk.open(*range(41000, 41060))
+        assert change.all()[str(fam.version)].lost == lost
+        if not lost:
+            change.end()
+            talk.check()

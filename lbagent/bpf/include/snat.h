@@ -12,6 +12,7 @@
 #include "entry.h"
 #include "path.h"
 
+#define OLD_ALIASES 8 /* in slots fewer by this factor nobody who lives loses his while they are moved */
 #define SLOT_PROBES 16
 #define SLOT_GEN 0xffffULL
 #define SLOT_BACKEND(m) ((u64)(m) >> 44)
@@ -171,14 +172,33 @@ AI void slot_write(u64 *s, const lb_addr *client, u64 meta)
 	WR64(s + SLOT_META, meta);
 }
 
-/* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
- * moment. Returns false if somebody else holds it there. */
-AI bool snat_take_old(u64 *s, u64 owner, const lb_addr *client, u64 taken, u64 meta, u64 now)
+/* Will a flow that lives in the slots that are being left need the new slot `index`? Nobody else may take it then. Fewer slots: all
+ * old ones that fall together in it are asked, OLD_ALIASES at most. */
+AI bool snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
-	u64 s0 = RD64(s), old = RD64(s + SLOT_META);
+	NO_UNROLL
+	for (u64 n = 0; n < OLD_ALIASES; n++) {
+		u64 at = index + n * (CFG_SNAT_MASK + 1), s0, meta, *s;
 
-	if (s0 >> 16)
-		return slot_client_is(s, s0, owner, client) || SLOT_BACKEND(old) != SLOT_BACKEND(meta) || slot_stale(old, now);
+		if (n && at > CFG_SNAT_OLD_MASK)
+			break;
+		s = (u64 *)(FAMILY_VAL(snat_old) + (at & CFG_SNAT_OLD_MASK) * SLOT_BYTES);
+		s0 = RD64(s);
+		meta = RD64(s + SLOT_META);
+		if (s0 >> 16 && !slot_stale(meta, now) && !(slot_client_is(s, s0, owner, client) && SLOT_BACKEND(meta) == backend))
+			return true;
+	}
+	return false;
+}
+
+/* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
+ * moment. Returns false if somebody else is quicker. */
+AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
+{
+	u64 s0 = RD64(s);
+
+	if (s0 >> 16) /* stale, or the flow's own: snat_awaited() has looked */
+		return true;
 	if (CAS(s, s0, taken) != s0)
 		return false;
 	slot_write(s, client, meta);
@@ -211,11 +231,13 @@ AI u64 snat_take(u64 hash, u64 owner, const lb_addr *client, u64 backend, u64 se
 			if (!mine && !slot_stale(meta, now))
 				continue;
 		}
+		if (OLD_SLOTS && snat_awaited((bh + host) & CFG_SNAT_MASK, owner, client, backend, now))
+			continue;
 		gen = (s0 + 1) & SLOT_GEN;
 		if (CAS(s, s0, SLOT_OWNER(owner, gen)) != s0)
 			continue;
 		meta = backend << 44 | (u64)service << 28 | stamp | (gen & 15);
-		if (OLD_SLOTS && !snat_take_old(old_slot_of(bh, port), owner, client, SLOT_OWNER(owner, gen), meta, now)) {
+		if (OLD_SLOTS && !snat_take_old(old_slot_of(bh, port), client, SLOT_OWNER(owner, gen), meta)) {
 			CAS(s, SLOT_OWNER(owner, gen), gen);
 			continue;
 		}
