@@ -78,6 +78,8 @@ class Checker:
         if after is None:
             raise Bad("what came out is no readable packet")
         kept = (after.src, after.sport) == (before.src, before.sport)
+        if not before.first and before.src in self.scene.snat:  # with SNAT or without, a later fragment does not say
+            kept = kept and after.ttl == before.ttl
         back_up = kept and after.dst in self.local  # tc_egress: was leaving, its backend is here
         if after.ttl == 0 and sent and not back_up:
             raise Bad("sent with hop count 0")
