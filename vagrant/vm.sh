@@ -6,13 +6,13 @@
 #   vagrant/vm.sh COMMAND...               something else, in the checkout, in the machine
 #   KERNEL=trixie vagrant/vm.sh            the kernel of another Debian release: trixie 6.12, bullseye 5.10 (too old: the agent says so, exit 77)
 #   KERNEL=/path/linux-image.deb           another kernel package
-#   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=3600 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
+#   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=7200 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
 set -eu
 
 checkout=$(cd "$(dirname "$0")/.." && pwd)
 cache=${VM_CACHE:-/var/cache/lbagent-vm}
 memory=${VM_MEMORY:-2G}
-limit=${VM_TIMEOUT:-3600} # seconds
+limit=${VM_TIMEOUT:-7200} # seconds; emulated, beside other work, an hour may not be enough
 # without what fills whole tables: that takes an emulated machine most of an hour
 [ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" --ignore tests/packet/test_full.py \
     tests/bpf/test_attach.py tests/bpf/test_generation.py tests/packet
