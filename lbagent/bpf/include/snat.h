@@ -172,23 +172,37 @@ AI void slot_write(u64 *s, const lb_addr *client, u64 meta)
 	WR64(s + SLOT_META, meta);
 }
 
+/* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts ways. */
+AI u64 slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
+{
+	u64 s0 = RD64(s), meta = RD64(s + SLOT_META), held = -(s0 >> 16);
+	u64 fresh = ((SLOT_UNITS(now) - SLOT_SEEN(meta)) & 0xfff) - SLOT_LIFE - 1, other = SLOT_BACKEND(meta) ^ backend;
+
+#if LB_FAMILY == 4
+	other |= (s0 >> 16) ^ (owner >> 16);
+#else
+	other |= ((s0 >> 16) ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+#endif
+	other |= -other;
+	OPAQUE(held);
+	OPAQUE(fresh);
+	OPAQUE(other);
+	return (held & fresh & other) >> 63;
+}
+
 /* Will a flow that lives in the slots that are being left need the new slot `index`? Nobody else may take it then. Fewer slots: all
  * old ones that fall together in it are asked, OLD_ALIASES at most. */
 AI bool snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
+	u64 awaited = 0;
+
 	NO_UNROLL
 	for (u64 n = 0; n < OLD_ALIASES; n++) {
-		u64 at = index + n * (CFG_SNAT_MASK + 1), s0, meta, *s;
+		u64 at = (index + n * (CFG_SNAT_MASK + 1)) & CFG_SNAT_OLD_MASK;
 
-		if (n && at > CFG_SNAT_OLD_MASK)
-			break;
-		s = (u64 *)(FAMILY_VAL(snat_old) + (at & CFG_SNAT_OLD_MASK) * SLOT_BYTES);
-		s0 = RD64(s);
-		meta = RD64(s + SLOT_META);
-		if (s0 >> 16 && !slot_stale(meta, now) && !(slot_client_is(s, s0, owner, client) && SLOT_BACKEND(meta) == backend))
-			return true;
+		awaited |= slot_of_another((u64 *)(FAMILY_VAL(snat_old) + at * SLOT_BYTES), owner, client, backend, now);
 	}
-	return false;
+	return awaited;
 }
 
 /* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
