@@ -158,6 +158,8 @@ class Checker:
         backends = {address for address, _, _ in self.scene.backends}
         clients = {address for address, _, _ in self.scene.clients}
         frontends = {address for address, _, _ in self.scene.frontends}
+        for key in [k for k, v in self.frontend_of.items() if k[0] == after.dst and v[0] == before.src]:
+            del self.frontend_of[key]  # it may have opened a flow, and does not say which
         if after.dst not in backends and not (after.src in frontends and after.dst in clients):
             raise Bad("a later fragment went to a stranger")
 
