@@ -40,7 +40,7 @@ format: setup ## let ruff put the code in order
 	@$(PYTHON) -m ruff check --fix --exit-zero .
 	@$(PYTHON) -m ruff format .
 
-vm-test: need-root build ## the packet tests on Debian's own kernel (6.1), in a virtual machine
+vm-test: need-root build ## the packet tests on Debian's own kernel (6.1), in a virtual machine (KERNEL=trixie: 6.12)
 	@exec vagrant/vm.sh $(ARGS)
 
 clean: ## take away what was built and installed here (not the apt packages)
