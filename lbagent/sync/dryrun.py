@@ -18,10 +18,11 @@ from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
-from lbagent.sync import files, manifests
+from lbagent.sync import files
 from lbagent.sync.apply import apply
 from lbagent.sync.files import Files, Reading
-from lbagent.sync.manifests import Unparsable
+from lbagent.sync.manifest import documents
+from lbagent.sync.manifest.documents import Unparsable
 from lbagent.sync.objects import Message
 from lbagent.sync.plan import plan
 from lbagent.sync.resolve import Options, resolve
@@ -74,7 +75,7 @@ def _load(path: str) -> Files:
             raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
     loaded = Files(say_generation=False)
     try:
-        text = manifests.decode(sys.stdin.buffer.read(manifests.MAX_BYTES + 1), STDIN_NAME)
+        text = documents.decode(sys.stdin.buffer.read(documents.MAX_BYTES + 1), STDIN_NAME)
         reading = loaded.parse(STDIN_NAME, text)
     except Unparsable as error:
         reading = Reading(STDIN_NAME, None, error.message)

@@ -9,8 +9,8 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.sync import manifests
-from lbagent.sync.manifests import Kept, Parsed, Unparsable
+from lbagent.sync.manifest import documents
+from lbagent.sync.manifest.documents import Kept, Parsed, Unparsable
 from lbagent.sync.objects import FIELD_OF_KIND, Change, KObject, Last, Message, Objects
 
 Key = tuple[str, str]  # kind, key
@@ -70,7 +70,7 @@ class Files:
     def prepare(self, path: str, *, any_file: bool = False) -> Reading:
         """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
         try:
-            return self.parse(path, manifests.read_text(path, any_file=any_file))
+            return self.parse(path, documents.read_text(path, any_file=any_file))
         except Unparsable as error:
             return self._failed(path, error.message)
 
@@ -78,7 +78,7 @@ class Files:
         """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
         before = _Before(self._files.get(path), lambda: self._recalled(path))
         try:
-            parsed = manifests.parse(text, path, before.find)
+            parsed = documents.parse(text, path, before.find)
         except Unparsable as error:
             return self._failed(path, error.message)
         if parsed.is_empty and before.parsed.objects:
@@ -159,7 +159,7 @@ class Files:
         if text is None:
             return Parsed()
         try:
-            return Parsed(manifests.parse(text, path).objects)
+            return Parsed(documents.parse(text, path).objects)
         except Unparsable:
             return Parsed()
 
@@ -274,7 +274,7 @@ def manifest_names(folder: str) -> list[str]:
 
 def is_manifest(name: str) -> bool:
     """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
-    return name.endswith(manifests.SUFFIXES) and not name.startswith(".") and name.isprintable()
+    return name.endswith(documents.SUFFIXES) and not name.startswith(".") and name.isprintable()
 
 
 def load(path: str) -> Files:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from lbagent.sync import manifests
-from lbagent.sync.manifests import Unparsable
+from lbagent.sync.manifest import documents
+from lbagent.sync.manifest.documents import Unparsable
 
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
@@ -34,14 +34,14 @@ class LastGood:
     def recall(self, path: str) -> str | None:
         """Return the last good text of a manifest, if there is a copy."""
         try:
-            return manifests.read_text(self._copy(path))
+            return documents.read_text(self._copy(path))
         except Unparsable:
             return None
 
     def names(self) -> list[str]:
         """Return the names of the manifests there is a copy of, sorted."""
         try:
-            return sorted(name for name in os.listdir(self._folder) if name.endswith(manifests.SUFFIXES))
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(documents.SUFFIXES))
         except OSError:
             return []
 
@@ -78,7 +78,7 @@ class LastGood:
         if known and known[2] == signature[2]:
             return
         try:
-            text = manifests.read_text(path)
+            text = documents.read_text(path)
         except Unparsable:
             return
         draft = f"{copy}.new"

@@ -1,6 +1,6 @@
 """What sources hand to resolve: narrow, checked, immutable objects, and the snapshot that holds them.
 
-A source reads Kubernetes' words (sync/wire.py), checks each part, says what it left out (`Message`) and keeps the rest in
+A source reads Kubernetes' words (sync/manifest/wire.py), checks each part, says what it left out (`Message`) and keeps the rest in
 these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
 """
 

@@ -15,8 +15,8 @@ import msgspec
 from lbagent.errors import LbError, Refused
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState as State
-from lbagent.sync import manifests
-from lbagent.sync.manifests import Unparsable
+from lbagent.sync.manifest import documents
+from lbagent.sync.manifest.documents import Unparsable
 from lbagent.sync.objects import BackendState, Change, Message, Objects
 from lbagent.sync.source import Changed, listed
 from lbagent.sync.told import Told
@@ -119,7 +119,7 @@ class OperatorSource:
         if not os.path.lexists(self._path):
             return
         try:
-            parsed = manifests.parse(manifests.read_text(self._path), self._path)
+            parsed = documents.parse(documents.read_text(self._path), self._path)
         except Unparsable as error:
             self._broken = True
             kept = "what the operator said before is not known; the file is put aside by the next set-state"

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
+from lbagent.sync.manifest.report import Report
+from lbagent.sync.manifest.wire import Path
 from lbagent.sync.objects import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
-from lbagent.sync.report import Report
-from lbagent.sync.wire import Path
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:

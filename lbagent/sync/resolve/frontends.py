@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.service import SVCType
+from lbagent.sync.manifest.read_service import family_of
+from lbagent.sync.manifest.wire import Path
 from lbagent.sync.objects import Service, ServicePort
-from lbagent.sync.read_service import family_of
-from lbagent.sync.wire import Path
 
 UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
 

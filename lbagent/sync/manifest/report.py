@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
+from lbagent.sync.manifest.wire import Meta, Path, path_text
 from lbagent.sync.objects import Last, Message, Origin
-from lbagent.sync.wire import Meta, Path, path_text
 
 T = TypeVar("T")
 OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
@@ -22,7 +22,7 @@ _WEIGHT_ONLY = frozenset(("weight",))
 class Report:
     """The messages of one object. `locate` finds the line of a field; without it the object's own line is named.
 
-    `last` finds the object's last good form, of which a running agent keeps what is faulty now (sync/keep.py).
+    `last` finds the object's last good form, of which a running agent keeps what is faulty now (sync/manifest/keep.py).
     """
 
     def __init__(

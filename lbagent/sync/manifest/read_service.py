@@ -6,11 +6,11 @@ import re
 
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
-from lbagent.sync.keep import keep_addresses, keep_families, keep_ports, keep_ranges
+from lbagent.sync.manifest.keep import keep_addresses, keep_families, keep_ports, keep_ranges
+from lbagent.sync.manifest.report import Report, annotation, label, present
+from lbagent.sync.manifest.wire import Ingress, Meta, Path, ServiceSpec
+from lbagent.sync.manifest.wire import Service as Wire
 from lbagent.sync.objects import Service, ServicePort
-from lbagent.sync.report import Report, annotation, label, present
-from lbagent.sync.wire import Ingress, Meta, Path, ServiceSpec
-from lbagent.sync.wire import Service as Wire
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses

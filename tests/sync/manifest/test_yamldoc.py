@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.sync.yamldoc import YamlError, find_line, load, load_lines
+from lbagent.sync.manifest.yamldoc import YamlError, find_line, load, load_lines
 
 
 def values(text):

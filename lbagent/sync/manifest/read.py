@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from lbagent.sync import wire
+from lbagent.sync.manifest import wire
+from lbagent.sync.manifest.read_other import read_backend_state, read_node, read_pod
+from lbagent.sync.manifest.read_service import read_service
+from lbagent.sync.manifest.read_slice import read_endpoints, read_slice
+from lbagent.sync.manifest.report import Report
+from lbagent.sync.manifest.wire import Path
 from lbagent.sync.objects import KObject, Last, Message, Origin
-from lbagent.sync.read_other import read_backend_state, read_node, read_pod
-from lbagent.sync.read_service import read_service
-from lbagent.sync.read_slice import read_endpoints, read_slice
-from lbagent.sync.report import Report
-from lbagent.sync.wire import Path
 
 
 class _Kind(NamedTuple):

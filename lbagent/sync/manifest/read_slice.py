@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from sys import intern
 
-from lbagent.sync.keep import keep_endpoints, keep_slice_ports, old_slices
+from lbagent.sync.manifest.keep import keep_endpoints, keep_slice_ports, old_slices
+from lbagent.sync.manifest.read_service import HEADLESS, PROXY_NAME, family_of
+from lbagent.sync.manifest.report import Report, label, plain_ip, present
+from lbagent.sync.manifest.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
+from lbagent.sync.manifest.wire import Endpoint as WireEndpoint
+from lbagent.sync.manifest.wire import Endpoints as WireEndpoints
+from lbagent.sync.manifest.wire import EndpointSlice as WireSlice
 from lbagent.sync.objects import Endpoint, Endpoints, EndpointSlice, SlicePort
-from lbagent.sync.read_service import HEADLESS, PROXY_NAME, family_of
-from lbagent.sync.report import Report, label, plain_ip, present
-from lbagent.sync.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
-from lbagent.sync.wire import Endpoint as WireEndpoint
-from lbagent.sync.wire import Endpoints as WireEndpoints
-from lbagent.sync.wire import EndpointSlice as WireSlice
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number

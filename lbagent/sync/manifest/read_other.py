@@ -5,14 +5,14 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.backend import UnknownState
-from lbagent.sync.keep import keep_families, keep_host_ports
+from lbagent.sync.manifest.keep import keep_families, keep_host_ports
+from lbagent.sync.manifest.report import Report, label, present
+from lbagent.sync.manifest.wire import BackendState as WireState
+from lbagent.sync.manifest.wire import BackendStateSpec, Meta, Path, PodSpec, PodStatus
+from lbagent.sync.manifest.wire import ContainerPort as WirePort
+from lbagent.sync.manifest.wire import Node as WireNode
+from lbagent.sync.manifest.wire import Pod as WirePod
 from lbagent.sync.objects import BackendState, HostPort, Node, Pod
-from lbagent.sync.report import Report, label, present
-from lbagent.sync.wire import BackendState as WireState
-from lbagent.sync.wire import BackendStateSpec, Meta, Path, PodSpec, PodStatus
-from lbagent.sync.wire import ContainerPort as WirePort
-from lbagent.sync.wire import Node as WireNode
-from lbagent.sync.wire import Pod as WirePod
 
 ZONE = "topology.kubernetes.io/zone"
 MAX_ADDRESSES = 64

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lbagent.sync.manifests import parse
+from lbagent.sync.manifest.documents import parse
 from lbagent.sync.objects import Last
 
 ENDPOINTS = {

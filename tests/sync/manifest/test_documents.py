@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L4Type
-from lbagent.sync.manifests import Unparsable, decode, parse, read_text
+from lbagent.sync.manifest.documents import Unparsable, decode, parse, read_text
 from lbagent.sync.objects import Change, EndpointSlice, Last, Service
 from lbagent.sync.resolve import Options, Resolver
 

@@ -16,13 +16,13 @@ from lbagent.model.service import SVC
 from lbagent.model.slices import Slices, whole
 from lbagent.model.state import State
 from lbagent.sync.objects import Change, Message, Objects, Service
-from lbagent.sync.resolve_claims import Claims
-from lbagent.sync.resolve_frontends import Wanted, wanted_frontends
-from lbagent.sync.resolve_hostports import host_port_rows
-from lbagent.sync.resolve_known import Known
-from lbagent.sync.resolve_order import OrderedRows
-from lbagent.sync.resolve_rows import Rows, Surroundings
-from lbagent.sync.resolve_shared import SharedStates
+from lbagent.sync.resolve.claims import Claims
+from lbagent.sync.resolve.frontends import Wanted, wanted_frontends
+from lbagent.sync.resolve.hostports import host_port_rows
+from lbagent.sync.resolve.known import Known
+from lbagent.sync.resolve.order import OrderedRows
+from lbagent.sync.resolve.rows import Rows, Surroundings
+from lbagent.sync.resolve.shared import SharedStates
 
 Built = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")

@@ -14,10 +14,10 @@ from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
+from lbagent.sync.manifest.read_service import family_of
 from lbagent.sync.objects import HostPort, Message, Pod
-from lbagent.sync.read_service import family_of
-from lbagent.sync.resolve_frontends import UNSPECIFIED, node_addresses
-from lbagent.sync.resolve_rows import Surroundings
+from lbagent.sync.resolve.frontends import UNSPECIFIED, node_addresses
+from lbagent.sync.resolve.rows import Surroundings
 
 
 class HostPortRows(NamedTuple):

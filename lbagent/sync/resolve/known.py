@@ -8,8 +8,8 @@ from typing import Any
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState as State
 from lbagent.sync.objects import BackendState, Change, Endpoints, EndpointSlice, Node, Pod, Service
-from lbagent.sync.resolve_frontends import NodeView
-from lbagent.sync.resolve_hostports import is_relevant
+from lbagent.sync.resolve.frontends import NodeView
+from lbagent.sync.resolve.hostports import is_relevant
 
 
 class Known:

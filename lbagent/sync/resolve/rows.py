@@ -24,10 +24,10 @@ from lbagent.model.select import (
     select,
 )
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.sync.manifest.read_service import family_of
+from lbagent.sync.manifest.wire import path_text
 from lbagent.sync.objects import EndpointSlice, Message, Service, ServicePort
-from lbagent.sync.read_service import family_of
-from lbagent.sync.resolve_frontends import NodeView, Wanted
-from lbagent.sync.wire import path_text
+from lbagent.sync.resolve.frontends import NodeView, Wanted
 
 MAX_SLOTS = 65535  # a slot number has 16 bits
 

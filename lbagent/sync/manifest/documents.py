@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.sync import yamldoc
+from lbagent.sync.manifest import yamldoc
+from lbagent.sync.manifest.read import Read, is_used, read_object
+from lbagent.sync.manifest.report import OURS
+from lbagent.sync.manifest.wire import Path, path_text
+from lbagent.sync.manifest.yamldoc import Lines, YamlError
 from lbagent.sync.objects import KObject, Last, Message, Origin
-from lbagent.sync.read import Read, is_used, read_object
-from lbagent.sync.report import OURS
-from lbagent.sync.wire import Path, path_text
-from lbagent.sync.yamldoc import Lines, YamlError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 64 << 20  # of one file: some 50,000 Services of 10 endpoints; parsed it takes some ten times as much memory

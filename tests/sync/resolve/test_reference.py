@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from lbagent.sync.dryrun import dry_run
-from tests.sync.random_folders import Folder
-from tests.sync.reference import Reference
+from tests.sync.resolve.random_folders import Folder
+from tests.sync.resolve.reference import Reference
 
 MASTER = re.compile(r"SVC: ID=(\d+) ADDR=(\S+) SLOT=0 LBALG=(\S+) AFFTimeout=(\d+) COUNT=(\d+) QCOUNT=(\d+) FLAGS=(.+)")
 SLOT = re.compile(r"SVC: ID=(\d+) ADDR=(\S+) SLOT=(\d+) BEID=(\d+) COUNT=0 QCOUNT=0 FLAGS=(.+)")
