@@ -1,4 +1,4 @@
-"""Which frontends a Service wants: addresses, ports, kinds. Who gets a contested one is decided in resolve_claims.py.
+"""Which frontends a Service wants: addresses, ports, kinds. Who gets a contested one is decided in claims.py.
 
 Order, and so the order of fresh IDs: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer,
 externalIPs; inside each by address, then by port.

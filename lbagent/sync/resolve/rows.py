@@ -1,6 +1,6 @@
 """From one Service and its slices to its rows (SVC), before states of shared backends are settled. Pure.
 
-Who serves is decided in model/select.py; which frontends there are in resolve_frontends.py. Here they are put together:
+Who serves is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
 flags, scopes, source ranges, weights.
 """
 
