@@ -72,10 +72,10 @@ class Cluster:
         }  # fmt: skip
         wait_for(lambda: self.selectable(manifest.name) == wanted, f"{manifest.name} with {sorted(wanted)}")
 
-    def selectable(self, name: str) -> set[str]:
-        """Return the backends of a service that new flows may take."""
+    def selectable(self, name: str) -> set[str] | None:
+        """Return the backends of a service that new flows may take; None for a service that the agent does not show."""
         found = [item for item in self.agent.api.services() if item["name"] == name]
-        return {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
+        return None if not found else {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
 
     # --- traffic ---
 
