@@ -75,7 +75,8 @@ class Cluster:
     def selectable(self, name: str) -> set[str] | None:
         """Return the backends of a service that new flows may take; None for a service that the agent does not show."""
         found = [item for item in self.agent.api.services() if item["name"] == name]
-        return None if not found else {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
+        backends = {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
+        return backends if found else None
 
     # --- traffic ---
 
