@@ -287,8 +287,8 @@ class _Change:
             self.flows = sum(item.flows + item.spilled for item in moved.values())
             lost = sum(item.lost + item.again for item in moved.values())
             if lost:
-                problems.append(f"{lost} flows found no room in the smaller tables and were lost")
-                log.warning("flows found no room in the smaller tables and were lost", extra={"flows": lost})
+                problems.append(f"{lost} flows found no room in the new tables and were lost")
+                log.warning("flows found no room in the new tables and were lost", extra={"flows": lost})
         if attached:
             self._after.put_in_force()
         self._mark(MOVED)

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from lbagent.api.client import AgentClient
+from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
 from lbagent.cli.options import Duration, form_option, list_options, socket_option
 from lbagent.cli.output import Column, Listing, Row, Style
@@ -14,6 +14,7 @@ from lbagent.errors import LbError, TimedOut
 
 STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
 POLL_S = 0.5
+ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
 
 BACKENDS = Listing(
     (
@@ -98,7 +99,7 @@ def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
 
     On a time-out (exit code 6) they stay in maintenance.
     """
-    client = AgentClient(socket)
+    client = AgentClient(socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
     deadline = time.monotonic() + timeout_s
     names = [row["address"] for row in client.set_state(list(addresses), "maintenance")]
     begin = int(client.status()["sweeps"])

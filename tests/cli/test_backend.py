@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +112,18 @@ def test_drain_times_out(lb: Run, agent: Agent) -> None:
     assert done.code == 6
     assert "10.0.0.9:8080/TCP 5" in done.err
     assert json.loads(lb("backend", "list", "-o", "json").out)[0]["state"] == "maintenance"
+
+
+def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts and says nothing, as a stopped process does; the wait asked for counts, not a request's own limit."""
+    monkeypatch.setattr("lbagent.cli.backend.ANSWER_S", 0.01)
+    path = str(tmp_path / "silent.sock")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "100ms", "--socket", path)
+    assert (done.code, done.out) == (6, "")
+    assert "did not answer within 0.1 s" in done.err
 
 
 def test_set_state_from_many_at_once(agent: Agent, lb: Run) -> None:
