@@ -30,6 +30,9 @@ class Known:
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
         self._states: dict[str, BackendState] = {}
+        self._states_ranked = False
+        self._overrides: dict[L3n4Addr, State] = {}
+        self._contradicted: list[tuple[BackendState, BackendState]] = []
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
@@ -88,6 +91,7 @@ class Known:
             if isinstance(each, BackendState):
                 self._stale_addresses.add(each.address.address)
         _put(self._states, key, new)
+        self._states_ranked = False
         self.pods_dirty = True
 
     @property
@@ -133,11 +137,24 @@ class Known:
 
     def overrides(self) -> dict[L3n4Addr, State]:
         """Return what the operator and health checks say of backends on this node; the first in order holds."""
-        found: dict[L3n4Addr, State] = {}
-        for state in sorted(self._states.values(), key=lambda state: (state.origin, state.name), reverse=True):
-            if not state.node or state.node == self._here:
-                found[state.address] = state.state
-        return found
+        self._rank_states()
+        return self._overrides
+
+    def contradicted(self) -> list[tuple[BackendState, BackendState]]:
+        """Return the BackendStates of files that another of a file speaks against, each with the one that holds."""
+        self._rank_states()
+        return self._contradicted
+
+    def _rank_states(self) -> None:
+        if self._states_ranked:
+            return
+        here = [state for state in self._states.values() if not state.node or state.node == self._here]
+        here.sort(key=lambda state: (state.origin, state.name))  # what the operator said has no file and comes first
+        first = {state.address: state for state in reversed(here)}
+        self._overrides = {address: state.state for address, state in first.items()}
+        pairs = [(state, first[state.address]) for state in here]
+        self._contradicted = [(state, by) for state, by in pairs if by.origin.file and state.state is not by.state]
+        self._states_ranked = True
 
     def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
         """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""

@@ -15,6 +15,7 @@ from lbagent.model.backend import BackendState
 from lbagent.model.service import SVC
 from lbagent.model.slices import Slices, whole
 from lbagent.model.state import State
+from lbagent.sync import objects
 from lbagent.sync.objects import Change, Message, Objects, Service
 from lbagent.sync.resolve.claims import Claims
 from lbagent.sync.resolve.frontends import Wanted, wanted_frontends
@@ -219,20 +220,20 @@ class Resolver:
             self._messages.pop(owner, None)
 
     def _all_messages(self) -> tuple[Message, ...]:
-        lonely = bool(self._known.with_node_ports) and not self._around.node.addresses
-        if not self._messages and not lonely:
-            return ()
-        found = [message for owner in self._rows.owners() for message in self._messages.get(owner, ())]
-        if lonely:
+        owners = self._rows.owners() if self._messages else ()
+        found = [message for owner in owners for message in self._messages.get(owner, ())]
+        found += [_contradicted(state, first) for state, first in self._known.contradicted()]
+        if self._known.with_node_ports and not self._around.node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"
-            found.append(
-                Message(
-                    problem,
-                    "NodePort frontends have no row for a node address",
-                    "status.addresses",
-                    subject,
-                    warning=True,
-                )
-            )
+            kept = "NodePort frontends have no row for a node address"
+            found.append(Message(problem, kept, "status.addresses", subject, warning=True))
         return tuple(found)
+
+
+def _contradicted(state: objects.BackendState, first: objects.BackendState) -> Message:
+    address, where = state.address.with_protocol(), f"{first.origin.file}:{first.origin.line}"
+    problem = f"BackendState {first.name} ({where}) says {first.state.text} of {address}"
+    kept = f"that one comes first and holds, not {state.state.text}"
+    origin = state.origin
+    return Message(problem, kept, "spec.state", f"BackendState {state.name}", origin.file, origin.line, warning=True)
