@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import pinned
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB4_KEY, LB_SERVICE
 from tests.lab.agent import Agent, program
 from tests.lab.netns import wait_for

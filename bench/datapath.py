@@ -14,7 +14,6 @@ from bench.programs import load
 from bench.textbook import Textbook
 from bench.world import World, world
 from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, tuple_of
-from lbagent.bpf import bpfsys
 from lbagent.maps.reasons import Reason
 
 TABLE = 1 << 20  # flows each table can hold
@@ -206,4 +205,4 @@ def measure(family: int, *, quick: bool) -> Iterator[Row]:
             yield made.new("new flow, SNAT, tables full", made.shape.remote.vip, made.shape.remote.port, TX, 0.70)
 
 
-__all__ = ["Row", "bench", "bpfsys", "measure"]
+__all__ = ["Row", "bench", "measure"]

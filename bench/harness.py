@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lbagent.bpf import bpfsys
+from lbagent.kernel import bpf_prog
 
 BURST_NS = 10_000_000
 ROUNDS, QUICK_ROUNDS = 41, 15
@@ -52,12 +52,12 @@ class Subject:
     def run(self, repeat: int) -> float:
         """Run one burst; return ns a packet, of this thread's CPU time (the kernel's own figure is whole ns)."""
         start = time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID)
-        self.verdict = bpfsys.prog_test_run(self.fd, self.frame, ctx=self.ctx, repeat=repeat).retval
+        self.verdict = bpf_prog.prog_test_run(self.fd, self.frame, ctx=self.ctx, repeat=repeat).retval
         return (time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID) - start) / repeat
 
     def once(self) -> tuple[int, bytes]:
         """Run it on one packet; return the verdict and the packet as it left."""
-        out = bpfsys.prog_test_run(self.fd, self.frame, ctx=self.ctx, room=0)
+        out = bpf_prog.prog_test_run(self.fd, self.frame, ctx=self.ctx, room=0)
         return out.retval, out.data
 
     def burst(self) -> float:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lbagent.bpf import bpfsys as progsys
-from lbagent.bpf.bpfsys import ProgType
-from lbagent.bpf.compile import compile_text
-from lbagent.bpf.source import BASE_FLAGS, flatten
+from lbagent.bpf.build.c_source import BASE_FLAGS, flatten
+from lbagent.bpf.build.compile import compile_text
 from lbagent.errors import VerifierError
-from lbagent.maps import bpfsys as mapsys
+from lbagent.kernel import bpf_prog as progsys
+from lbagent.kernel import bpfsys as mapsys
+from lbagent.kernel.bpf_prog import ProgType
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 MAP_BASE = 2000  # symbolic descriptors the compiler sees, as in lbagent itself

@@ -24,7 +24,7 @@ from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
 from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
-from lbagent.bpf import bpfsys
+from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import Sizes
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
@@ -204,7 +204,7 @@ class Race:
             control[: len(data)] = data
         with self.lab.client.entered(), pinned(self.cpus[number]):
             ctx = struct.pack("<6I", 0, len(frame), 0, self.lab.client.ifindex("c0"), 0, 0)
-            bpfsys.prog_test_run(fd, frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
+            bpf_prog.prog_test_run(fd, frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
 
     def tally(self) -> dict[str, int]:
         """Read the counters."""

@@ -14,8 +14,8 @@ from typing import Any
 from bench.harness import Spread, pinned, ratio
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wrapper import UDP, Plan, Tuple, Wrapper, ip
-from lbagent.bpf import bpfsys
-from lbagent.maps import bpfsys as mapsys
+from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpfsys as mapsys
 from tests.lab import xdp
 from tests.lab.agent import Agent
 from tests.lab.netns import run
@@ -83,7 +83,7 @@ class Wire:
         before = self.counted()
         with self.lab.client.entered():
             ctx = struct.pack("<6I", 0, len(self.frame), 0, self.lab.client.ifindex("c0"), 0, 0)
-            out = bpfsys.prog_test_run(self.fds["generate"], self.frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
+            out = bpf_prog.prog_test_run(self.fds["generate"], self.frame, ctx=ctx, repeat=frames, flags=LIVE_FRAMES)
         return float(out.duration_ns), frames - (self.counted() - before)
 
     def close(self) -> None:

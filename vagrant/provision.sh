@@ -33,7 +33,7 @@ command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are installed b
     "module, python >= 3.11, iproute2 and nftables, then: python3 -m venv --system-site-packages .venv && .venv/bin/pip install -e '.[dev]'"
 
 if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/compile.py)
+    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/build/compile.py)
     packages="$packages python3.11 python3.11-venv"
     python=/usr/bin/python3.11
 fi

@@ -15,7 +15,7 @@ memory=${VM_MEMORY:-2G}
 limit=${VM_TIMEOUT:-7200} # seconds; emulated, beside other work, an hour may not be enough
 # without what fills whole tables: that takes an emulated machine most of an hour
 [ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" --ignore tests/packet/test_full.py \
-    tests/bpf/test_attach.py tests/bpf/test_generation.py tests/packet
+    tests/bpf/load/test_attach.py tests/bpf/load/test_generation.py tests/packet
 
 fail() {
     echo "vm.sh: $*" >&2

@@ -20,34 +20,35 @@ from pathlib import Path
 
 import lbagent
 from lbagent.agent import derive
-from lbagent.agent.cleanup import remove_pins
-from lbagent.agent.devices import DeviceKeeper, require_devices
+from lbagent.agent.device_keeper import DeviceKeeper, require_devices
+from lbagent.agent.live_view import View
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import keep_watchdog, notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
-from lbagent.agent.resize import resize_at_start
-from lbagent.agent.view import View
+from lbagent.agent.removal import remove_pins
 from lbagent.api.server import ApiServer, require_socket, socket_file
-from lbagent.bpf import artifact, build, datapath
-from lbagent.bpf.artifact import Artifact
-from lbagent.bpf.datapath import Datapath
-from lbagent.bpf.loader import require_kernel
+from lbagent.bpf.build import artifact, builder
+from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.load import datapath
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.load.loader import require_kernel
+from lbagent.bpf.run.resize import resize_at_start
+from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
 from lbagent.maps import pins
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.objects.source import Source
 from lbagent.observe import log as logs
-from lbagent.sync.folder import FolderSource
-from lbagent.sync.operator import OperatorSource
-from lbagent.sync.reconcile import Reconciler
-from lbagent.sync.resolve import Resolver
-from lbagent.sync.restore import Restored, restore
-from lbagent.sync.source import Source
-from lbagent.sync.sweep import Sweeper
-from lbagent.sync.synthetic import SyntheticSource, parse_synthetic
+from lbagent.resolve import Resolver
+from lbagent.sources.folder.source import FolderSource
+from lbagent.sources.operator import OperatorSource
+from lbagent.sources.synthetic import SyntheticSource, parse_synthetic
+from lbagent.sync.loop import Reconciler
+from lbagent.sync.target.restore import Restored, restore
 
 log = logging.getLogger(__name__)
 M_ARENA_MAX = -8  # mallopt(3)
@@ -226,7 +227,7 @@ class Agent:
 
     @staticmethod
     def _artifact(config: Config) -> Artifact:
-        return artifact.load(Path(config.artifact)) if config.artifact else build.ensure()
+        return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure()
 
     def _load_programs(self, parts: Parts) -> Datapath:
         """Bring the programs in force (in a thread: the verifier takes its time)."""

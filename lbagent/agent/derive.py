@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lbagent.bpf.settings import Settings
+from lbagent.bpf.load.program_settings import Settings
 from lbagent.config import Config
 from lbagent.maps.layout import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.net.paths import PathSettings
-from lbagent.sync.resolve import Options
+from lbagent.resolve import Options
 
 
 def sizes(config: Config) -> Sizes:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lbagent.errors import Conflict
-from lbagent.maps.pins import kernel_error
+from lbagent.kernel.kernel_error import kernel_error
 
 
 class AgentLock:

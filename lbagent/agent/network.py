@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from lbagent.errors import LbError
-from lbagent.maps.base import LBMaps, PathInfo
+from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
 from lbagent.net.neighbours import MANAGED_MAX, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher

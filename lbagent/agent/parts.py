@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lbagent.agent.devices import DeviceKeeper
+from lbagent.agent.device_keeper import DeviceKeeper
 from lbagent.agent.network import NetworkFollower
-from lbagent.bpf.datapath import Datapath
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
-from lbagent.maps.kernel import KernelMaps
-from lbagent.sync.operator import OperatorSource
-from lbagent.sync.reconcile import Reconciler
-from lbagent.sync.source import Source
-from lbagent.sync.sweep import Sweeper
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.objects.source import Source
+from lbagent.sources.operator import OperatorSource
+from lbagent.sync.loop import Reconciler
 
 
 @dataclass

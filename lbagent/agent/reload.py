@@ -11,18 +11,18 @@ from contextlib import nullcontext
 from msgspec.structs import asdict
 
 from lbagent.agent import derive
-from lbagent.agent.devices import require_devices
+from lbagent.agent.device_keeper import require_devices
 from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
-from lbagent.agent.resize import Outcome, broken_off, finish, resize
-from lbagent.bpf.datapath import Datapath
-from lbagent.bpf.settings import Settings
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.run.resize import Outcome, broken_off, finish, resize
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import Sizes
 from lbagent.observe import log as logs
-from lbagent.sync.resolve import Resolver
+from lbagent.resolve import Resolver
 
 log = logging.getLogger(__name__)
 RETRY_S = 5.0  # after a change of map sizes that stopped half-way

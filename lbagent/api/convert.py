@@ -9,8 +9,8 @@ import msgspec
 from lbagent.api.types import BackendRow, BackendView, ServiceView
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
+from lbagent.model.cooperative import Slices
 from lbagent.model.service import SVC
-from lbagent.model.slices import Slices
 from lbagent.model.state import State
 
 _PIECE_BYTES = 64 * 1024

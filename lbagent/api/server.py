@@ -28,7 +28,7 @@ from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr, L4Type, format_ip
 from lbagent.model.backend import BackendState
-from lbagent.sync.slices import shared
+from lbagent.sync.cooperative import shared
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry points here become parts of those in lb4.c (bpf/link.py).
+ * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry points here become parts of those in lb4.c (bpf/build/join_entries.py).
  */
 #define LB_FAMILY 6
 #include "entry_point.h"

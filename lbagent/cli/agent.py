@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lbagent.cli.settings import from_flags, setting_options
+from lbagent.cli.setting_options import from_flags, setting_options
 from lbagent.errors import LbError
 
 

@@ -20,8 +20,8 @@ def build(output: str, force: bool, check: bool) -> int:
     """Compile all programs into one artifact."""
     from pathlib import Path
 
-    from lbagent.bpf.build import build as compile_all
-    from lbagent.bpf.source import ARTIFACT_PATH
+    from lbagent.bpf.build.builder import build as compile_all
+    from lbagent.bpf.build.c_source import ARTIFACT_PATH
 
     path = Path(output) if output else ARTIFACT_PATH
     if path.is_dir() or not path.parent.is_dir():
@@ -29,7 +29,7 @@ def build(output: str, force: bool, check: bool) -> int:
     made = compile_all(path, force=force)
     click.echo(f"{path}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
     if check:
-        from lbagent.bpf.check import check_programs
+        from lbagent.bpf.load.verifier_report import check_programs
 
         return check_programs(made)
     return 0

@@ -11,7 +11,7 @@ from lbagent.cli.options import bpffs_option
 @bpffs_option
 def cleanup(bpffs: str) -> None:
     """Remove programs, links and maps; connections through them end. Refused (4) while an agent runs."""
-    from lbagent.agent.cleanup import cleanup as remove_all
+    from lbagent.agent.removal import cleanup as remove_all
 
     gone = remove_all(bpffs)
     for line in gone:

@@ -8,7 +8,7 @@ import click
 
 from lbagent.cli.options import form_option
 from lbagent.cli.output import document
-from lbagent.cli.settings import from_flags, setting_options
+from lbagent.cli.setting_options import from_flags, setting_options
 
 
 @click.group()

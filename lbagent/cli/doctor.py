@@ -9,7 +9,7 @@ import click
 
 from lbagent.cli.options import form_option
 from lbagent.cli.output import GAP, document
-from lbagent.cli.settings import from_flags, setting_options
+from lbagent.cli.setting_options import from_flags, setting_options
 
 UNSUPPORTED = 77
 
@@ -23,9 +23,9 @@ def doctor(form: str, **flags: Any) -> int:
     Exit code 0: the agent can run (warnings may be there). 1: an error is named. 3: nothing is wrong but a --device that is not
     there. 77: this kernel is too old, or has no bpf(2).
     """
-    from lbagent.bpf import features
-    from lbagent.bpf.loader import MIN_KERNEL
-    from lbagent.bpf.probe import Question, findings
+    from lbagent.bpf.load.loader import MIN_KERNEL
+    from lbagent.bpf.run.probe import Question, findings
+    from lbagent.kernel import features
 
     settings = from_flags(flags)
     found = findings(

@@ -17,7 +17,7 @@ def maps() -> None:
 def dump(bpffs: str) -> None:
     """Print one sorted line an entry: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
     from lbagent.maps.dump import dump as lines
-    from lbagent.maps.kernel import KernelMaps
+    from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
         text = "\n".join(lines(kernel))

@@ -32,7 +32,7 @@ def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: in
 
     Exit code 0: all of it was good. 1: something was refused (named on stderr); the rest is printed. 2: no such folder.
     """
-    from lbagent.sync.dryrun import dry_run
+    from lbagent.sync.dry_run import dry_run
 
     done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size)
     for message in done.messages:

@@ -119,8 +119,8 @@ def _age(seconds: float) -> str:
 
 def _without_agent(bpffs: str) -> None:
     """Say what an agent that is gone has left serving; whatever cannot be read is left out."""
-    from lbagent.bpf.links import pinned_links
-    from lbagent.maps.kernel import KernelMaps
+    from lbagent.bpf.load.links import pinned_links
+    from lbagent.maps.kernel_maps import KernelMaps
     from lbagent.maps.pins import pin_dir
 
     try:

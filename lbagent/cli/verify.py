@@ -14,8 +14,8 @@ def verify(bpffs: str) -> int:
 
     Exit code 0: all is well, also in the middle of a change. 1: something is named.
     """
-    from lbagent.maps.check import check
-    from lbagent.maps.kernel import KernelMaps
+    from lbagent.maps.consistency import check
+    from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
         found = check(kernel)

@@ -14,7 +14,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from lbagent.maps.base import PathInfo
 from lbagent.maps.layout import (
     FILTER_DST_BYTES,
     LB4_BACKEND,
@@ -34,6 +33,7 @@ from lbagent.maps.layout import (
     PathFlag,
     filter_hash,
 )
+from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.maglev import Member, lookup_table

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from itertools import chain
 
 from lbagent.maps import codec
-from lbagent.maps.base import LBMaps
 from lbagent.maps.layout import (
     LB_SERVICE,
     TARGET_ALGORITHM_SHIFT,
     TARGET_SECONDS_MASK,
 )
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import Algorithm

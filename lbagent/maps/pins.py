@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import os
 import struct
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lbagent.errors import ConfigError, KernelError, LayoutMismatch, LbError, NotFound, Unsupported
-from lbagent.maps import bpfsys
-from lbagent.maps.base import GENERATION_MAPS
+from lbagent.errors import ConfigError, LayoutMismatch, NotFound
+from lbagent.kernel import bpfsys
+from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps.layout import (
     FLOW4_SIZE,
     FLOW6_SIZE,
@@ -27,32 +24,13 @@ from lbagent.maps.layout import (
     maglev_inner,
     map_specs,
 )
+from lbagent.maps.lbmaps import GENERATION_MAPS
 
 DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
 _BPF_FS_MAGIC = 0xCAFE4A11
 _SYSTEM_MOUNT = Path("/sys/fs/bpf")
 _MOUNT_FLAGS = 2 | 4 | 8 | 1 << 21  # nosuid, nodev, noexec, relatime
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-@contextlib.contextmanager
-def kernel_errors(op: str, subject: str) -> Iterator[None]:
-    """Turn OSError into KernelError (Unsupported where there is no bpf(2)), saying what to do about missing rights."""
-    try:
-        yield
-    except OSError as error:
-        raise kernel_error(op, error.errno or 0, subject) from None
-
-
-def kernel_error(op: str, number: int, subject: str, advice: str = "") -> LbError:
-    """Return the error of a failed call; `advice` is for what has none of its own."""
-    if number == errno.ENOSYS:
-        return Unsupported("bpf(2)", "5.15", "it was built without CONFIG_BPF_SYSCALL")
-    if number in (errno.EPERM, errno.EACCES):
-        advice = "run as root" if os.geteuid() else "CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN are needed"
-    if number == errno.ENOMEM:
-        advice = advice or "no memory for a map of this size; choose a smaller one or raise RLIMIT_MEMLOCK"
-    return KernelError(op, number, subject, advice)
 
 
 def pin_dir(bpffs: str | Path) -> Path:

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
+from lbagent.model.cooperative import Slices, whole
 from lbagent.model.service import SVC
-from lbagent.model.slices import Slices, whole
 from lbagent.model.state import Since, State, same_ends
 
 SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key

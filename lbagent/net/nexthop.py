@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from lbagent.maps import layout
-from lbagent.maps.base import LBMaps
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.net.paths import Hop, is_pod_device
 from lbagent.net.routes import changed_prefixes, contains
 from lbagent.net.snapshot import NodeNetwork

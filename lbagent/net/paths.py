@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from lbagent.maps.base import PathInfo
+from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork

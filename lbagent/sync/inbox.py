@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
-from lbagent.sync.objects import Change
-from lbagent.sync.resolve import Resolver
-from lbagent.sync.source import Source, Store
+from lbagent.objects.records import Change
+from lbagent.objects.source import Source, Store
+from lbagent.resolve import Resolver
 
 
 class Held(Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from lbagent.agent import resize
-from lbagent.bpf.move import move
+from lbagent.bpf.run import resize
+from lbagent.bpf.run.migrate import move
 from lbagent.cli.main import main
 from lbagent.errors import LbError
 

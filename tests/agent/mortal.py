@@ -8,8 +8,8 @@ import sys
 
 from lbagent.agent import app
 from lbagent.cli.main import main
-from lbagent.maps.kernel import KernelMaps
-from lbagent.maps.memory import FaultyMaps
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.memory_maps import FaultyMaps
 
 LIFE = int(sys.argv.pop(1))
 

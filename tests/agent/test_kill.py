@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from lbagent.agent.app import id_book
-from lbagent.maps.check import check
+from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.kernel import KernelMaps
-from lbagent.sync.folder import FolderSource
-from lbagent.sync.reconcile import Reconciler
-from lbagent.sync.resolve import Options, Resolver
-from lbagent.sync.restore import restore
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.resolve import Options, Resolver
+from lbagent.sources.folder.source import FolderSource
+from lbagent.sync.loop import Reconciler
+from lbagent.sync.target.restore import restore
 from tests.agent.conftest import Box, endpoints, service
 from tests.lab.agent import program
 from tests.sync.rig import FixedWays, running

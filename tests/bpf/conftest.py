@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.check import scratch_maps
+from lbagent.bpf.load.verifier_report import scratch_maps
 from tests.bpf.support import mounted_bpffs, tiny
 from tests.lab.netns import Namespace
 

@@ -11,14 +11,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from lbagent.bpf import build, clock, settings
-from lbagent.bpf.check import SMALL
-from lbagent.bpf.source import Unit
-from lbagent.maps import bpfsys as maps
+from lbagent.bpf.build import builder
+from lbagent.bpf.build.c_source import Unit
+from lbagent.bpf.load import program_settings
+from lbagent.bpf.load.verifier_report import SMALL
+from lbagent.kernel import bpfsys as maps
+from lbagent.kernel import jiffies
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENTRY, TAIL, FELL_THROUGH, MIXED = 1, 2, 3, 4  # tiny.h
-SEEDS = settings.Seeds(0x1122334455667788, 0x99AABBCCDDEEFF00)
+SEEDS = program_settings.Seeds(0x1122334455667788, 0x99AABBCCDDEEFF00)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,11 +33,11 @@ def tiny_units(generation: int = 1) -> tuple[Unit, ...]:
 
 def tiny(folder: Path, generation: int = 1):
     """Build the tiny programs into an artifact in `folder`."""
-    return build.build(folder / f"tiny{generation}.json", units=tiny_units(generation))
+    return builder.build(folder / f"tiny{generation}.json", units=tiny_units(generation))
 
 
 def config_record(**options) -> bytes:
-    return settings.pack(settings.Settings(**options), SMALL, SEEDS, clock.hz())
+    return program_settings.pack(program_settings.Settings(**options), SMALL, SEEDS, jiffies.hz())
 
 
 @contextlib.contextmanager

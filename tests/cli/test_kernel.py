@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.maps.base import PathInfo
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import Sizes
-from lbagent.sync import dryrun
-from lbagent.sync.apply import apply
-from lbagent.sync.plan import plan
-from lbagent.sync.shadow import Shadow
+from lbagent.maps.lbmaps import PathInfo
+from lbagent.sync import dry_run
+from lbagent.sync.target.apply import apply
+from lbagent.sync.target.plan import plan
+from lbagent.sync.target.shadow import Shadow
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 from tests.cli.test_offline import DUMP, MANIFEST
@@ -34,7 +34,7 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "manifests"
     folder.mkdir()
     (folder / "web.yaml").write_text(MANIFEST)
-    state = dryrun.dry_run(str(folder)).state
+    state = dry_run.dry_run(str(folder)).state
     try:
         with KernelMaps.open(path, SMALL) as maps:
             shadow = Shadow(SMALL)

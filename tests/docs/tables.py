@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lbagent import errors
 from lbagent.config import RELOADABLE, Option, options
-from lbagent.maps.base import backend_counter, service_counter
+from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.state import State
 from lbagent.observe import metrics

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from lbagent.cli.main import main
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 
 left = int(os.environ["LAB_DIE_AFTER"])
 

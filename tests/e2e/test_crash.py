@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lbagent.maps.check import check
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.consistency import check
+from lbagent.maps.kernel_maps import KernelMaps
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_operations import nothing_failed
 

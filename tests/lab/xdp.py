@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from functools import cache
 
-from lbagent.bpf import bpfsys
-from lbagent.bpf.bpfsys import ProgType
-from lbagent.bpf.run import Xdp
+from lbagent.bpf.run.test_run import Xdp
+from lbagent.kernel import bpf_prog
+from lbagent.kernel.bpf_prog import ProgType
 from tests.lab.netns import LabError, Namespace, run
 
 
@@ -23,9 +23,9 @@ def returning(verdict: int) -> bytes:
 
 def load(insns: bytes, name: str) -> int:
     """Load an XDP program; LabError shows the verifier's log."""
-    done = bpfsys.prog_load(ProgType.XDP, insns, name)
+    done = bpf_prog.prog_load(ProgType.XDP, insns, name)
     if done.fd < 0:
-        done = bpfsys.prog_load(ProgType.XDP, insns, name, log_level=1)
+        done = bpf_prog.prog_load(ProgType.XDP, insns, name, log_level=1)
         raise LabError(f"program {name}: errno {done.errno}\n{done.log[-2000:]}")
     return done.fd
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbagent.maps import codec
-from lbagent.maps.base import PathInfo
+from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.flags import ServiceFlags

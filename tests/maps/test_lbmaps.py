@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from lbagent.errors import MapFull
-from lbagent.maps.memory import FaultyMaps, Killed, fail_at
+from lbagent.maps.memory_maps import FaultyMaps, Killed, fail_at
 
 
 def key(number: int) -> bytes:

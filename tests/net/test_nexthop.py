@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import struct
 
-from lbagent.maps.memory import MemoryMaps
-from lbagent.net.devices import write_devices
+from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.net.device_table import write_devices
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.snapshot import Link
 from tests.net.builders import CNI0, DOWN, ETH0, MAC, NEIGHBOURS, ROUTES, ip, network, route

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.agent.devices import deaf_outputs
-from lbagent.maps.base import PathInfo
+from lbagent.agent.device_keeper import deaf_outputs
+from lbagent.maps.lbmaps import PathInfo
 from lbagent.net.paths import Hop, PathFinder, PathSettings
 from tests.net.builders import ADDRESSES, CNI0, ETH0, address, backend, ip, network, route
 

@@ -25,7 +25,7 @@ def stream() -> Iterator[io.StringIO]:
 
 def test_text(stream: io.StringIO) -> None:
     setup("text", "info", stream)
-    log = logging.getLogger("lbagent.sync.reconcile")
+    log = logging.getLogger("lbagent.sync.loop")
     log.info(
         "services applied", extra={"generation": 4, "service": "shop/web", "error": 'no "room"\nleft', "took_s": 0.25}
     )
@@ -34,7 +34,7 @@ def test_text(stream: io.StringIO) -> None:
     assert line.count("\n") == 1
     assert line.split(" ", 1)[0].endswith("Z")
     assert line.split(" ", 1)[1] == (
-        'INFO sync.reconcile: services applied generation=4 service=shop/web error="no \\"room\\"\\nleft" took_s=0.25\n'
+        'INFO sync.loop: services applied generation=4 service=shop/web error="no \\"room\\"\\nleft" took_s=0.25\n'
     )
 
 

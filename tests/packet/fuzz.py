@@ -17,7 +17,7 @@ from scapy.layers.inet import IP, in4_chksum
 from scapy.layers.inet6 import IPv6, in6_chksum
 from scapy.utils import checksum as scapy_checksum
 
-from lbagent.bpf.run import Tc, Xdp
+from lbagent.bpf.run.test_run import Tc, Xdp
 from lbagent.maps.reasons import Reason
 from tests.packet import corpus, craft, wire
 from tests.packet.churn import Churn

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lbagent.bpf import build, clock, settings
-from lbagent.bpf.loader import OWN_MAPS, load_generation
-from lbagent.bpf.settings import Seeds, Settings
+from lbagent.bpf.build import builder
+from lbagent.bpf.load import program_settings
+from lbagent.bpf.load.loader import OWN_MAPS, load_generation
+from lbagent.bpf.load.program_settings import Seeds, Settings
+from lbagent.kernel import jiffies
 from lbagent.maps import pins
-from lbagent.maps.kernel import KernelMaps
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import MapType, Sizes
 from tests.packet.net import Net
 from tests.packet.world import World
 
 if TYPE_CHECKING:
-    from lbagent.bpf.artifact import Artifact
+    from lbagent.bpf.build.artifact import Artifact
 
 SMALL = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 15, snat6=1 << 15, services=1 << 10, backends=1 << 10,
@@ -35,7 +37,7 @@ def open_world(
     net: Net | None = None,
 ) -> Iterator[World]:
     """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""
-    programs = artifact or build.ensure()
+    programs = artifact or builder.ensure()
     fds: dict[str, int] = {}
     own = net is None
     net = net or Net()
@@ -44,7 +46,7 @@ def open_world(
             if name not in OWN_MAPS:
                 nested = spec.type is MapType.HASH_OF_MAPS
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
-        config = settings.pack(options, sizes, seeds, clock.hz())
+        config = program_settings.pack(options, sizes, seeds, jiffies.hz())
         generation = load_generation(programs, fds, config)
         try:
             yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)

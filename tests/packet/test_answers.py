@@ -8,7 +8,7 @@ import pytest
 from scapy.layers.inet import TCP as TcpLayer
 from scapy.packet import Raw
 
-from lbagent.bpf.settings import Settings
+from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family

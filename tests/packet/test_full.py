@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.settings import Settings
+from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from lbagent.bpf import bpfsys
-from lbagent.bpf.links import has_tcx
+from lbagent.kernel import bpf_prog
+from lbagent.kernel.features import has_tcx
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, wire
 from tests.packet.craft import Family
@@ -76,7 +76,7 @@ def wired_world() -> Iterator[tuple[World, ClientNet]]:
         try:
             with world.net.inside():
                 complete_in_software("lb0")
-                link = bpfsys.link_create(world.programs[TC_INGRESS], world.net.lb0, bpfsys.AttachType.TCX_INGRESS)
+                link = bpf_prog.link_create(world.programs[TC_INGRESS], world.net.lb0, bpf_prog.AttachType.TCX_INGRESS)
             yield world, client
         finally:
             if link >= 0:

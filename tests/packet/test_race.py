@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from bench.race import Race, race
-from lbagent.bpf import bpfsys
+from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 
 SECONDS = 1.5  # a few hundred thousand packets
@@ -23,7 +23,7 @@ def sweep_until(done: threading.Event, made: Race) -> None:
     sizes = made.kernel.sizes
     buckets = (sizes.flow4 if made.family == 4 else sizes.flow6) // FLOW_WAYS
     while not done.is_set():
-        bpfsys.prog_test_run(program, LB_SWEEP.pack(0, buckets, 0, 0), repeat=-(-buckets // SWEEP_STEP))
+        bpf_prog.prog_test_run(program, LB_SWEEP.pack(0, buckets, 0, 0), repeat=-(-buckets // SWEEP_STEP))
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])

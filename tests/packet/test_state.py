@@ -6,16 +6,17 @@ import struct
 
 import pytest
 
-from lbagent.bpf import clock, settings
-from lbagent.bpf.run import run_xdp
+from lbagent.bpf.load import program_settings
+from lbagent.bpf.run.test_run import run_xdp
+from lbagent.kernel import jiffies
 from lbagent.maps import layout
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.table import CLOSING, EST, MID, NEW
 from tests.packet.world import TCP, UDP, BackendRow, Outcome, World
 
-TICK_S = (1 << settings.tick_shift(clock.hz())) / clock.hz()
-DEFAULTS = settings.Settings()
+TICK_S = (1 << program_settings.tick_shift(jiffies.hz())) / jiffies.hz()
+DEFAULTS = program_settings.Settings()
 
 
 def ticks(seconds: float) -> int:

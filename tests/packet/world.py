@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.run import Result, Tc, Xdp, run_tc, run_xdp
+from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout
 from lbagent.maps.layout import DeviceFlag, PathFlag
 from lbagent.maps.reasons import Reason
@@ -21,8 +21,8 @@ from tests.packet.craft import FAMILIES, Family
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lbagent.maps.base import LBMaps
     from lbagent.maps.layout import Sizes
+    from lbagent.maps.lbmaps import LBMaps
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17

@@ -6,22 +6,22 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lbagent.maps.base import PathInfo
-from lbagent.maps.check import check
+from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.layout import Sizes
-from lbagent.maps.memory import MemoryMaps
+from lbagent.maps.lbmaps import PathInfo
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.sync.apply import apply
-from lbagent.sync.dryrun import dry_run
-from lbagent.sync.files import Files
-from lbagent.sync.objects import BackendState, Change
-from lbagent.sync.plan import plan
-from lbagent.sync.resolve import Options, Resolver
-from lbagent.sync.restore import restore
-from lbagent.sync.shadow import Shadow
+from lbagent.objects.records import BackendState, Change
+from lbagent.resolve import Options, Resolver
+from lbagent.sources.folder.manifest_files import Files
+from lbagent.sync.dry_run import dry_run
+from lbagent.sync.target.apply import apply
+from lbagent.sync.target.plan import plan
+from lbagent.sync.target.restore import restore
+from lbagent.sync.target.shadow import Shadow
 
 _BLOCK = re.compile(r"^-- (.+) --$")
 MANIFEST = (".yaml", ".yml", ".json")

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
-from lbagent.maps.base import LBMaps, PathInfo
 from lbagent.maps.layout import Sizes
-from lbagent.maps.memory import MemoryMaps
+from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L4Type
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.sync.objects import (
+from lbagent.objects.records import (
     Change,
     Endpoint,
     EndpointSlice,
@@ -22,9 +22,9 @@ from lbagent.sync.objects import (
     ServicePort,
     SlicePort,
 )
-from lbagent.sync.reconcile import Reconciler
-from lbagent.sync.resolve import Options, Resolver
-from lbagent.sync.restore import restore
+from lbagent.resolve import Options, Resolver
+from lbagent.sync.loop import Reconciler
+from lbagent.sync.target.restore import restore
 
 SMALL = Sizes(
     flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251

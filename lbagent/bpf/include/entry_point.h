@@ -27,7 +27,7 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 	return LB_PASS;
 }
 
-/* Goes on with the IPv6 entry point of this program: a jump (bpf/link.py). */
+/* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
 /* A frame that is not of this family, or too short for the quick parser: tags and small datagrams have a program of their own. */

@@ -75,7 +75,7 @@ AI u32 service_routable(const struct lb_pkt *pk, const struct lb_service *svc)
 }
 
 /* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list turns from one into the other its entries say
- * themselves what they mean, so that no packet meets half of the change (sync/ranges.py). */
+ * themselves what they mean, so that no packet meets half of the change (sync/target/ranges.py). */
 AI u32 service_source(const struct lb_pkt *pk, const struct lb_service *svc)
 {
 	struct FAMILY(source_range_key) key = {};

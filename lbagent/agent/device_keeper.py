@@ -1,0 +1,132 @@
+"""Keeps programs on the configured devices: attaches at start, follows devices that come, go or change their address."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from lbagent.bpf.load.attach import Attachment
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.config import Config
+from lbagent.errors import LbError, NotFound
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.net.device_table import write_devices
+from lbagent.net.snapshot import Link, NodeNetwork
+
+log = logging.getLogger(__name__)
+RETRY_S = 5.0
+Wanted = dict[int, tuple[Link, bool]]  # ifindex -> device, behind it live pods
+
+
+class DeviceKeeper:
+    """Owner of lb_device and of what is attached. `problems` maps a device's name to a sentence."""
+
+    def __init__(self, maps: LBMaps, datapath: Datapath, config: Config) -> None:
+        """Attach nothing yet."""
+        self._maps = maps
+        self._datapath = datapath
+        self.config = config
+        self.attached: tuple[Attachment, ...] = ()
+        self.problems: dict[str, str] = {}
+        self._done: tuple[Wanted, Config] | None = None
+        self._changed = asyncio.Event()
+        self._network: NodeNetwork | None = None
+        self.busy = asyncio.Lock()  # held while programs or devices change
+
+    async def start(self, network: NodeNetwork) -> None:
+        """Attach to everything configured. Raises NotFound, Conflict, Unsupported, KernelError."""
+        require_devices(network, self.config)
+        self._network = network
+        await self._attach(network)
+
+    def follow(self, network: NodeNetwork) -> None:
+        """Take a new snapshot of the network."""
+        self._network = network
+        self._changed.set()
+
+    async def reconfigure(self, config: Config) -> None:
+        """Attach as the new configuration says. Raises as `start`; then what was attached stays."""
+        if self._network is not None:
+            require_devices(self._network, config, self.config.device)
+        old, self.config = self.config, config
+        try:
+            if self._network is not None:
+                await self._attach(self._network)
+        except LbError:
+            self.config = old
+            raise
+
+    async def run(self) -> None:
+        """Follow devices for ever; what fails is tried again."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._network is None:
+                continue
+            try:
+                await self._attach(self._network)
+            except LbError as error:
+                self.problems["devices"] = str(error)
+                log.error("devices could not be attached", extra={"error": str(error), "retry_s": RETRY_S})
+                await asyncio.sleep(RETRY_S)
+                self._done = None
+                self._changed.set()
+
+    async def _attach(self, network: NodeNetwork) -> None:
+        async with self.busy:
+            config = self.config
+            wanted = wanted_devices(network, config)
+            if self._done == (wanted, config):
+                return
+            left_out = write_devices(self._maps, wanted)
+            names = [name for name in config.device if network.by_name(name)]
+            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, names, config.pod_device)
+            self.attached = tuple(hooks)
+            self.problems = {
+                name: f"device {name} has gone; its programs return with it"
+                for name in config.device
+                if name not in names
+            }
+            self.problems |= {name: f"device {name} found no room in lb_device" for name in left_out}
+            self._done = (wanted, config)
+            for name, text in self.problems.items():
+                log.warning("a device takes no traffic", extra={"device": name, "error": text})
+            log.info("devices attached", extra={"devices": [f"{hook.device}-{hook.hook}" for hook in hooks]})
+
+
+def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
+    """Return the devices that --device and --pod-device name and that are there. A --device is never a pod device."""
+    out: Wanted = {}
+    for link in network.links.values():
+        if link.name in config.device:
+            out[link.index] = (link, False)
+        elif any(fnmatchcase(link.name, pattern) for pattern in config.pod_device):
+            out[link.index] = (link, True)
+    return out
+
+
+def deaf_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
+    """Return the devices by which remote backends are reached and where no program hears their replies, by name.
+
+    A VLAN's frames pass the programs of the device below it.
+    """
+    names = set(attached)
+    out = set()
+    for index in outputs:
+        link = network.links.get(index)
+        below = network.links.get(link.parent) if link and link.kind == "vlan" else None
+        if link and link.name not in names and not (below and below.name in names):
+            out.add(link.name)
+    return sorted(out)
+
+
+def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] = ()) -> None:
+    """Refuse a --device that does not exist and is not `known` to come back, before anything is done. Raises NotFound."""
+    for name in config.device:
+        if name not in known and network.by_name(name) is None:
+            there = ", ".join(sorted(link.name for link in network.links.values() if link.name != "lo")) or "none"
+            raise NotFound(
+                f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}"
+            )

@@ -1,0 +1,238 @@
+"""The agent as the API and the metrics see it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import lbagent
+from lbagent.agent.device_keeper import deaf_outputs
+from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status
+from lbagent.errors import NotFound
+from lbagent.maps.lbmaps import backend_counter, service_counter
+from lbagent.maps.reasons import Reason
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.state import State
+from lbagent.observe import metrics
+
+if TYPE_CHECKING:
+    from lbagent.agent.parts import Parts
+    from lbagent.objects.records import Message
+    from lbagent.objects.source import Source
+
+BACKEND_SERIES_MOST = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
+SHOWN_FAILING_MOST = 100
+SHOWN_MESSAGES_MOST = 1000  # of a source
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class View:
+    """Implements api.view.AgentView over the agent's parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Look at these parts."""
+        self._parts = parts
+        self._started_at = time.time()
+
+    def state(self) -> State:
+        """Return the State that is in the maps; before the first pass what an earlier agent left there."""
+        return self._parts.reconciler.shown
+
+    def live_flows(self) -> Mapping[int, int] | None:
+        """Return live flows by backend id as of the last sweep."""
+        return self._parts.sweeper.live if self._parts.sweeper else None
+
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
+        """Write the operator's word and return when it is in the maps. Raises NotFound, InvalidTransition."""
+        known = self.state().backends
+        for address in addresses:
+            backend = known.get(address)
+            if backend is None:
+                raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
+            backend.with_state(state)
+        await self._parts.operator.set_states(addresses, state)
+        await self._parts.reconciler.settled()
+        failing = self._parts.reconciler.failing
+        wanted = set(addresses)
+        for frontend, failure in failing.items():
+            svc = self.state().by_frontend.get(frontend)
+            if svc is not None and any(backend.address in wanted for backend in svc.backends):
+                raise failure.error
+
+    async def wait_change(self, generation: int, timeout_s: float) -> int:
+        """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
+        reconciler = self._parts.reconciler
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await reconciler.changed_from(generation)
+        except TimeoutError:
+            return reconciler.state.generation
+
+    def status(self) -> Status:
+        """Return how the agent is, now."""
+        parts, state = self._parts, self._parts.reconciler.state
+        shadow, usage = parts.reconciler.shadow, self._usage()  # also of what an earlier agent left, without an index
+        return Status(
+            ready=parts.ready,
+            version=lbagent.__version__,
+            pid=os.getpid(),
+            node=parts.config.name_of_node,
+            started_at=self._started_at,
+            generation=state.generation,
+            services=len({svc.name for svc in state.services}),
+            frontends=sum(frontend.port > 0 for frontend in shadow.frontends),
+            backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
+            attach=parts.config.attach,
+            bpffs=parts.config.bpffs,
+            artifact=parts.datapath.key if parts.datapath else "",
+            sweeps=parts.sweeper.sweeps if parts.sweeper else 0,
+            sources=self._sources(),
+            devices=self._devices(),
+            maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
+            failing=self._failing(state),
+            problems=self._problems(),
+        )
+
+    def _sources(self) -> list[SourceStatus]:
+        held = self._parts.reconciler.held
+        return [
+            SourceStatus(
+                source.name,
+                source.synced.is_set(),
+                held[source.name].objects,
+                held[source.name].generation,
+                _shown(source.problems()),
+            )
+            for source in self._parts.sources
+        ]
+
+    def _sample(self, source: Source) -> metrics.SourceSample:
+        messages = source.problems()
+        refused = sum(not message.warning for message in messages)
+        held = self._parts.reconciler.held[source.name]
+        return metrics.SourceSample(
+            source.name, source.synced.is_set(), held.objects, refused, len(messages) - refused, source.trusted
+        )
+
+    def _devices(self) -> list[DeviceStatus]:
+        keeper = self._parts.devices
+        if keeper is None:
+            return []
+        hooks: dict[str, list[str]] = {name: [] for name in self._parts.config.device}
+        for attachment in keeper.attached:
+            hooks.setdefault(attachment.device, []).append(str(attachment.hook))
+        out = []
+        for name, words in hooks.items():
+            link = self._parts.network.network.by_name(name)
+            out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
+        return out
+
+    def _usage(self) -> dict[str, tuple[int, int]]:
+        usage = self._parts.reconciler.shadow.pressure()
+        usage["lb_nexthop"] = (self._parts.network.table.used, self._parts.network.table.capacity)
+        if self._parts.sweeper:
+            usage |= self._parts.sweeper.usage()
+        return usage
+
+    def _failing(self, state: State) -> list[FailingService]:
+        now = time.monotonic()
+        out = []
+        for frontend, failure in list(self._parts.reconciler.failing.items())[:SHOWN_FAILING_MOST]:
+            svc = state.by_frontend.get(frontend) or self._parts.reconciler.wanted.by_frontend.get(frontend)
+            owner = str(svc.name) if svc else ""
+            out.append(
+                FailingService(
+                    frontend.with_protocol().replace("/NONE", "/ANY"),
+                    owner,
+                    str(failure.error),
+                    max(0.0, failure.retry_at - now),
+                )
+            )
+        return out
+
+    def _problems(self) -> list[str]:
+        parts = self._parts
+        out = [parts.reconciler.waiting] if parts.reconciler.waiting else []
+        out += [str(message) for message in parts.reconciler.messages]
+        if parts.devices:
+            out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
+            attached = {hook.device for hook in parts.devices.attached}
+            for name in deaf_outputs(parts.network.network, parts.network.finder.outputs, attached):
+                out.append(
+                    f"remote backends are reached through {name}, where no program is attached: their replies are not"
+                    f" translated; add --device {name}"
+                )
+        more = len(parts.reconciler.failing) - SHOWN_FAILING_MOST
+        if more > 0:
+            out.append(f"{more} more frontends are failing")
+        if parts.sweeper:
+            out += parts.sweeper.problems()
+        if reason := unwritable(parts.config.state_dir):
+            out.append(
+                f"--state-dir {parts.config.state_dir} {reason}: set-state is refused, and no copies of good manifests are kept"
+            )
+        return out + parts.problems
+
+    def metrics(self) -> Iterable[str]:
+        """Yield the Prometheus text."""
+        parts, state = self._parts, self._parts.reconciler.state
+        counters = parts.maps.counters
+        services = [svc.id for svc in state.services if svc.id]
+        refs = parts.reconciler.shadow.refs
+        backends = [] if len(refs) > BACKEND_SERIES_MOST else [backend.id for backend in state.backends.values()]
+        times = os.times()
+        counts = parts.reconciler.counts
+        yield from metrics.render(
+            metrics.Snapshot(
+                version=lbagent.__version__,
+                ready=parts.ready,
+                state=state,
+                states=parts.reconciler.shadow.states(),
+                reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
+                services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
+                backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
+                live_flows={} if not backends else self.live_flows() or {},
+                maps=self._usage(),
+                failing=len(parts.reconciler.failing),
+                restored=parts.reconciler.kept,
+                conflicts=sum(not message.warning for message in parts.reconciler.messages),
+                sync_duration_s=counts.last_duration_s,
+                syncs=counts.syncs,
+                sync_errors=counts.errors,
+                map_writes=counts.writes,
+                sources=tuple(map(self._sample, parts.sources)),
+                devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                started_at=self._started_at,
+                resident_bytes=_resident_bytes(),
+                cpu_s=times.user + times.system,
+            )
+        )
+
+
+def _shown(messages: Sequence[Message]) -> list[str]:
+    """Return what is wrong, as many lines as somebody may read."""
+    more = len(messages) - SHOWN_MESSAGES_MOST
+    texts = [str(message) for message in messages[:SHOWN_MESSAGES_MOST]]
+    return [*texts, f"{more} more messages"] if more > 0 else texts
+
+
+def unwritable(folder: str) -> str:
+    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"cannot be used ({path} is no folder)"
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
+
+
+_REASONS = [reason for reason in Reason if reason]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * PAGE

@@ -1,0 +1,60 @@
+"""`lbagent cleanup`: take programs, links, pins and marked neighbours away. Works without an agent and after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from lbagent.agent.lock import AgentLock
+from lbagent.bpf.load import datapath
+from lbagent.errors import ConfigError
+from lbagent.kernel.kernel_error import kernel_error
+from lbagent.maps.pins import is_bpffs, pin_dir
+from lbagent.net.neighbours import release_all
+
+
+def cleanup(bpffs: str) -> list[str]:
+    """Remove everything an agent left under `bpffs` and return what went, one line each; nothing there is fine.
+
+    Programs go before maps, so that no packet meets half of it. Raises Conflict while an agent runs, ConfigError for a folder
+    of ordinary files, KernelError.
+    """
+    root = pin_dir(bpffs)
+    try:
+        present = root.is_dir()
+    except PermissionError as error:
+        raise kernel_error("read", error.errno or 0, str(root)) from None
+    if not present:
+        return []
+    if not is_bpffs(root):
+        raise ConfigError(f"--bpffs {bpffs}: {root} is not on a bpf file system; nothing was removed")
+    lock = AgentLock(root)
+    lock.take()
+    try:
+        return _remove(root)
+    finally:
+        lock.release()
+
+
+def _remove(root: Path) -> list[str]:
+    gone = remove_pins(root)
+    count = asyncio.run(release_all())
+    if count:
+        gone.append(f"released {count} neighbours")
+    return gone
+
+
+def remove_pins(root: Path) -> list[str]:
+    """Take programs, links and maps away; whoever calls holds the lock."""
+    gone = [f"detached {item.hook} from {item.device}" for item in datapath.remove(root)]
+    pins = sorted(item for item in root.rglob("*") if not item.is_dir())
+    for pin in pins:
+        pin.unlink()
+    gone += [f"removed map {pin.name}" for pin in pins]
+    for folder in sorted((item for item in root.rglob("*") if item.is_dir()), reverse=True):
+        folder.rmdir()
+    root.rmdir()
+    with contextlib.suppress(OSError):
+        root.parent.rmdir()  # only when it is ours and empty; a mount point stays
+    return gone

@@ -1,0 +1,131 @@
+"""The datapath as the agent holds it: one generation of programs, its devices, and the change of either.
+
+Start, attach, reload and remove are all there is; every one leaves a serving datapath behind when it fails half-way.
+Blocking (netlink, the verifier): from asyncio, call in a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.build import artifact as artifacts
+from lbagent.bpf.load import attach as attachments
+from lbagent.bpf.load import generation, program_settings
+from lbagent.bpf.load.attach import Attachment
+from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
+from lbagent.kernel import jiffies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.load.program_settings import Seeds, Settings
+    from lbagent.maps.layout import Sizes
+
+
+@dataclass
+class Datapath:
+    """Programs in force under `root` (`BPFFS/v1`) and the hooks they sit on."""
+
+    root: Path
+    artifact: Artifact
+    generation: Generation
+    key: str
+    seeds: Seeds
+    adopted: bool  # True: the pinned programs were the right ones, nothing was loaded
+    hooks: list[Attachment] = field(default_factory=list)
+    fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
+    log_dir: Path | None = None
+
+    @property
+    def programs(self) -> Mapping[str, int]:
+        """Descriptors by name: xdp, tc_ingress, tc_egress, sweep4, sweep6."""
+        return self.generation.programs
+
+    def attach(self, mode: str, names: Sequence[str], pod_patterns: Sequence[str]) -> list[Attachment]:
+        """Attach to what `--attach`, `--device` and `--pod-device` name; call again when devices come and go.
+
+        Raises NotFound, Conflict, Unsupported, KernelError.
+        """
+        hooks = attachments.wanted(mode, names, pod_patterns, attachments.devices())
+        self.fall_back = mode == "auto"
+        self.hooks = attachments.attach(self.root, hooks, self.programs, fall_back=self.fall_back)
+        return self.hooks
+
+    def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
+        """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
+
+        Raises what loading raises; then the old programs go on.
+        """
+        config = program_settings.pack(options, sizes, self.seeds, jiffies.hz())
+        key = generation.generation_key(artifact, shared_maps, config)
+        if key == self.key:
+            return
+        new = load_generation(artifact, shared_maps, config, log_dir=self.log_dir)
+        generation.install(self.root, key, new, self._swap)
+        self.generation.close()
+        self.artifact, self.generation, self.key, self.adopted = artifact, new, key, False
+
+    def _swap(self, new: Generation) -> None:
+        """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
+        hooks = self.hooks or attachments.attached(self.root)
+        present = attachments.devices()
+        alive = [item for item in hooks if item.device in present]
+        if alive:
+            attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
+
+    def take_over(self, other: Datapath) -> None:
+        """Go on with the programs of `other`, which are in force already."""
+        self.generation.close()
+        self.artifact, self.generation, self.key, self.adopted = other.artifact, other.generation, other.key, False
+
+    def put_in_force(self) -> None:
+        """Make these loaded programs the ones that are pinned and attached."""
+        generation.install(self.root, self.key, self.generation, self._swap)
+
+    def close(self) -> None:
+        """Give the descriptors back. Programs, links and pins stay and keep serving."""
+        self.generation.close()
+
+
+def load(
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    *, old: Sizes | None = None, adopt: bool = False, log_dir: Path | None = None,
+) -> Datapath:  # fmt: skip
+    """Load the programs of `artifact` and attach nothing; with `adopt`, take the pinned ones if they are the same.
+
+    With `old` they are those that move flows from maps of these sizes, which are among `shared_maps` by their names in
+    OLD_MAPS. The seeds are those of the flow tables under `root`. Raises as `start`.
+    """
+    require_kernel()
+    artifacts.check(artifact, "the built programs")
+    seeds = generation.pinned_seeds(root) or program_settings.Seeds.fresh()
+    config = program_settings.pack(options, sizes, seeds, jiffies.hz(), old)
+    key = generation.generation_key(artifact, shared_maps, config)
+    found = generation.adopt(root, key, artifact) if adopt else None
+    new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
+    return Datapath(root, artifact, new, key, seeds, adopted=bool(found), log_dir=log_dir)
+
+
+def start(
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    *, log_dir: Path | None = None,
+) -> Datapath:  # fmt: skip
+    """Bring the programs of `artifact` in force under `root`: adopt the pinned ones if they are the same, else load.
+
+    `shared_maps` are the descriptors of maps/kernel_maps.py by name. Devices that an earlier process attached to go over
+    to the new programs. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
+    """
+    made = load(root, artifact, shared_maps, sizes, options, adopt=True, log_dir=log_dir)
+    if not made.adopted:
+        made.put_in_force()
+    return made
+
+
+def remove(root: Path) -> list[Attachment]:
+    """Detach everything and take the pins of programs away; works without an agent. Returns what was detached."""
+    gone = attachments.detach_all(root)
+    generation.remove(root)
+    return gone

@@ -1,0 +1,162 @@
+"""Pins of the generation in force, and the change from one to the next without a lost packet.
+
+Under ROOT (`BPFFS/v1`): `prog/NAME`, `lb_config`, `lb_calls_xdp`, `lb_calls_tc`, and `build/KEY`, an empty directory whose name
+says what is loaded. A new generation is pinned whole under `next/` first: a tail call array loses its entries with its last
+pin or descriptor, so it must not depend on this process living. Then the links are updated one by one, then the pins
+are renamed over the old ones, and only after a grace period of the kernel the old arrays go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.load.loader import OWN_MAPS, Generation
+from lbagent.bpf.load.program_settings import Seeds
+from lbagent.errors import KernelError
+from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpfsys as maps
+from lbagent.kernel.kernel_error import kernel_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from lbagent.bpf.build.artifact import Artifact
+
+_NEXT = "next"
+_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+_MEMBARRIER_GLOBAL = 1
+_GRACE_S = 0.05  # where the kernel offers no barrier: no program runs that long
+
+
+def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: bytes) -> str:
+    """Return the name of what would be loaded: the same key means the same programs on the same maps."""
+    digest = hashlib.sha256(artifact.source_hash.encode() + artifact.bcc.encode() + config)
+    for name in sorted(shared_maps):
+        digest.update(f"{name}={maps.map_info(shared_maps[name]).id};".encode())
+    return digest.hexdigest()[:32]
+
+
+def pinned_programs(names: Mapping[str, object]) -> list[str]:
+    """Return the programs that get a pin: all but the tail-called ones, which their array holds."""
+    return [name for name in names if not name.startswith("call_")]
+
+
+def pinned_seeds(root: Path) -> Seeds | None:
+    """Return the seeds of the flow tables under `root`; None if nothing was ever loaded there."""
+    with _opened(root / "lb_config") as fd:
+        if fd is None:
+            return None
+        with kernel_errors("read", "lb_config"):
+            record = maps.map_lookup(fd, bytes(4), maps.map_info(fd).value_size)
+    return Seeds.of_record(record) if record else None
+
+
+def adopt(root: Path, key: str, artifact: Artifact) -> Generation | None:
+    """Return the pinned generation if it is exactly `key`, whole; else None. Loads nothing."""
+    if not (root / "build" / key).is_dir() or (root / _NEXT).exists():
+        return None
+    found = Generation()
+    try:
+        for name in pinned_programs(artifact.programs):
+            found.programs[name] = bpf_prog.obj_get(str(root / "prog" / name))
+        for name in OWN_MAPS:
+            found.maps[name] = bpf_prog.obj_get(str(root / name))
+    except KernelError:
+        found.close()
+        return None
+    return found
+
+
+def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], None]) -> None:
+    """Make `new` the generation in force: pin it, let `swap` update every link, then move the pins.
+
+    If `swap` raises, the pins of the old generation stay, and so do both sets of tail call arrays: links that were
+    updated already go on working. The next install starts over.
+    """
+    stage = root / _NEXT / f"{key}-{time.time_ns()}"  # never over a broken-off stage: links may run through its arrays
+    (stage / "prog").mkdir(parents=True)
+    for name in OWN_MAPS:
+        bpf_prog.obj_pin(new.maps[name], str(stage / name))
+    for name in pinned_programs(new.programs):
+        bpf_prog.obj_pin(new.programs[name], str(stage / "prog" / name))
+    swap(new)
+    old_maps = _keep_open(root)
+    try:
+        _move_pins(root, stage, key)
+        _grace_period()  # packets that entered through the old programs have left them
+    finally:
+        for fd in old_maps:
+            os.close(fd)
+    _remove_tree(root / _NEXT)
+
+
+def _keep_open(root: Path) -> list[int]:
+    """Hold the old arrays open: the rename drops their pins, the grace period comes after it."""
+    out = []
+    for name in OWN_MAPS:
+        with contextlib.suppress(KernelError):
+            out.append(bpf_prog.obj_get(str(root / name)))
+    return out
+
+
+def _move_pins(root: Path, stage: Path, key: str) -> None:
+    (root / "prog").mkdir(exist_ok=True)
+    builds = root / "build"
+    builds.mkdir(exist_ok=True)
+    for old in builds.iterdir():
+        old.rmdir()  # until the new mark is there, nobody adopts a half-moved set
+    wanted = {pin.name for pin in (stage / "prog").iterdir()}
+    for pin in list((stage / "prog").iterdir()):
+        pin.rename(root / "prog" / pin.name)
+    for name in OWN_MAPS:
+        (stage / name).rename(root / name)
+    for pin in list((root / "prog").iterdir()):
+        if pin.name not in wanted:
+            pin.unlink()
+    (builds / key).mkdir()
+
+
+def remove(root: Path) -> None:
+    """Take every pin of programs and of their own maps away; the shared maps are not touched."""
+    for folder in ("prog", "build", _NEXT):
+        _remove_tree(root / folder)
+    for name in OWN_MAPS:
+        (root / name).unlink(missing_ok=True)
+
+
+def _remove_tree(path: Path) -> None:
+    if not path.is_dir():
+        return
+    for item in list(path.iterdir()):
+        if item.is_dir():
+            _remove_tree(item)
+        else:
+            item.unlink()
+    path.rmdir()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    try:
+        fd = bpf_prog.obj_get(str(path))
+    except KernelError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _grace_period() -> None:
+    """Wait until no CPU runs a program it entered before this call (membarrier is synchronize_rcu)."""
+    number = _SYS_MEMBARRIER.get(os.uname().machine)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is None or libc.syscall(number, _MEMBARRIER_GLOBAL, 0, 0) != 0:
+        time.sleep(_GRACE_S)

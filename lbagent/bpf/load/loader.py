@@ -1,0 +1,181 @@
+"""Programs into the kernel, one *generation* at a time.
+
+A generation is all programs of one artifact and one settings record, with maps of its own that nothing else may see mixed:
+`lb_config` (frozen, folded into the instructions) and the two tail call arrays. An entry program reaches only tail calls of
+its own generation, so old and new may run side by side while the links are being updated one by one. Tables with flows
+and services are shared by all generations and belong to maps/kernel_maps.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.load.constants import folded
+from lbagent.errors import CompileError, Unsupported, VerifierError
+from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpfsys as maps
+from lbagent.kernel.bpf_prog import ProgType
+from lbagent.kernel.kernel_error import kernel_error, kernel_errors
+from lbagent.maps import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from lbagent.bpf.build.artifact import Artifact, Program
+    from lbagent.maps.layout import MapSpec
+
+MIN_KERNEL = (5, 15)
+CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
+OWN_MAPS = ("lb_config", *CALLS.values())  # one set a generation
+ENTRIES = ("xdp", "tc_ingress", "tc_egress")  # pinned under v1/prog/
+PROG_TYPES = {"xdp": ProgType.XDP, "tc": ProgType.SCHED_CLS}
+MODESTY = 2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
+LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
+
+_CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
+
+
+@dataclass
+class Generation:
+    """Loaded programs by name and the maps of their own; `close` gives all descriptors back."""
+
+    programs: dict[str, int] = field(default_factory=dict)
+    maps: dict[str, int] = field(default_factory=dict)
+    load_ms: dict[str, float] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close every descriptor; what is pinned or attached stays in the kernel."""
+        for fd in (*self.programs.values(), *self.maps.values()):
+            os.close(fd)
+        self.programs.clear()
+        self.maps.clear()
+
+
+def require_kernel() -> None:
+    """Raise Unsupported on a kernel before 5.15. Checked once before anything is created."""
+    release = os.uname().release
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match and (int(match[1]), int(match[2])) < MIN_KERNEL:
+        raise Unsupported("this version of lbagent", "5.15", f"this is Linux {release}; nothing was loaded")
+
+
+def load_generation(
+    artifact: Artifact, shared_maps: Mapping[str, int], config: bytes, *, log_dir: Path | None = None
+) -> Generation:
+    """Load every program of the artifact against the shared maps and a new `lb_config` holding `config`.
+
+    The tail call arrays are filled before this returns, so an entry program can be attached at once.
+    Raises VerifierError (last lines, path of the whole log), KernelError, CompileError (two programs in one slot).
+    """
+    made = Generation()
+    try:
+        _create_own_maps(made.maps, config)
+        fds = with_old_maps({**shared_maps, **made.maps})
+
+        def load(program: Program) -> None:
+            start = time.perf_counter()
+            made.programs[program.name] = load_program(folded(program, config), fds, log_dir)
+            made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
+
+        largest_first = sorted(artifact.programs.values(), key=lambda program: -len(program.insns))
+        with ThreadPoolExecutor(os.cpu_count(), "verifier", _be_modest) as pool:  # the kernel verifies side by side
+            list(pool.map(load, largest_first))
+        for (hook, slot), name in call_slots(artifact.programs).items():
+            key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
+            with kernel_errors(f"fill slot {slot}", CALLS[hook]):
+                maps.map_update(made.maps[CALLS[hook]], key, value)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _be_modest() -> None:
+    """Let the thread that plans have its processor: a first start has 100,000 backends to plan meanwhile."""
+    with contextlib.suppress(OSError):
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + MODESTY)
+
+
+def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
+    """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
+    return {**{alias: fds[name] for alias, name in layout.OLD_MAPS.items() if name in fds}, **fds}
+
+
+def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
+    """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
+    specs = layout.map_specs()
+    for name in OWN_MAPS:
+        fds[name] = create_map(specs[name])
+    with kernel_errors("write and freeze", "lb_config"):
+        maps.map_update(fds["lb_config"], bytes(4), config)
+        maps.map_freeze(fds["lb_config"])
+
+
+@contextlib.contextmanager
+def own_maps(config: bytes) -> Iterator[dict[str, int]]:
+    """Create the maps of one generation for a while: settings frozen, tail call arrays empty."""
+    fds: dict[str, int] = {}
+    try:
+        _create_own_maps(fds, config)
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+
+
+def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
+    """Create a map, unpinned; `inner_fd` is the template of a map of maps."""
+    with kernel_errors("create map", spec.name, "make the table smaller or free memory"):
+        return maps.map_create(
+            spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
+        )  # fmt: skip
+
+
+def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
+    """Return the tail call slots by hook and number, from the names `call_<hook>_<n>_<what>`."""
+    slots: dict[tuple[str, int], str] = {}
+    for name, program in programs.items():
+        match = _CALL_NAME.match(name)
+        if not match:
+            continue
+        hook, slot = match[1], int(match[2])
+        if hook != program.hook or slot >= layout.CALLS:
+            raise CompileError(f"program {name} of unit {program.unit}: no such slot in {CALLS[program.hook]}")
+        if (hook, slot) in slots:
+            raise CompileError(f"programs {slots[hook, slot]} and {name} claim one tail call slot")
+        slots[hook, slot] = name
+    return slots
+
+
+def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | None = None) -> int:
+    """Load one program; return its descriptor. The verifier's log is made only for one that was refused."""
+    insns, kind = program.relocated(map_fds), PROG_TYPES[program.hook]
+    result = bpf_prog.prog_load(kind, insns, program.name)
+    if result.fd >= 0:
+        return result.fd
+    again = bpf_prog.prog_load(kind, insns, program.name, log_level=bpf_prog.LOG_TEXT)
+    if again.fd >= 0:
+        return again.fd  # memory or a signal; the second try is as good
+    if not again.log:
+        raise kernel_error("load", result.errno, f"program {program.name}", "`lbagent doctor` tells more")
+    raise VerifierError(_verifier_text(program.name, again.log, log_dir))
+
+
+def _verifier_text(name: str, log: str, log_dir: Path | None) -> str:
+    folder = log_dir or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    fd, path = tempfile.mkstemp(prefix=f"lbagent-verifier-{name}-", suffix=".log", dir=folder)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(log)
+    tail = "\n".join("  " + line for line in log.rstrip().splitlines()[-LOG_LINES:])
+    return f"the kernel's verifier refused program {name}; nothing was replaced. Last lines of its log:\n{tail}\nwhole log: {path}"

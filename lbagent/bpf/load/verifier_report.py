@@ -1,0 +1,97 @@
+"""Show every program of an artifact to this kernel's verifier, with fresh small maps that vanish afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.load import program_settings
+from lbagent.bpf.load.loader import (
+    OWN_MAPS,
+    PROG_TYPES,
+    create_map,
+    load_program,
+    own_maps,
+    require_kernel,
+    with_old_maps,
+)
+from lbagent.errors import VerifierError
+from lbagent.kernel import bpf_prog, jiffies
+from lbagent.maps import layout
+from lbagent.maps.layout import Sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lbagent.bpf.build.artifact import Artifact, Program
+
+SMALL = Sizes(
+    flow4=1 << 12, flow6=1 << 12, snat4=1 << 12, snat6=1 << 12, services=1 << 10, backends=1 << 10,
+    source_ranges=1 << 8, affinity=1 << 8, spill=1 << 8, fragments=1 << 8, maglev_size=251,
+)  # fmt: skip
+
+_PROCESSED = re.compile(r"processed (\d+) insns.*?peak_states (\d+)", re.DOTALL)
+_STACK = re.compile(r"stack depth (\S+)")
+
+
+@contextlib.contextmanager
+def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
+    """Create every shared map unpinned; yield descriptors by name, close them at the end."""
+    fds: dict[str, int] = {}
+    try:
+        inner = fds["inner"] = create_map(layout.maglev_inner(sizes))
+        for name, spec in layout.map_specs(sizes).items():
+            if name not in OWN_MAPS:
+                nested = spec.type == layout.MapType.HASH_OF_MAPS
+                fds[name] = create_map(spec, inner if nested else 0)
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+
+
+def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
+    """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
+
+    Goes on after one that is refused; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
+    """
+    require_kernel()
+    config = program_settings.pack(program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz())
+    refused = 0
+    with scratch_maps(sizes) as shared, own_maps(config) as own:
+        fds = with_old_maps({**shared, **own})
+        print(
+            f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
+        )
+        for name, program in artifact.programs.items():
+            start = time.perf_counter()
+            try:
+                fd = load_program(program, fds)
+            except VerifierError as error:
+                print(f"{name:<28}{program.unit:<10} REFUSED: {error}")
+                refused = 1
+                continue
+            taken_ms = (time.perf_counter() - start) * 1e3
+            verified, states, stack = _statistics(program, fds)
+            print(
+                f"{name:<28}{program.unit:<10}{program.count:>7}{verified:>10}{states:>8}{stack:>10}"
+                f"{bpf_prog.prog_info(fd).jited_bytes:>11}{taken_ms:>9.1f}",
+                flush=True,
+            )
+            os.close(fd)
+    return refused
+
+
+def _statistics(program: Program, fds: dict[str, int]) -> tuple[str, str, str]:
+    """Return instructions walked, peak states and stack depth, as the verifier reports them."""
+    loaded = bpf_prog.prog_load(
+        PROG_TYPES[program.hook], program.relocated(fds), program.name, log_level=bpf_prog.LOG_STATS, log_bytes=1 << 16
+    )
+    if loaded.fd >= 0:
+        os.close(loaded.fd)
+    processed, stack = _PROCESSED.search(loaded.log), _STACK.search(loaded.log)
+    verified, states = processed.groups() if processed else ("?", "?")
+    return verified, states, stack[1] if stack else "?"

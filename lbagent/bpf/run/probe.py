@@ -1,0 +1,241 @@
+"""What `lbagent doctor` says: this machine, its devices and settings, what will be used, what to change.
+
+Reads only; nothing is attached or written. Works without root as far as the kernel allows.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.build.c_source import ARTIFACT_PATH
+from lbagent.bpf.build.compile import bcc_version
+from lbagent.bpf.load import attach, links
+from lbagent.bpf.load.links import Hook
+from lbagent.bpf.load.loader import MIN_KERNEL
+from lbagent.errors import NotFound
+from lbagent.kernel import features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lbagent.bpf.load.attach import Device
+
+_XDP_MTU = 3498  # one page less headroom and the kernel's tail
+NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
+_OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"  # works, good to know
+    WARNING = "warning"  # works worse, or not for some packets
+    ERROR = "error"  # the agent will not start or not forward
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: what is so, what to do about it ('' when nothing), and the exit code of an error."""
+
+    level: Level
+    what: str
+    advice: str = ""
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the doctor needs of the configuration."""
+
+    device: Sequence[str] = ()
+    pod_device: Sequence[str] = ()
+    attach: str = "auto"
+    bpffs: str = "/sys/fs/bpf/lbagent"
+    artifact: str = ""
+    snat_ports: tuple[int, int] = (1024, 29999)
+
+
+def findings(question: Question) -> list[Finding]:
+    """Examine everything; the order is that of a start: rights, kernel, programs, file system, devices, network."""
+    out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
+    present = attach.devices()
+    out += _devices(question, present)
+    out += [*_ports(question), *_forwarding(), *_other_balancers(present)]
+    return out
+
+
+def _rights() -> Iterator[Finding]:
+    error = features.can_load()
+    if error == 0:
+        yield Finding(Level.OK, "BPF programs can be loaded")
+    elif error in (errno.EPERM, errno.EACCES):
+        yield Finding(
+            Level.ERROR, "no right to load BPF programs", "run as root (or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)"
+        )
+    else:
+        yield Finding(
+            Level.ERROR,
+            f"this kernel refuses BPF programs: {os.strerror(error)}",
+            "use a kernel with CONFIG_BPF_SYSCALL",
+        )
+
+
+def _kernel() -> Iterator[Finding]:
+    release, version = os.uname().release, features.kernel_version()
+    oldest = ".".join(map(str, MIN_KERNEL))
+    if version >= MIN_KERNEL:
+        yield Finding(Level.OK, f"Linux {release} on {platform.machine()} ({oldest} or newer is needed)")
+    else:
+        yield Finding(Level.ERROR, f"Linux {release} is too old", f"lbagent needs Linux {oldest} or newer")
+    jit = features.jit_enabled()
+    if jit is False:
+        yield Finding(
+            Level.WARNING, "the BPF JIT is off: packets cost several times more", "sysctl -w net.core.bpf_jit_enable=1"
+        )
+    elif jit:
+        yield Finding(Level.OK, "the BPF JIT is on")
+    if features.can_load() == 0:
+        way = "TCX links" if features.has_tcx() else "clsact filters (TCX needs Linux 6.6)"
+        yield Finding(Level.OK if features.has_tcx() else Level.NOTE, f"tc programs are attached by {way}")
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        yield Finding(Level.NOTE, "this kernel has no BTF; lbagent does not need it")
+
+
+def _programs(question: Question) -> Iterator[Finding]:
+    path = Path(question.artifact or ARTIFACT_PATH)
+    version = bcc_version()
+    if os.access(path, os.R_OK):  # this user may have no right to look
+        yield Finding(Level.OK, f"built programs: {path}")
+        if not version:
+            yield Finding(Level.NOTE, "BCC is not installed; only `lbagent bpf build` needs it")
+    elif question.artifact:
+        yield Finding(
+            Level.ERROR,
+            f"--artifact {path} is not there, or not to be read by this user",
+            "leave it out, or `lbagent bpf build -o FILE`",
+        )
+    elif version:
+        yield Finding(Level.NOTE, f"programs are not built yet; BCC {version} will build them", "lbagent bpf build")
+    else:
+        yield Finding(
+            Level.ERROR, f"no built programs at {path}, and no BCC to build them", "apt install python3-bpfcc"
+        )
+
+
+def _bpffs(question: Question) -> Iterator[Finding]:
+    folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
+    if any(str(place) in points for place in (folder, *folder.parents)):
+        yield Finding(Level.OK, f"{question.bpffs} is on a bpf file system")
+    else:
+        yield Finding(Level.NOTE, f"no bpf file system at {question.bpffs}; the agent mounts one")
+
+
+def _devices(question: Question, present: dict[str, Device]) -> Iterator[Finding]:
+    if not question.device:
+        names = ", ".join(name for name, item in present.items() if not item.loopback)
+        yield Finding(
+            Level.NOTE,
+            f"no --device given; there are {names or 'none'}",
+            "name the devices service traffic comes in by",
+        )
+    for name in question.device:
+        try:
+            hooks = attach.wanted(question.attach, [name], (), present)
+        except NotFound as error:
+            yield Finding(Level.ERROR, str(error), "see `ip link`", error.exit_code)
+            continue
+        yield from _device(Path(question.bpffs) / "v1", present[name], hooks[0].hook)
+    matched = attach.wanted("tc", (), question.pod_device, present)
+    if question.pod_device:
+        pods = sorted({item.device for item in matched})
+        yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
+
+
+def _device(root: Path, device: Device, hook: Hook) -> Iterator[Finding]:
+    name, kind = device.name, device.kind or "NIC"
+    driver = features.xdp_features(device.ifindex)
+    if hook is not Hook.XDP:
+        way = "generic XDP (slow: a packet buffer is made first)" if hook is Hook.XDP_GENERIC else "tc"
+        yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): {way}")
+    elif driver is None:
+        yield Finding(Level.NOTE, f"device {name} ({kind}, MTU {device.mtu}): native XDP if its driver has it, else tc")
+    elif driver.native:
+        yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): native XDP")
+    else:
+        yield Finding(Level.WARNING, f"device {name} ({kind}): its driver has no native XDP", "use --attach auto or tc")
+    if hook is Hook.XDP and device.mtu > _XDP_MTU:
+        yield Finding(
+            Level.WARNING, f"device {name}: MTU {device.mtu} is more than one page; most drivers refuse native XDP then",
+            f"use --attach tc, or an MTU of at most {_XDP_MTU}",
+        )  # fmt: skip
+    if device.kind == "veth" and hook.program == "xdp":
+        yield Finding(
+            Level.WARNING,
+            f"device {name} is a veth with XDP: packets of local sockets arrive with unfinished checksums, TCP loses its offloads",
+            "use --attach tc, or `ethtool -K PEER tx off` at the other end",
+        )
+    ours = links.linked_program(root, name, hook)
+    if hook.program == "xdp" and device.xdp_prog_id and device.xdp_prog_id != ours:
+        yield Finding(
+            Level.ERROR, f"device {name} already runs somebody else's XDP program (id {device.xdp_prog_id})",
+            f"ip link set dev {name} xdp off, or use --attach tc",
+        )  # fmt: skip
+
+
+def _ports(question: Question) -> Iterator[Finding]:
+    first, last = question.snat_ports
+    local = _sysctl("ipv4/ip_local_port_range").split()
+    ranges = {"the NodePort range": NODE_PORTS}
+    if len(local) == 2:
+        ranges["the ephemeral range of local sockets (net.ipv4.ip_local_port_range)"] = (int(local[0]), int(local[1]))
+    clash = [f"{what} {low}-{high}" for what, (low, high) in ranges.items() if first <= high and low <= last]
+    for what in clash:
+        yield Finding(
+            Level.WARNING, f"--snat-ports {first}-{last} overlaps {what}: connections may be mixed up", "choose a range apart"
+        )  # fmt: skip
+    if not clash:
+        yield Finding(Level.OK, f"SNAT ports {first}-{last}: apart from NodePorts and local sockets")
+
+
+def _forwarding() -> Iterator[Finding]:
+    for family, name in (("IPv4", "ipv4/ip_forward"), ("IPv6", "ipv6/conf/all/forwarding")):
+        if _sysctl(name) == "0":
+            key = name.replace("/", ".")
+            yield Finding(
+                Level.WARNING, f"{family} forwarding is off: no packet reaches another host", f"sysctl -w net.{key}=1"
+            )
+    if _sysctl("ipv4/conf/all/rp_filter") == "1":
+        yield Finding(
+            Level.NOTE, "strict reverse path filter: replies that come in by another device than the route's are dropped",
+            "sysctl -w net.ipv4.conf.all.rp_filter=2 if routing is asymmetric",
+        )  # fmt: skip
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys/net", name).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _other_balancers(present: dict[str, Device]) -> Iterator[Finding]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.add((entry / "comm").read_text(encoding="utf-8", errors="replace").strip())
+            except OSError:
+                continue
+    if "kube-ipvs0" in present:
+        found.add("kube-proxy")
+    for name in sorted(found & set(_OTHERS)):
+        yield Finding(Level.WARNING, f"{name} is running here: {_OTHERS[name]}", "let only one of them serve a Service")

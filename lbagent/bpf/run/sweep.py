@@ -1,0 +1,131 @@
+"""Ages the flow tables: programs free what has expired and count live flows per backend; the agent only drives them.
+
+The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a
+compare-and-swap that Python does not have. Counts go to one half of lb_live while readers use the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from lbagent.errors import LbError
+from lbagent.kernel import bpf_prog
+from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.reasons import Reason
+
+log = logging.getLogger(__name__)
+CHUNK = 1 << 17  # buckets a run: some ten milliseconds of kernel time
+# What says that a table had no room, and what to raise.
+FULL: Mapping[Reason, tuple[str, str]] = {
+    Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
+    Reason.FWD_SPILL: ("flows spilled into the overflow table", "--flow-table-size"),
+    Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
+}
+
+
+REMIND_S = 60.0  # a table that stays full is said again after this
+PAGE_IDS = 4096  # ids read at a time: half a millisecond
+
+
+class Sweeper:
+    """Sweeps every `interval_s`. `live` are live flows by backend id of the last sweep, None before the first."""
+
+    def __init__(self, maps: LBMaps, programs: Callable[[], Mapping[str, int]], interval_s: float) -> None:
+        """`programs` returns the descriptors in force (they change with a reload)."""
+        self._maps = maps
+        self._programs = programs
+        self.interval_s = interval_s
+        self.live: dict[int, int] | None = None
+        self.last_duration_s = 0.0
+        self.sweeps = 0
+        self.busy = asyncio.Lock()  # held during a sweep: whoever replaces the programs waits for it
+        self._half = 0
+        self._flows = {"4": 0, "6": 0}
+        self._seen: dict[Reason, int] | None = None
+        self._full: dict[Reason, float] = {}  # until when it counts as a problem
+        self._said: dict[Reason, float] = {}
+        self._error = ""
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return (live flows, entries) of the flow tables."""
+        sizes = self._maps.sizes
+        return {"lb4_flow": (self._flows["4"], sizes.flow4), "lb6_flow": (self._flows["6"], sizes.flow6)}
+
+    def problems(self) -> list[str]:
+        """Return what is full now, and why sweeping fails."""
+        now = time.monotonic()
+        out = [f"{FULL[reason][0]}: raise {FULL[reason][1]}" for reason, until in self._full.items() if until > now]
+        return [*out, self._error] if self._error else out
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            began = time.monotonic()
+            try:
+                async with self.busy:
+                    await self.sweep()
+                self._watch_full()
+                self._error = ""
+            except LbError as error:
+                if str(error) != self._error:
+                    log.error("the flow tables could not be swept", extra={"error": str(error)})
+                self._error = f"the flow tables are not swept: {error}"
+            await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
+
+    async def sweep(self) -> dict[int, int]:
+        """Sweep both tables once and return the live flows by backend id."""
+        began, half, sizes = time.monotonic(), self._half, self._maps.sizes
+        size = sizes.backends * 4
+        with self._maps.window("lb_live", half * size, size) as view:
+            view[:] = bytes(size)
+        for family, entries in (("4", sizes.flow4), ("6", sizes.flow6)):
+            self._flows[family] = await self._sweep_table(family, entries // FLOW_WAYS, half)
+        self.live = await self._read_live(half)
+        self._half = 1 - half
+        self.sweeps += 1
+        self.last_duration_s = time.monotonic() - began
+        return self.live
+
+    async def _sweep_table(self, family: str, buckets: int, half: int) -> int:
+        """Sweep one table; return its live flows. In a thread: each run waits some 70 ms for the kernel's XDP dispatcher."""
+        live = 0
+        for first in range(0, buckets, CHUNK):
+            count = min(CHUNK, buckets - first)
+            program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
+            output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
+            live += output.retval
+        return live
+
+    async def _read_live(self, half: int) -> dict[int, int]:
+        """Return what was counted into a half, by backend id."""
+        out: dict[int, int] = {}
+        backends = self._maps.sizes.backends
+        for first in range(0, backends, PAGE_IDS):
+            count = min(PAGE_IDS, backends - first)
+            with self._maps.window("lb_live", (half * backends + first) * 4, count * 4) as view:
+                raw = bytes(view)
+            if raw.strip(b"\0"):
+                numbers = memoryview(raw).cast("I")
+                out.update((first + at, number) for at, number in enumerate(numbers) if number)
+                await asyncio.sleep(0)
+        return out
+
+    def _watch_full(self) -> None:
+        """Say which table had no room since the last sweep, and what to raise."""
+        reasons = list(FULL)
+        counts = {reason: packets for reason, (packets, _) in zip(reasons, self._maps.counters(reasons), strict=True)}
+        seen, self._seen = self._seen, counts
+        now = time.monotonic()
+        for reason in reasons if seen is not None else ():
+            more = counts[reason] - (seen or {})[reason]
+            if more <= 0:
+                continue
+            self._full[reason] = now + REMIND_S
+            if self._said.get(reason, 0.0) <= now:
+                self._said[reason] = now + REMIND_S
+                what, option = FULL[reason]
+                log.warning(what, extra={"packets": more, "raise": option, "reason": reason.name.lower()})

@@ -1,0 +1,202 @@
+"""Walk the maps and say what does not hold together: what tests ask after every single write, and `lbagent verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from lbagent.maps import codec
+from lbagent.maps.layout import (
+    LB4_PATH,
+    LB6_PATH,
+    LB_SERVICE,
+    SOURCE_RANGE_KEEPS_OUT,
+    SOURCE_RANGE_LETS_IN,
+    TARGET_ALGORITHM_SHIFT,
+    PathFlag,
+)
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import Algorithm
+
+
+def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
+    """Return what is wrong, one sentence each; [] when a new flow finds every service whole.
+
+    Holds at any moment, also between two writes: each slot of a master exists and names a backend with a live path of the
+    same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those
+    of local backends are. `settled` adds what holds once a plan was applied: nothing is left over, affinity matches and
+    backends are exactly those in use.
+    """
+    view = _read(maps)
+    found = [*_frontends(view), *_tables(view), *_filter(view)]
+    if settled:
+        found += [*_leftovers(view), *_affinity(view), *_verdicts(maps)]
+    return found
+
+
+class _Frontend(Struct):
+    frontend: L3n4Addr
+    slots: dict[int, bytes]
+
+    def __str__(self) -> str:
+        return self.frontend.with_protocol()
+
+    @property
+    def master(self) -> tuple[int, int, int, int, int]:
+        """Return (target, count, id, flags, qcount)."""
+        target, count, rev, low, high, qcount = LB_SERVICE.unpack(self.slots[0])
+        return int(target), int(count), int.from_bytes(bytes(rev), "big"), int(low) | int(high) << 8, int(qcount)
+
+    def backend(self, slot: int) -> int:
+        """Return the backend id of a slot."""
+        return int(codec.U32.unpack_from(self.slots[slot])[0])
+
+
+class _View(Struct):
+    frontends: list[_Frontend]
+    backends: dict[int, L3n4Addr]
+    paths: dict[int, codec.Path]
+    reverse: dict[tuple[int, int], bytes]  # by (address size, service id)
+    tables: dict[int, bytes]
+    affinity: set[tuple[int, int]]
+    ranges: set[int]
+    filter: memoryview
+
+
+def _read(maps: LBMaps) -> _View:
+    groups: dict[bytes, _Frontend] = {}
+    for name in ("lb4_service", "lb6_service"):
+        for key, value in maps.items(name):
+            text, slot = codec.split_service_key(key)
+            groups.setdefault(text, _Frontend(codec.frontend_of(text), {})).slots[slot] = value
+    backends, paths, reverse = {}, {}, {}
+    for digit, size, record in (("4", 4, LB4_PATH.size), ("6", 16, LB6_PATH.size)):
+        for key, value in maps.items(f"lb{digit}_backend"):
+            backends[codec.U32.unpack(key)[0]] = codec.backend_of(value)[0]
+        for ident, raw in live_paths(maps, f"lb{digit}_path", record):
+            paths[ident] = codec.path_of(raw)
+        for key, value in maps.items(f"lb{digit}_reverse_nat"):
+            reverse[size, codec.U32.unpack(key)[0]] = value
+    ranges = {
+        codec.range_of(key)[0] for name in ("lb4_source_range", "lb6_source_range") for key, _ in maps.items(name)
+    }
+    with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
+        bits = memoryview(bytes(window))
+    tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
+    affinity = {codec.affinity_ids(key) for key, _ in maps.items("lb_affinity_match")}
+    return _View(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits)
+
+
+def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (id, record) of the live path records of a map."""
+    with maps.window(name, 0, maps.specs[name].value_size) as window:
+        flags = bytes(window[codec.FLAGS_AT[record] :: record])
+        for ident, value in enumerate(flags):
+            if value & PathFlag.LIVE:
+                yield ident, bytes(window[ident * record : (ident + 1) * record])
+
+
+def _frontends(view: _View) -> Iterator[str]:
+    for group in view.frontends:
+        if 0 not in group.slots:
+            continue  # nobody finds it yet, or any more
+        target, count, ident, flags, qcount = group.master
+        for slot in range(1, count + qcount + 1):
+            yield from _slot(view, group, slot, count)
+        if not ident:
+            continue
+        reverse = view.reverse.get((len(group.frontend.address), ident))
+        if reverse is None or codec.reverse_frontend(reverse) != group.frontend:
+            yield f"{group}: service {ident} has no reverse NAT row of its own"
+        maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number
+        if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:
+            yield f"{group}: service {ident} selects by maglev and has no table"
+
+
+def _slot(view: _View, group: _Frontend, slot: int, count: int) -> Iterator[str]:
+    if slot not in group.slots:
+        yield f"{group}: slot {slot} of {count} selectable ones is missing"
+        return
+    ident = group.backend(slot)
+    yield from (f"{group}: slot {slot}: {text}" for text in _backend(view, ident))
+    path = view.paths.get(ident)
+    if slot <= count and path and not path.flags & PathFlag.SELECTABLE:
+        yield f"{group}: slot {slot}: a new flow may be given backend {ident}, whose path says no"
+
+
+def _backend(view: _View, ident: int) -> Iterator[str]:
+    address, path = view.backends.get(ident), view.paths.get(ident)
+    if address is None:
+        yield f"backend {ident} does not exist"
+    elif path is None:
+        yield f"backend {ident} has no live path"
+    elif (path.address, path.port) != (address.address, address.port):
+        yield f"the path of backend {ident} leads elsewhere"
+
+
+def _tables(view: _View) -> Iterator[str]:
+    members: dict[int, set[int]] = {}
+    for service, table in view.tables.items():
+        if id(table) not in members:
+            members[id(table)] = set(memoryview(table).cast("I"))
+        for ident in members[id(table)]:
+            yield from (f"maglev table of service {service}: {text}" for text in _backend(view, ident))
+
+
+def _filter(view: _View) -> Iterator[str]:
+    for group in view.frontends:
+        if 0 in group.slots and not _bit(view, codec.vip_bit(group.frontend.address)):
+            yield f"{group}: the filter lets its packets pass by"
+    for ident, path in view.paths.items():
+        if path.flags & PathFlag.LOCAL and ident in view.backends and not _bit(view, codec.source_bit(path.address)):
+            yield f"local backend {ident}: the filter lets its replies pass by"
+
+
+def _bit(view: _View, number: int) -> int:
+    return view.filter[number >> 3] >> (number & 7) & 1
+
+
+def _leftovers(view: _View) -> Iterator[str]:
+    known = set()
+    for group in view.frontends:
+        if 0 not in group.slots:
+            yield f"{group}: slots without a master"
+            continue
+        _, count, ident, _, qcount = group.master
+        known.add(ident)
+        if extra := [slot for slot in group.slots if slot > count + qcount]:
+            yield f"{group}: {len(extra)} slots beyond {count + qcount}"
+    for ident in view.paths.keys() - view.backends.keys():
+        yield f"path of backend {ident}, which does not exist"
+    for ident in view.backends.keys() - view.paths.keys():
+        yield f"backend {ident} has no live path"
+    for kind, ids in (
+        ("reverse NAT row", {ident for _, ident in view.reverse}),
+        ("maglev table", set(view.tables)),
+        ("source range", view.ranges),
+        ("affinity match", {service for service, _ in view.affinity}),
+    ):
+        yield from (f"{kind} of service {ident}, which does not exist" for ident in sorted(ids - known))
+
+
+def _verdicts(maps: LBMaps) -> Iterator[str]:
+    for name in ("lb4_source_range", "lb6_source_range"):
+        if odd := sum(value[0] in (SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT) for _, value in maps.items(name)):
+            yield f"{odd} entries of {name} are those of a change of rules that broke off"
+
+
+def _affinity(view: _View) -> Iterator[str]:
+    matches: dict[int, set[int]] = {}
+    for service, backend in view.affinity:
+        matches.setdefault(service, set()).add(backend)
+    for group in view.frontends:
+        if 0 not in group.slots:
+            continue
+        _, count, ident, flags, _ = group.master
+        sticky = flags & ServiceFlags.SESSION_AFFINITY
+        wanted = {group.backend(slot) for slot in range(1, count + 1) if slot in group.slots} if sticky else set()
+        if ident and wanted != matches.get(ident, set()):
+            yield f"{group}: affinity matches of service {ident} are not its backends"

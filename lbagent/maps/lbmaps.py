@@ -1,0 +1,128 @@
+"""LBMaps: what the rest of lbagent asks of the maps, whether the kernel holds them (kernel.py) or Python (memory.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+from lbagent.errors import MapFull
+from lbagent.maps.layout import METRIC_BACKEND, METRIC_SERVICE, MapSpec, Sizes
+
+Item = tuple[bytes, bytes]  # key, value
+Counter = tuple[int, int]  # packets, bytes
+
+
+class PathInfo(Struct, frozen=True, gc=False):
+    """How packets reach a backend, as net/paths.py finds it: the part of a path record that is not the plan's."""
+
+    snat: bytes = b""  # source address of translated flows, packed; empty: none of this family
+    nexthop: int = 0  # index into lb_nexthop; 0 = unknown, the program asks the FIB
+    mtu: int = 0  # bytes of the way out; 0 = unknown
+    local: bool = False  # on this node: the client's address is kept
+    host: bool = False  # the address is one of the node's own
+
+
+# Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).
+GENERATION_MAPS = ("lb_config", "lb_calls_xdp", "lb_calls_tc")
+
+
+class LBMaps(Protocol):
+    """All maps of map_specs but GENERATION_MAPS. Keys and values are packed by layout.py; the key of an array map is its u32 index.
+
+    Raises MapFull or KernelError; the error of a put has in `done` how many entries of the call are written.
+    """
+
+    sizes: Sizes
+    specs: dict[str, MapSpec]
+
+    def put_many(self, map_name: str, items: Sequence[Item]) -> None:
+        """Insert or replace entries, in order, by batch."""
+
+    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+        """Write entries start..stop of keys and values lying side by side: `put_many` without an object an entry."""
+
+    def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
+        """Delete entries, in order, by batch; missing keys are fine."""
+
+    def get(self, map_name: str, key: bytes) -> bytes | None:
+        """Return the value of a key."""
+
+    def items(self, map_name: str) -> list[Item]:
+        """Return all entries; of an array those that are not all zero."""
+
+    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield (keys side by side, values side by side, count): `items` without an object an entry, zeros included."""
+
+    def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
+        """Swap in whole lookup tables (u32 backend ids) by service id; equal tables may share one inner map."""
+
+    def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
+        """Take tables away; missing ones are fine."""
+
+    def maglev(self, map_name: str) -> dict[int, bytes]:
+        """Return the lookup table of each service id; equal tables are one object."""
+
+    def window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
+        """Map `length` bytes of a mmapable array; what is stored through it is in the map at once."""
+
+    def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
+        """Store (offset, 8 bytes) words of a mmapable array in order, each by one aligned store no program sees torn."""
+
+    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+        """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
+
+    def zero_counters(self, indexes: Sequence[int]) -> None:
+        """Begin counting anew: an id given to somebody else starts at nothing."""
+
+
+# The option that sizes a map: what a MapFull tells the operator to raise.
+SIZE_OPTION = {
+    "lb4_service": "--max-service-slots",
+    "lb6_service": "--max-service-slots",
+    "lb_affinity_match": "--max-service-slots",
+    "lb4_backend": "--max-backends",
+    "lb6_backend": "--max-backends",
+    "lb4_path": "--max-backends",
+    "lb6_path": "--max-backends",
+    "lb4_source_range": "--max-source-ranges",
+    "lb6_source_range": "--max-source-ranges",
+    "lb4_affinity": "--max-affinities",
+    "lb6_affinity": "--max-affinities",
+    "lb4_spill": "--max-spilled-flows",
+    "lb6_spill": "--max-spilled-flows",
+    "lb4_frag": "--max-fragments",
+    "lb6_frag": "--max-fragments",
+    "lb4_flow": "--flow-table-size",
+    "lb6_flow": "--flow6-table-size",
+    "lb4_snat": "--snat-table-size",
+    "lb6_snat": "--snat6-table-size",
+    "lb_metrics": "--max-backends",
+    "lb_live": "--max-backends",
+    "lb_maglev_inner": "--maglev-table-size",
+}
+
+
+def map_full(map_name: str, used: int, limit: int, errno: int = 7, *, needed: int = 0) -> MapFull:
+    """Return the error of a map without room: which, how full, what to raise. `errno` defaults to E2BIG."""
+    more = f", {needed} more needed" if needed else ""
+    option = SIZE_OPTION.get(map_name, "")
+    advice = f"raise {option}; " if option else ""
+    return MapFull(
+        "insert",
+        errno,
+        map_name,
+        f"{used} of {limit} entries used{more}; {advice}everything already written keeps serving",
+    )
+
+
+def service_counter(service_id: int) -> int:
+    """Return the lb_metrics index of a service."""
+    return METRIC_SERVICE + service_id
+
+
+def backend_counter(backend_id: int) -> int:
+    """Return the lb_metrics index of a backend."""
+    return METRIC_BACKEND + backend_id

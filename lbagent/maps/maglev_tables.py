@@ -1,0 +1,106 @@
+"""Maglev tables in a map of maps: one inner map a distinct table, shared, swapped in whole.
+
+An outer update waits for an RCU grace period (8-14 ms); a batch waits once for all of them, where the kernel has it (6.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+from lbagent.kernel import bpfsys
+from lbagent.maps.layout import MapSpec
+from lbagent.maps.pins import create_map
+
+_INDEX0 = bytes(4)
+CHUNK = 512  # inner maps open at a time: each is a descriptor until the outer map holds it
+
+
+class InnerTables:
+    """The tables of one lb{4,6}_maglev."""
+
+    def __init__(self, outer_fd: int, inner: MapSpec) -> None:
+        """Take the outer map's descriptor and the spec of an inner map."""
+        self._outer = outer_fd
+        self._inner = inner
+        self._ids: dict[bytes, int] = {}  # digest of a table -> id of the inner map that held it
+
+    def update(self, tables: Mapping[int, bytes]) -> None:
+        """Swap in a table for each service id. Raises OSError."""
+        ids = list(tables)
+        for start in range(0, len(ids), CHUNK):
+            part = ids[start : start + CHUNK]
+            with self._open_inner({tables[i] for i in part}) as fds:
+                self._write(part, [fds[tables[i]] for i in part])
+
+    def _write(self, ids: Sequence[int], fds: Sequence[int]) -> None:
+        keys, values = struct.pack(f"={len(ids)}I", *ids), struct.pack(f"={len(fds)}I", *fds)
+        result = bpfsys.map_update_batch(self._outer, keys, values, (4, 4), 0, len(ids))
+        if result.errno in (bpfsys.ENOTSUPP, errno.EINVAL):  # no batch for maps of maps before 6.1
+            for ident, fd in zip(ids, fds, strict=True):
+                bpfsys.map_update(self._outer, struct.pack("=I", ident), struct.pack("=I", fd))
+        elif result.errno:
+            raise OSError(result.errno, os.strerror(result.errno))
+
+    @contextlib.contextmanager
+    def _open_inner(self, tables: set[bytes]) -> Iterator[dict[bytes, int]]:
+        """Yield a descriptor of a filled inner map for each table; the outer map keeps what it was given."""
+        fds: dict[bytes, int] = {}
+        try:
+            for table in tables:
+                fds[table] = self._inner_fd(table)
+            yield fds
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+
+    def _inner_fd(self, table: bytes) -> int:
+        digest = _digest(table)
+        with contextlib.suppress(OSError):  # gone with its last service
+            if digest in self._ids:
+                return bpfsys.map_fd_by_id(self._ids[digest])
+        fd = create_map(self._inner)
+        try:
+            bpfsys.map_update(fd, _INDEX0, table)
+            self._ids[digest] = bpfsys.map_info(fd).id
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Take tables away. Raises OSError."""
+        for ident in ids:
+            bpfsys.map_delete(self._outer, struct.pack("=I", ident))
+
+    def read(self) -> dict[int, bytes]:
+        """Return every service's table; equal tables are one object. Raises OSError."""
+        by_inner: dict[int, bytes] = {}
+        out: dict[int, bytes] = {}
+        key = bpfsys.map_next_key(self._outer, None, 4)
+        while key is not None:
+            value = bpfsys.map_lookup(self._outer, key, 4)
+            if value is not None:
+                inner = struct.unpack("=I", value)[0]
+                if inner not in by_inner:
+                    by_inner[inner] = self._read_inner(inner)
+                out[struct.unpack("=I", key)[0]] = by_inner[inner]
+            key = bpfsys.map_next_key(self._outer, key, 4)
+        return out
+
+    def _read_inner(self, ident: int) -> bytes:
+        fd = bpfsys.map_fd_by_id(ident)
+        try:
+            table = bpfsys.map_lookup(fd, _INDEX0, self._inner.value_size) or b""
+        finally:
+            os.close(fd)
+        self._ids[_digest(table)] = ident
+        return table
+
+
+def _digest(table: bytes) -> bytes:
+    return hashlib.blake2b(table, digest_size=16).digest()

@@ -1,0 +1,47 @@
+"""lb_device: what the programs know of the devices they sit on (whether pods live behind it, its MAC address, its MTU)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lbagent.maps.layout import DEVICE_PROBES, DEVICES, LB_DEVICE, DeviceFlag, device_position
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.net.snapshot import Link
+
+MAP = "lb_device"
+MTU_MOST = 0xFFFF  # loopback has one more: no datagram is longer
+HALF = 8  # a record is two words; the first one holds ifindex
+
+
+def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list[str]:
+    """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return names that found no place.
+
+    A record is stored last word first, so that a program never sees a device with another one's address.
+    """
+    with maps.window(MAP, 0, DEVICES * LB_DEVICE.size) as view:
+        present = bytes(view)
+    places = {}
+    words: list[tuple[int, bytes]] = []
+    for position in range(DEVICES):
+        record = present[position * LB_DEVICE.size : (position + 1) * LB_DEVICE.size]
+        ifindex = LB_DEVICE.unpack(record)[0]
+        if ifindex in wanted and ifindex not in places:
+            places[ifindex] = position
+        elif ifindex:
+            words.append((position * LB_DEVICE.size, bytes(HALF)))
+    left_out = []
+    for ifindex, (link, pod) in wanted.items():
+        taken = set(places.values())
+        probes = [device_position(ifindex, probe) for probe in range(DEVICE_PROBES)]
+        position = places.get(ifindex, next((p for p in probes if p not in taken), -1))
+        if position < 0:
+            left_out.append(link.name)
+            continue
+        places[ifindex] = position
+        flags = DeviceFlag.POD if pod else 0
+        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MTU_MOST), b"")
+        at = position * LB_DEVICE.size
+        if record != present[at : at + LB_DEVICE.size]:
+            words += [(at + HALF, record[HALF:]), (at, record[:HALF])]
+    maps.store(MAP, words)
+    return left_out

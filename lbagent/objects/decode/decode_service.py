@@ -1,0 +1,307 @@
+"""Read a v1 Service: check each part, keep the rest. Source: Kubernetes API v1, kube-proxy's serviceport.go (behaviour)."""
+
+from __future__ import annotations
+
+import re
+
+from lbagent.model.address import L4Type
+from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
+from lbagent.objects.decode.report import Report, annotation, label, present
+from lbagent.objects.decode.wire import Ingress, Meta, Path, ServiceSpec
+from lbagent.objects.decode.wire import Service as Wire
+from lbagent.objects.records import Service, ServicePort
+
+MAX_PORTS = 1000
+MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
+MAX_RANGES = 10000
+MAX_AFFINITY_S = 86400  # Kubernetes' own limit
+PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+HEADLESS = "service.kubernetes.io/headless"
+
+_TYPES = {word: word for word in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
+_POLICIES = {"Cluster": False, "Local": True}
+_AFFINITY = {"None": False, "ClientIP": True}
+_FAMILIES = {"IPv4": 4, "IPv6": 6}
+_ALGORITHMS = {word.value: word for word in Algorithm}
+_FORWARDING = {"snat": False, "dsr": True}
+_RANGES = {"allow": False, "deny": True}
+_NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
+_STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
+# Words that are understood and that the programs do not act on yet -> what happens instead.
+_NOT_YET = {
+    "least-conn": "backends are chosen as with random",
+    "dsr": "packets are sent on with SNAT",
+    "nat46": "only backends of the frontend's own IP family are used",
+    "nat64": "only backends of the frontend's own IP family are used",
+}
+_L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
+_STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
+_NOTES = frozenset(
+    ("algorithm", "forwarding-mode", "nat-policy", "l7-proxy-port", "source-ranges-policy", "stale-flows")
+)
+
+
+def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
+    """Return the Service; what is wrong goes to the report."""
+    meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
+    kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
+    base = Service(namespace, name, report.origin, report.timestamp(meta), _ignored(meta, spec, kind), kind)
+    if base.ignored:
+        return base
+    cluster_ips = _cluster_ips(spec, report)
+    outside = _addresses(spec.externalIPs, ("spec", "externalIPs"), report)
+    outside = keep_addresses(("spec", "externalIPs"), spec.externalIPs, outside, report.was("external_ips"), report)
+    ingress = _ingress(raw, report) if kind == "LoadBalancer" else []
+    families = _families(spec, cluster_ips, [*outside, *ingress], report)
+    external = _of_families(outside, families, ("spec", "externalIPs"), report)
+    vips = _of_families(ingress, families, ("status", "loadBalancer", "ingress"), report)
+    algorithm, dsr, nat = _annotations(meta, report)
+    timeout = _affinity(spec, report)
+    l7_port = _l7_port(meta, report, affinity=timeout > 0)
+    ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
+    local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
+    return Service(
+        namespace,
+        name,
+        report.origin,
+        base.created,
+        "",
+        kind,
+        families,
+        tuple(cluster_ips),
+        external,
+        vips,
+        _ports(spec, kind, report),
+        local,
+        _policy("internalTrafficPolicy", spec.internalTrafficPolicy, "internal_local", report),
+        timeout,
+        ranges,
+        given,
+        deny,
+        _health_port(spec, report) if local and kind == "LoadBalancer" else 0,
+        algorithm,
+        dsr,
+        nat,
+        l7_port,
+    )
+
+
+def _health_port(spec: ServiceSpec, report: Report) -> int:
+    """Return healthCheckNodePort, 0 for none."""
+    if not spec.healthCheckNodePort:
+        return 0
+    path: Path = ("spec", "healthCheckNodePort")
+    port = report.port(path, spec.healthCheckNodePort, "it is ignored")
+    if not port and (port := report.was("health_check_node_port") or 0):
+        report.keep(path, str(port))
+    return port
+
+
+def _policy(name: str, text: str | None, field: str, report: Report) -> bool:
+    return report.choice(("spec", name), text, _POLICIES, "Cluster", field)
+
+
+def _ignored(meta: Meta, spec: ServiceSpec, kind: str) -> str:
+    if kind == "ExternalName":
+        return "ExternalName"
+    if (proxy := label(meta, PROXY_NAME)) is not None:
+        return f"service-proxy-name {proxy}"
+    if spec.clusterIP == "None" or "None" in (spec.clusterIPs or ()) or label(meta, HEADLESS) is not None:
+        return "headless"
+    return ""
+
+
+def _cluster_ips(spec: ServiceSpec, report: Report) -> list[bytes]:
+    found: list[bytes] = []
+    if any(spec.clusterIPs or ()):
+        found = _addresses(spec.clusterIPs, ("spec", "clusterIPs"), report)
+    elif spec.clusterIP:
+        address = report.address(("spec", "clusterIP"), spec.clusterIP, "the ClusterIP frontends are left out")
+        found = [address] if address else []
+    for field in ("clusterIPs", "clusterIP"):
+        found = keep_families(("spec", field), found, report.was("cluster_ips"), report)
+    return found
+
+
+def _addresses(texts: list[str | None] | None, path: Path, report: Report, *field: str) -> list[bytes]:
+    found: dict[bytes, None] = {}
+    for index, text in present(texts):
+        if index >= MAX_ADDRESSES:
+            report.error(path, f"more than {MAX_ADDRESSES} addresses", "the rest is left out")
+            break
+        if text and (address := report.address((*path, index, *field), text, "the address is left out")):
+            found[address] = None
+    return list(found)
+
+
+def _ingress(raw: Wire, report: Report) -> list[bytes]:
+    """Return the addresses whose ipMode is VIP. Source: KEP-1860: with Proxy, packets go out to the balancer."""
+    status = raw.status.loadBalancer if raw.status else None
+    path = ("status", "loadBalancer", "ingress")
+    entries = status.ingress if status else None
+    mine: list[str | None] = [None] * len(entries or ())  # by place
+    for index, entry in present(entries):
+        if _is_vip(entry, (*path, index, "ipMode"), report):
+            mine[index] = entry.ip
+    found = _addresses(mine, path, report, "ip")
+    return keep_addresses(path, None if entries is None else mine, found, report.was("ingress"), report)
+
+
+def _is_vip(entry: Ingress, path: Path, report: Report) -> bool:
+    if entry.ipMode in (None, "", "VIP"):
+        return True
+    if entry.ipMode != "Proxy":
+        report.error(path, f"unknown value {entry.ipMode!r}; one of VIP, Proxy is possible", "the address is left out")
+    return False
+
+
+def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[int, ...]:
+    named = []
+    for index, word in present(spec.ipFamilies):
+        if word in _FAMILIES:
+            named.append(_FAMILIES[word])
+        else:
+            report.error(
+                ("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored"
+            )
+    if report.is_faulty(("spec", "ipFamilies")) and (last := report.was("families")):
+        report.keep(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
+        named += last
+    found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
+    return tuple(sorted(found or {4}))
+
+
+def family_of(address: bytes) -> int:
+    """Return 4 or 6."""
+    return 4 if len(address) == 4 else 6
+
+
+def _of_families(addresses: list[bytes], families: tuple[int, ...], path: Path, report: Report) -> tuple[bytes, ...]:
+    fit = tuple(address for address in addresses if family_of(address) in families)
+    if len(fit) != len(addresses):
+        report.warn(path, "the Service has no such IP family", "the addresses of that family have no frontend")
+    return fit
+
+
+def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, ...]:
+    ports: list[ServicePort] = []
+    taken: set[tuple[int, L4Type]] = set()
+    node_ports: set[tuple[int, L4Type]] = set()
+    for index, raw in present(spec.ports):
+        path: Path = ("spec", "ports", index)
+        if index >= MAX_PORTS:
+            report.error(("spec", "ports"), f"more than {MAX_PORTS} ports", "the rest is left out")
+            break
+        port = report.port((*path, "port"), raw.port, "the port is left out")
+        protocol = report.protocol((*path, "protocol"), raw.protocol, "the port is left out")
+        if not port or protocol is None:
+            continue
+        if (port, protocol) in taken:
+            report.error((*path, "port"), f"{port}/{protocol.value} is there twice", "the first holds")
+            continue
+        taken.add((port, protocol))
+        node_port = 0
+        if raw.nodePort and kind in ("NodePort", "LoadBalancer"):
+            node_port = report.port((*path, "nodePort"), raw.nodePort, "the NodePort frontends are left out")
+            if node_port and (node_port, protocol) in node_ports:
+                report.error((*path, "nodePort"), f"{node_port}/{protocol.value} is there twice", "the first holds")
+                node_port = 0
+            node_ports.add((node_port, protocol))
+        ports.append(ServicePort(raw.name or "", protocol, port, node_port, index))
+    return keep_ports(spec.ports, ports, report)
+
+
+def _affinity(spec: ServiceSpec, report: Report) -> int:
+    """Return the affinity time-out in seconds, 0 without affinity. `None` beats a left-over config."""
+    path: Path = ("spec", "sessionAffinity")
+    wanted = report.choice(path, spec.sessionAffinity, _AFFINITY, "None", "has_affinity")
+    if not wanted:
+        return 0
+    last: int = report.was("affinity_timeout_s") or 0
+    path = ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds")
+    client = spec.sessionAffinityConfig.clientIP if spec.sessionAffinityConfig else None
+    timeout = client.timeoutSeconds if client else None
+    if timeout is not None:
+        if 1 <= timeout <= MAX_AFFINITY_S:
+            return timeout
+        report.error(path, f"{timeout} is not in 1-{MAX_AFFINITY_S}", f"{DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    for faulty in (path, path[:3], path[:2]):
+        if last and report.is_faulty(faulty):
+            report.keep(faulty, str(last))
+            return last
+    return DEFAULT_AFFINITY_TIMEOUT_S
+
+
+def _source_ranges(
+    meta: Meta, spec: ServiceSpec, vips: tuple[bytes, ...], report: Report
+) -> tuple[tuple[CIDR, ...], bool, bool]:
+    """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
+    path: Path = ("spec", "loadBalancerSourceRanges")
+    by_place: dict[int, CIDR] = {}
+    for index, text in present(spec.loadBalancerSourceRanges):
+        if index >= MAX_RANGES:
+            report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
+            break
+        try:
+            by_place[index] = CIDR.parse(text)
+        except ValueError as error:
+            report.error((*path, index), str(error), "the range is left out")
+    found = annotation(meta, "source-ranges-policy", "src-ranges-policy")
+    deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
+    given = bool(spec.loadBalancerSourceRanges) or report.is_faulty(path)  # a list that is no list opens nothing
+    ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
+    for family in {family_of(vip) for vip in vips} if given and not deny else ():
+        if not any(family_of(cidr.network) == family for cidr in ranges):
+            report.warn(path, f"no range is IPv{family}", f"nobody reaches the IPv{family} addresses of the balancer")
+    return ranges, given, deny
+
+
+def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
+    algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
+    report.unknown_notes(meta, _NOTES)
+    if found := annotation(meta, "algorithm", "lb-algorithm"):
+        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
+        _say_not_yet(found[0], algorithm.value, report)
+    if found := annotation(meta, "forwarding-mode"):
+        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat", "dsr")
+        _say_not_yet(found[0], "dsr" if dsr else "", report)
+    if found := annotation(meta, "nat-policy"):
+        nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
+        _say_not_yet(found[0], nat.value.lower(), report)
+    if found := annotation(meta, "stale-flows"):
+        if _STALE.fullmatch(found[1]):
+            report.warn(found[0], f"{found[1]} is understood, not acted on yet", _STALE_INSTEAD)
+        else:
+            problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
+            report.error(found[0], problem, "the default is used")
+    return algorithm, dsr, nat
+
+
+def _l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
+    """Return the port of the L7 proxy, 0 for none: it takes the place of the affinity time-out in the master."""
+    found = annotation(meta, "l7-proxy-port")
+    if found is None:
+        return 0
+    path, text = found
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    port = report.port(path, number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
+    if not port and (port := report.was("l7_proxy_port") or 0):
+        report.keep(path, f"port {port}")
+    if port and affinity:
+        report.error(path, "cannot go with sessionAffinity", "it is ignored")
+        return 0
+    if port:
+        report.warn(path, f"port {port} is understood, not acted on yet", _L7_INSTEAD)
+    return port
+
+
+def _say_not_yet(path: Path, word: str, report: Report) -> None:
+    """Nothing is accepted in silence that does not act."""
+    if instead := _NOT_YET.get(word):
+        report.warn(path, f"{word} is understood, not acted on yet", instead)
+
+
+def _no_port(found: tuple[Path, str], report: Report) -> int:
+    report.error(found[0], f"{found[1]!r} is not a port of 1-65535", "no L7 proxy is used")
+    return 0

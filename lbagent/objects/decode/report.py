@@ -1,0 +1,249 @@
+"""Collect what is wrong with one object while its fields are read, and read the fields every kind has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from socket import AF_INET, inet_pton
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from lbagent.model.address import L4Type, parse_ip
+from lbagent.objects.decode.wire import Meta, Path, path_text
+from lbagent.objects.records import Last, Message, Origin
+
+T = TypeVar("T")
+OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
+MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
+_WEIGHT_ONLY = frozenset(("weight",))
+
+
+class Report:
+    """The messages of one object. `locate` finds the line of a field; without it the object's own line is named.
+
+    `last` finds the object's last good form, of which a running agent keeps what is faulty now (objects/decode/last_good_parts.py).
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        subject: str,
+        locate: Callable[[Path], int] | None = None,
+        last: Callable[[], Last | None] | None = None,
+    ) -> None:
+        """Name the object that is read."""
+        self.origin = origin
+        self.subject = subject
+        self.messages: list[Message] = []
+        self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
+        self.lost_fields: set[Path] = set()
+        self.lost_names: dict[Path, str] = {}  # what list items were called that are not readable as a whole
+        self._locate = locate
+        self._find_last = last
+        self._last: Last | None = None
+        self._faults: dict[Path, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
+
+    def error(self, path: Path, problem: str, kept: str = "") -> None:
+        """Say that a part was left out."""
+        for length in range(len(path) + 1):
+            self._faults.setdefault(path[:length], []).append(len(self.messages))
+        self._add(path, problem, kept, warning=False)
+
+    def lost(self, path: Path, problem: str, kept: str, item: Any) -> None:
+        """Say that a part is of a wrong type; `item` is what was taken out, with all that is in it."""
+        self.error(path, problem, kept)
+        self.lost_fields.add(path)
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            at = max(place for place, step in enumerate(path) if isinstance(step, int)) + 1
+            self.lost_names[path[:at]] = item["name"]
+
+    def warn(self, path: Path, problem: str, kept: str = "") -> None:
+        """Say that something is understood and does not act."""
+        self._add(path, problem, kept, warning=True)
+
+    def unknown_notes(self, meta: Meta, known: frozenset[str]) -> None:
+        """Say which annotations and labels of our own have no effect on this kind of object: most likely a slip of the pen."""
+        for field, what, words in (("annotations", "annotation", meta.annotations), ("labels", "label", meta.labels)):
+            for key in words or ():
+                if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
+                    self.warn(("metadata", field, key), f"unknown {what}", "it has no effect")
+
+    def _add(self, path: Path, problem: str, kept: str, *, warning: bool) -> None:
+        line = self._locate(path) if self._locate and self.origin.file else self.origin.line
+        text = path_text(path)
+        self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
+
+    # --- what was good before ---
+
+    def is_faulty(self, path: Path) -> bool:
+        """Return whether a field, or anything in it, has an error."""
+        return path in self._faults
+
+    @property
+    def last(self) -> Last | None:
+        """The last good form of an object that has errors now."""
+        if self._find_last is not None and self._faults:
+            self._last, self._find_last = self._find_last(), None
+        return self._last
+
+    def was(self, field: str) -> Any:
+        """Return the last good value of a field of our object; None when there is none."""
+        last = self.last
+        return getattr(last.obj, field) if last is not None else None
+
+    def keep(self, path: Path, what: str) -> None:
+        """Say in the messages about a field that its last good value was kept."""
+        last, text = self.last, path_text(path)
+        assert last is not None
+        generation = self.kept[text] = last.parts.get(text, last.generation)
+        for number in self._faults.get(path, ()):
+            self.messages[number] = replace(self.messages[number], kept=f"kept {what} of generation {generation}")
+
+    # --- fields that more than one kind has ---
+
+    def address(self, path: Path, text: str | None, kept: str) -> bytes | None:
+        """Return the packed address; None and an error when it is not one that a packet may carry as its destination."""
+        if (plain := plain_ip(text)) is not None:
+            return plain
+        try:
+            packed = parse_ip((text or "").strip())
+        except ValueError as error:
+            self.error(path, str(error), kept)
+            return None
+        if what := special(packed):
+            self.error(path, f"{text} is {what}", kept)
+            return None
+        return packed
+
+    def port(self, path: Path, number: int | None, kept: str) -> int:
+        """Return a port of 1-65535; 0 and an error when it is not one."""
+        if number is None:
+            self.error(path, "the port is missing", kept)
+        elif 1 <= number <= 65535:
+            return number
+        else:
+            self.error(path, f"{number} is not a port of 1-65535", kept)
+        return 0
+
+    def protocol(self, path: Path, text: str | None, kept: str) -> L4Type | None:
+        """Return the protocol, TCP when none is given; None and an error for an unknown one. Case counts, as in Kubernetes."""
+        if not text:
+            return L4Type.TCP
+        known = _PROTOCOLS.get(text)
+        if known is None:
+            self.error(path, f"unknown protocol {text!r}; TCP, UDP or SCTP is possible", kept)
+        return known
+
+    def choice(self, path: Path, text: str | None, words: dict[str, T], default: str, field: str) -> T:
+        """Return the value of a word; an error for an unknown one, and what our `field` was, else that of `default`."""
+        if text and text not in words:
+            self.error(path, f"unknown value {text!r}; one of {', '.join(words)} is possible", f"{default} is used")
+        if not self.is_faulty(path):
+            return words[text or default]
+        for word, value in words.items():
+            if value == self.was(field):
+                self.keep(path, word)
+                return value
+        return words[default]
+
+    def timestamp(self, meta: Meta) -> float:
+        """Return creationTimestamp in seconds since 1970, 0 when there is none or it is not a time (RFC 3339)."""
+        text, path = meta.creationTimestamp, ("metadata", "creationTimestamp")
+        if not text:
+            return self._was_created(path) if self.is_faulty(path) else 0.0
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.error(path, f"{text!r} is not a time", "the object counts as the youngest")
+            return self._was_created(path)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+    def _was_created(self, path: Path) -> float:
+        if not (created := self.was("created")):
+            return 0.0
+        self.keep(path, datetime.fromtimestamp(created, UTC).isoformat())
+        return float(created)
+
+    def weight(self, meta: Meta) -> int | None:
+        """Return the weight annotation, 0-65535; None when there is none or it is not one."""
+        self.unknown_notes(meta, _WEIGHT_ONLY)
+        found = annotation(meta, "weight")
+        if found is None:
+            return None
+        path, text = found
+        if text.isascii() and text.isdecimal() and int(text) <= MAX_WEIGHT:
+            return int(text)
+        self.error(path, f"{text!r} is not a weight of 0-{MAX_WEIGHT}", "the default weight is used")
+        last: int | None = self.was("weight")
+        if last is not None:
+            self.keep(path, f"weight {last}")
+        return last
+
+
+def plain_ip(text: str | None) -> bytes | None:
+    """Return the packed address of a clean, ordinary IPv4 text, by C code; None: look at it closely (`Report.address`)."""
+    try:
+        packed = inet_pton(AF_INET, text or "")
+    except (OSError, ValueError):
+        return None
+    return packed if 0 < packed[0] < 224 and packed[0] != 127 else None
+
+
+_PROTOCOLS = {"TCP": L4Type.TCP, "UDP": L4Type.UDP, "SCTP": L4Type.SCTP}
+
+
+def special(address: bytes) -> str:
+    """Return why an address can be neither frontend nor backend, '' when it can. Source: ValidateNonSpecialIP of Kubernetes."""
+    first = address[0]
+    if len(address) == 4:
+        if first == 0:
+            return "an unspecified address"
+        if first == 127:
+            return "a loopback address"
+        if first >= 240:
+            return "a reserved address"
+        return "a multicast address" if first >= 224 else ""
+    if address == bytes(16):
+        return "an unspecified address"
+    if address == _LOOPBACK6:
+        return "a loopback address"
+    if first == 0xFE and address[1] & 0xC0 == 0x80:
+        return "a link-local address"
+    return "a multicast address" if first == 0xFF else ""
+
+
+_LOOPBACK6 = bytes(15) + b"\x01"
+
+
+def text_of(value: Any) -> str:
+    """Return an annotation's or label's text; manifests may hold bare numbers and booleans there."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[Path, str] | None:
+    """Return (path, text) of an annotation of ours, else a label of ours, else Cilium's annotation; None when none is there."""
+    notes = meta.annotations or {}
+    key = OURS + name
+    if key in notes:
+        return ("metadata", "annotations", key), text_of(notes[key])
+    if meta.labels and key in meta.labels:
+        return ("metadata", "labels", key), text_of(meta.labels[key])
+    for key in notes and (CILIUM + other for other in (*cilium_names, name)):
+        if key in notes:
+            return ("metadata", "annotations", key), text_of(notes[key])
+    return None
+
+
+def label(meta: Meta, key: str) -> str | None:
+    """Return a label's text, None when it is not there."""
+    return text_of(meta.labels[key]) if meta.labels and key in meta.labels else None
+
+
+def present(items: Iterable[T | None] | None) -> Iterable[tuple[int, T]]:
+    """Iterate over (index, item) of a list that may be null or hold nulls."""
+    return ((index, item) for index, item in enumerate(items or ()) if item is not None)

@@ -1,0 +1,288 @@
+"""What sources hand to resolve: narrow, checked, immutable objects, and the snapshot that holds them.
+
+A source reads Kubernetes' words (objects/decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest in
+these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
+
+from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.model.backend import BackendState as State
+from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
+
+
+class Origin(Struct, frozen=True, gc=False, order=True):
+    """Where an object was read. Objects are kept in this order, so that the same folder gives the same IDs.
+
+    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line.
+    """
+
+    file: str = ""
+    order: int = 0
+    line: int = 0
+
+
+NOWHERE = Origin()
+
+
+_LONGEST = 300  # characters of a problem that are shown: it may quote what somebody wrote
+
+
+class Message(Struct, frozen=True, gc=False):
+    """One sentence for an operator: what is wrong with which field of which object, and what was kept.
+
+    A `warning` says something that was understood and does not act; an error says that something was left out.
+    """
+
+    problem: str
+    kept: str = ""
+    field: str = ""
+    subject: str = ""  # 'Service default/web'
+    file: str = ""
+    line: int = 0
+    warning: bool = False
+
+    def __str__(self) -> str:
+        """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""
+        where = f"{self.file}:{self.line}" if self.file and self.line else self.file
+        problem = self.problem if len(self.problem) <= _LONGEST else f"{self.problem[:_LONGEST]}…"
+        text = ": ".join(part for part in (where, self.subject, self.field, problem) if part)
+        return f"{text}; {self.kept}" if self.kept else text
+
+
+class ServicePort(Struct, frozen=True, gc=False):
+    """A port of a Service; `index` is its place in spec.ports, for messages. node_port 0 = none."""
+
+    name: str
+    protocol: L4Type
+    port: int
+    node_port: int = 0
+    index: int = 0
+
+
+class Service(Struct, frozen=True, gc=False):
+    """A v1 Service, checked. `ignored` says why it has no frontend at all ('' = it may have some).
+
+    `created` is seconds since 1970, 0 = unknown. `ingress` holds only addresses that this node must answer for (ipMode VIP).
+    `ranges_given` stays True when every source range was bad or of the other family: a VIP is never opened by a mistake.
+    """
+
+    namespace: str
+    name: str
+    origin: Origin = NOWHERE
+    created: float = 0.0
+    ignored: str = ""
+    type: str = "ClusterIP"
+    families: tuple[int, ...] = ()  # 4, 6
+    cluster_ips: tuple[bytes, ...] = ()
+    external_ips: tuple[bytes, ...] = ()
+    ingress: tuple[bytes, ...] = ()
+    ports: tuple[ServicePort, ...] = ()
+    external_local: bool = False
+    internal_local: bool = False
+    affinity_timeout_s: int = 0  # 0 = no session affinity
+    source_ranges: tuple[CIDR, ...] = ()
+    ranges_given: bool = False
+    ranges_deny: bool = False
+    health_check_node_port: int = 0
+    algorithm: Algorithm = Algorithm.RANDOM
+    dsr: bool = False
+    nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
+    l7_proxy_port: int = 0
+
+    @property
+    def has_affinity(self) -> bool:
+        """Whether a client stays with its backend."""
+        return self.affinity_timeout_s > 0
+
+    @property
+    def key(self) -> str:
+        """Namespace and name in one text."""
+        return f"{self.namespace}/{self.name}"
+
+
+class Endpoint(Struct, frozen=True, gc=False):
+    """An endpoint of a slice, conditions with their defaults filled in. `pod` is 'namespace/name' of its targetRef."""
+
+    address: bytes
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    node: str = ""
+    zone: str = ""
+    pod: str = ""
+    for_zones: tuple[str, ...] = ()
+    for_nodes: tuple[str, ...] = ()
+
+
+class SlicePort(Struct, frozen=True, gc=False):
+    """A port of a slice; '' is the name of a port without one."""
+
+    name: str
+    protocol: L4Type
+    port: int
+
+
+class EndpointSlice(Struct, frozen=True, gc=False):
+    """A discovery/v1 EndpointSlice, or one family of one subset (its index) of a v1 Endpoints (`legacy`)."""
+
+    namespace: str
+    name: str
+    service: str
+    family: int
+    origin: Origin = NOWHERE
+    ports: tuple[SlicePort, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    weight: int | None = None
+    legacy: bool = False
+    subset: int = 0
+
+    @property
+    def key(self) -> str:
+        """Namespace and name in one text."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def service_key(self) -> str:
+        """The key of the Service it belongs to."""
+        return f"{self.namespace}/{self.service}"
+
+
+class Endpoints(Struct, frozen=True, gc=False):
+    """A v1 Endpoints, as slices; read only from folders and only when the Service has no EndpointSlice."""
+
+    namespace: str
+    name: str
+    origin: Origin = NOWHERE
+    slices: tuple[EndpointSlice, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Namespace and name in one text; the Service has the same."""
+        return f"{self.namespace}/{self.name}"
+
+
+class Node(Struct, frozen=True, gc=False):
+    """A v1 Node: its InternalIPs and its zone label."""
+
+    name: str
+    origin: Origin = NOWHERE
+    internal_ips: tuple[bytes, ...] = ()
+    zone: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name."""
+        return self.name
+
+
+class HostPort(Struct, frozen=True, gc=False):
+    """A hostPort of a container; host_ip None = every address of the node. `place` is where the Pod says so."""
+
+    port: int
+    target_port: int
+    protocol: L4Type
+    host_ip: bytes | None = None
+    place: tuple[str | int, ...] = ()
+
+
+class Pod(Struct, frozen=True, gc=False):
+    """A v1 Pod: what HostPort rows and weights need."""
+
+    namespace: str
+    name: str
+    origin: Origin = NOWHERE
+    created: float = 0.0
+    node: str = ""
+    ips: tuple[bytes, ...] = ()
+    host_ports: tuple[HostPort, ...] = ()
+    terminating: bool = False
+    finished: bool = False  # phase Succeeded or Failed
+    host_network: bool = False
+    weight: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Namespace and name in one text."""
+        return f"{self.namespace}/{self.name}"
+
+
+class BackendState(Struct, frozen=True, gc=False):
+    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on one backend."""
+
+    name: str
+    address: L3n4Addr
+    state: State
+    origin: Origin = NOWHERE
+    node: str = ""  # '' = on every node
+
+    @property
+    def key(self) -> str:
+        """The name."""
+        return self.name
+
+
+KObject = Service | EndpointSlice | Endpoints | Node | Pod | BackendState
+KINDS: dict[str, type[Any]] = {
+    "Service": Service,
+    "EndpointSlice": EndpointSlice,
+    "Endpoints": Endpoints,
+    "Node": Node,
+    "Pod": Pod,
+    "BackendState": BackendState,
+}
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class Objects(Struct, frozen=True):
+    """An immutable snapshot of every object, by kind and key."""
+
+    services: Mapping[str, Service] = _EMPTY
+    slices: Mapping[str, EndpointSlice] = _EMPTY
+    endpoints: Mapping[str, Endpoints] = _EMPTY
+    nodes: Mapping[str, Node] = _EMPTY
+    pods: Mapping[str, Pod] = _EMPTY
+    backend_states: Mapping[str, BackendState] = _EMPTY
+
+    def of_kind(self, kind: str) -> Mapping[str, Any]:
+        """Return the objects of one kind of `KINDS`."""
+        return getattr(self, FIELD_OF_KIND[kind])  # type: ignore[no-any-return]
+
+
+FIELD_OF_KIND = {
+    "Service": "services",
+    "EndpointSlice": "slices",
+    "Endpoints": "endpoints",
+    "Node": "nodes",
+    "Pod": "pods",
+    "BackendState": "backend_states",
+}
+
+
+class Last(Struct, frozen=True, gc=False):
+    """The last good form of an object: the generation of its file, and those of parts that are older still (by field)."""
+
+    obj: KObject
+    generation: int = 0
+    parts: Mapping[str, int] = _EMPTY
+
+
+class Change(Struct, frozen=True, gc=False):
+    """One object became another; None = it was not there, or is gone."""
+
+    kind: str
+    key: str
+    old: KObject | None
+    new: KObject | None
+
+
+def kind_of(obj: KObject) -> str:
+    """Return the word of an object's kind."""
+    return type(obj).__name__

@@ -1,0 +1,142 @@
+"""HostPort rows: from the Pods of this node. A Service beats a HostPort; of two running Pods the older has the frontend.
+
+A terminating Pod's backend is terminating, so that a new Pod on the same hostPort takes the new flows and the old one
+keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
+from lbagent.model.flags import ServiceFlags, SvcFlagParam
+from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
+from lbagent.model.service import SVC, ServiceName, SVCType
+from lbagent.objects.decode.decode_service import family_of
+from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
+from lbagent.resolve.service_builder import Surroundings
+
+
+class HostPortRows(NamedTuple):
+    """The rows of each Pod by its key, and what is wrong."""
+
+    rows: dict[str, tuple[SVC, ...]]
+    messages: list[tuple[str, Message]]  # (Pod key, message)
+
+
+class _Claim(NamedTuple):
+    pod: Pod
+    backend: L3n4Addr
+    surrogate: bool
+    loopback: bool
+
+
+def is_relevant(pod: Pod, node_name: str) -> bool:
+    """Return whether a Pod can have HostPort rows on this node."""
+    return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
+
+
+def host_port_rows(pods: Iterable[Pod], around: Surroundings, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
+    """Return the rows of the relevant Pods. `owner` names the Service that has a frontend, if one has."""
+    result = HostPortRows({}, [])
+    claims: dict[L3n4Addr, list[_Claim]] = {}
+    for pod in sorted(pods, key=_seniority):
+        for port in pod.host_ports:
+            for frontend, claim in _claims(pod, port, around):
+                claims.setdefault(frontend, []).append(claim)
+    rows: dict[str, list[SVC]] = {}
+    said: set[tuple[str, int]] = set()
+    for frontend, rivals in claims.items():
+        service = owner(frontend)
+        holder = rivals[0].pod
+        losers = rivals if service else [claim for claim in rivals[1:] if _is_rival(claim, holder)]
+        for claim in losers:
+            if (claim.pod.key, frontend.port) not in said:
+                said.add((claim.pod.key, frontend.port))
+                result.messages.append((claim.pod.key, _lost(claim.pod, frontend, service, holder)))
+        if not service:
+            winners = [claim for claim in rivals if claim not in losers]
+            rows.setdefault(holder.key, []).append(_row(frontend, winners, around))
+    result.rows.update((key, tuple(found)) for key, found in rows.items())
+    return result
+
+
+def _seniority(pod: Pod) -> tuple[bool, bool, float, str, str]:
+    return (pod.terminating, not pod.created, pod.created, pod.namespace, pod.name)
+
+
+def _is_rival(claim: _Claim, holder: Pod) -> bool:
+    return not claim.pod.terminating and claim.pod.key != holder.key
+
+
+def _claims(pod: Pod, port: HostPort, around: Surroundings) -> Iterable[tuple[L3n4Addr, _Claim]]:
+    backends = {family_of(ip): L3n4Addr(ip, port.target_port, port.protocol) for ip in reversed(pod.ips)}
+    families = tuple(sorted(backends))
+    if port.host_ip is not None and port.host_ip not in UNSPECIFIED.values():
+        family = family_of(port.host_ip)
+        if family in backends:
+            loopback = port.host_ip[0] == 127 if family == 4 else port.host_ip == bytes(15) + b"\x01"
+            frontend = L3n4Addr(port.host_ip, port.port, port.protocol)
+            yield frontend, _Claim(pod, backends[family], False, loopback)
+        return
+    if port.host_ip is not None:
+        families = tuple(family for family in families if family == family_of(port.host_ip))
+    for address, surrogate in node_addresses(families, around.node):
+        frontend = L3n4Addr(address, port.port, port.protocol)
+        yield frontend, _Claim(pod, backends[family_of(address)], surrogate, False)
+
+
+def _row(frontend: L3n4Addr, claims: list[_Claim], around: Surroundings) -> SVC:
+    picked = select([_info(claim, around) for claim in claims], node_name=around.node.name)
+    first = claims[0]
+    flags = ServiceFlags.from_param(
+        SvcFlagParam(
+            SVCType.HOST_PORT,
+            is_routable=not first.surrogate and not first.loopback,
+            loopback_hostport=first.loopback,
+            two_scopes=False,
+        )
+    )
+    groups = _groups(picked.cluster)
+    name = ServiceName(first.pod.namespace, first.pod.name)
+    return SVC(
+        frontend,
+        name=name,
+        type=SVCType.HOST_PORT,
+        selectable=groups[0],
+        others=groups[1],
+        resting=groups[2],
+        flags=flags,
+        loopback_hostport=first.loopback,
+    )
+
+
+def _info(claim: _Claim, around: Surroundings) -> EndpointInfo:
+    pod, ready = claim.pod, not claim.pod.terminating
+    weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
+    override = around.overrides.get(claim.backend)
+    return EndpointInfo(
+        claim.backend, ready, True, not ready, True, pod.node, around.node.zone, (), (), weight, override
+    )
+
+
+def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:
+    return [
+        tuple(
+            Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, "", True)
+            for info in group
+            if (state := endpoint_state(info)) is not None
+        )
+        for group in (chosen.selectable, chosen.others, chosen.resting)
+    ]
+
+
+def _lost(pod: Pod, frontend: L3n4Addr, service: str | None, holder: Pod) -> Message:
+    who = f"Service {service}" if service else f"the older Pod {holder.key}"
+    problem = f"{frontend.with_protocol()} is held by {who}"
+    subject, origin = f"Pod {pod.key}", pod.origin
+    kept = "the other frontends stay"
+    return Message(problem, kept, "spec.containers.ports.hostPort", subject, origin.file, origin.line, bool(service))

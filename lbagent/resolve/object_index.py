@@ -1,0 +1,189 @@
+"""What resolve knows of all objects, and which Services a change concerns. Indexes only: nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState as State
+from lbagent.objects.records import BackendState, Change, Endpoints, EndpointSlice, Node, Pod, Service
+from lbagent.resolve.frontends import NodeView
+from lbagent.resolve.host_ports import is_relevant
+
+
+class Known:
+    """The objects, by what resolve asks for, and what changed since it asked last.
+
+    `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort rows may have.
+    """
+
+    def __init__(self, node_name: str) -> None:
+        """Know nothing yet."""
+        self._here = node_name
+        self.services: dict[str, Service] = {}
+        self.pods: dict[str, Pod] = {}  # those that have a weight, or hostPorts on this node
+        self.with_node_ports: set[str] = set()
+        self.dirty: set[str] = set()
+        self.all_dirty = False
+        self.pods_dirty = False
+        self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
+        self._endpoints: dict[str, Endpoints] = {}
+        self._states: dict[str, BackendState] = {}
+        self._states_ranked = False
+        self._overrides: dict[L3n4Addr, State] = {}
+        self._contradicted: list[tuple[BackendState, BackendState]] = []
+        self._node: Node | None = None
+        self._weight_by_ip: dict[bytes, int] = {}
+        self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
+        self._stale_pods: set[str] = set()
+
+    def update(self, change: Change) -> None:
+        """Take a change of one object."""
+        key, old, new = change.key, change.old, change.new
+        match new or old:
+            case Service():
+                self._service(key, new)
+            case EndpointSlice():
+                self._slice(key, old, new)
+            case Endpoints():
+                _put(self._endpoints, key, new)
+                self.dirty.add(key)
+            case Pod():
+                self._pod(key, new)
+            case Node() if key == self._here:
+                self._node = new if isinstance(new, Node) else None
+                self.all_dirty = True
+            case BackendState():
+                self._state(key, new)
+
+    def _service(self, key: str, new: object) -> None:
+        _put(self.services, key, new)
+        self.dirty.add(key)
+        if isinstance(new, Service) and not new.ignored and any(port.node_port for port in new.ports):
+            self.with_node_ports.add(key)
+        else:
+            self.with_node_ports.discard(key)
+
+    def _slice(self, key: str, old: object, new: object) -> None:
+        for piece in (old, new):
+            if isinstance(piece, EndpointSlice):
+                self.dirty.add(piece.service_key)
+                of_service = self._slices.setdefault(piece.service_key, {})
+                _put(of_service, key, piece if piece is new else None)
+                if not of_service:
+                    del self._slices[piece.service_key]
+
+    def _pod(self, key: str, new: object) -> None:
+        old = self.pods.get(key)
+        pod = new if isinstance(new, Pod) else None
+        if pod is not None and pod.weight is None and not is_relevant(pod, self._here):
+            pod = None
+        _put(self.pods, key, pod)
+        if (old and is_relevant(old, self._here)) or (pod and is_relevant(pod, self._here)):
+            self.pods_dirty = True
+        if _weight_facts(old) != _weight_facts(pod):
+            self._stale_pods.add(key)
+            self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
+
+    def _state(self, key: str, new: object) -> None:
+        for each in (self._states.get(key), new):
+            if isinstance(each, BackendState):
+                self._stale_addresses.add(each.address.address)
+        _put(self._states, key, new)
+        self._states_ranked = False
+        self.pods_dirty = True
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything changed since `seen`."""
+        return bool(self.dirty or self.all_dirty or self.pods_dirty or self._stale_addresses or self._stale_pods)
+
+    def refresh(self) -> None:
+        """Work out what many changes have in common: weights by address, and the Services whose endpoints they concern."""
+        self._weight_by_ip = {
+            ip: pod.weight
+            for _, pod in sorted(self.pods.items(), reverse=True)
+            if pod.weight is not None and not pod.host_network and not pod.finished
+            for ip in pod.ips
+        }
+        addresses, pods = self._stale_addresses, self._stale_pods
+        if addresses or pods:
+            for service, piece in self._each_slice():
+                if any(endpoint.address in addresses or endpoint.pod in pods for endpoint in piece.endpoints):
+                    self.dirty.add(service)
+        if self.all_dirty:
+            self.dirty |= self.services.keys()
+
+    def seen(self) -> None:
+        """Forget what changed."""
+        self.dirty, self.all_dirty, self.pods_dirty = set(), False, False
+        self._stale_addresses, self._stale_pods = set(), set()
+
+    # --- what resolve asks ---
+
+    def slices_of(self, key: str) -> Iterable[EndpointSlice]:
+        """Return the slices of a Service; those of its Endpoints when it has none."""
+        slices = self._slices.get(key)
+        if slices:
+            return slices.values()
+        endpoints = self._endpoints.get(key)
+        return endpoints.slices if endpoints else ()
+
+    def node_view(self, node_ips: tuple[bytes, ...]) -> NodeView:
+        """Return what is known of this node; `node_ips` given beats the Node object's InternalIPs."""
+        node = self._node
+        return NodeView(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
+
+    def overrides(self) -> dict[L3n4Addr, State]:
+        """Return what the operator and health checks say of backends on this node; the first in order holds."""
+        self._rank_states()
+        return self._overrides
+
+    def contradicted(self) -> list[tuple[BackendState, BackendState]]:
+        """Return the BackendStates of files that another of a file speaks against, each with the one that holds."""
+        self._rank_states()
+        return self._contradicted
+
+    def _rank_states(self) -> None:
+        if self._states_ranked:
+            return
+        here = [state for state in self._states.values() if not state.node or state.node == self._here]
+        here.sort(key=lambda state: (state.origin, state.name))  # what the operator said has no file and comes first
+        first = {state.address: state for state in reversed(here)}
+        self._overrides = {address: state.state for address, state in first.items()}
+        pairs = [(state, first[state.address]) for state in here]
+        self._contradicted = [(state, by) for state, by in pairs if by.origin.file and state.state is not by.state]
+        self._states_ranked = True
+
+    def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
+        """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""
+        if not self.pods:
+            return None
+        if pod_key:
+            pod = self.pods.get(pod_key)
+            return pod.weight if pod else None
+        return self._weight_by_ip.get(address)
+
+    def relevant_pods(self) -> list[Pod]:
+        """Return the Pods that have HostPort rows on this node."""
+        return [pod for pod in self.pods.values() if is_relevant(pod, self._here)]
+
+    def _each_slice(self) -> Iterator[tuple[str, EndpointSlice]]:
+        for service, slices in self._slices.items():
+            for piece in slices.values():
+                yield service, piece
+        for service, endpoints in self._endpoints.items():
+            for piece in endpoints.slices:
+                yield service, piece
+
+
+def _weight_facts(pod: Pod | None) -> object:
+    return (pod.weight, pod.ips, pod.finished, pod.host_network) if pod and pod.weight is not None else None
+
+
+def _put(where: dict[str, Any], key: str, value: object) -> None:
+    if value is None:
+        where.pop(key, None)
+    else:
+        where[key] = value

@@ -1,0 +1,81 @@
+"""The rows of all owners, in the order of their objects: what a State is made of."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate, chain
+
+from lbagent.model.service import SVC
+from lbagent.model.state import Since, State
+from lbagent.objects.records import Origin
+
+
+class OrderedRows:
+    """Owners (Services, Pods) sorted by origin, then by key; each with its rows."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._places: list[tuple[Origin, str]] = []
+        self._rows: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
+        self._origins: dict[str, Origin] = {}
+        self._flat: list[SVC] = []  # every row in order, and as it was given out:
+        self._last: tuple[SVC, ...] = ()
+        self._starts = array("I", [0])  # where each owner's rows begin in `_last`, and its end
+        self._touched = (0, 0)  # owners first..end whose rows are others now
+        self._moved = False  # owners came or went
+
+    def place(self, owner: str, origin: Origin | None) -> None:
+        """Put an owner where its object is; None takes it and its rows away."""
+        old = self._origins.get(owner)
+        if old == origin:
+            return
+        rows: tuple[SVC, ...] = ()
+        if old is not None:
+            at = bisect_left(self._places, (old, owner))
+            rows = self._rows.pop(at)
+            del self._places[at], self._origins[owner]
+        self._moved = True
+        if origin is not None:
+            at = bisect_left(self._places, (origin, owner))
+            self._places.insert(at, (origin, owner))
+            self._rows.insert(at, rows)
+            self._origins[owner] = origin
+
+    def keep(self, owner: str, rows: tuple[SVC, ...]) -> None:
+        """Take the rows of a placed owner; a row that is equal stays the same object, by which others see what changed."""
+        origin = self._origins.get(owner)
+        if origin is None:
+            return
+        at = bisect_left(self._places, (origin, owner))
+        old = self._rows[at]
+        if rows != old:
+            known = {svc.frontend: svc for svc in old}
+            self._rows[at] = tuple([_same(known.get(svc.frontend), svc) for svc in rows])
+            first, end = self._touched
+            self._touched = (min(first, at), max(end, at + 1)) if end else (at, at + 1)
+
+    def owners(self) -> Iterator[str]:
+        """Iterate over the owners in order."""
+        return (owner for _, owner in self._places)
+
+    def state(self, generation: int) -> State:
+        """Return every row in order. A lone change costs a copy of the row of pointers, not a look at each."""
+        before, starts, (first, end) = self._last, self._starts, self._touched
+        if self._moved:
+            self._flat = list(chain.from_iterable(self._rows))
+            self._starts = array("I", accumulate(map(len, self._rows), initial=0))
+        elif end:
+            self._flat[starts[first] : starts[end]] = chain.from_iterable(self._rows[first:end])
+            if any(len(self._rows[at]) != starts[at + 1] - starts[at] for at in range(first, end)):
+                self._starts = array("I", accumulate(map(len, self._rows), initial=0))
+        if self._moved or end:
+            self._last = tuple(self._flat)
+        since = None if self._moved else Since(before, self._last, starts[first], len(before) - starts[end])
+        self._touched, self._moved = (0, 0), False
+        return State(generation, self._last, since)
+
+
+def _same(old: SVC | None, new: SVC) -> SVC:
+    return old if old is not None and old == new else new

@@ -1,0 +1,239 @@
+"""resolve: all objects + who this node is -> State + messages. Pure; any order of events gives the same State.
+
+`Resolver` keeps the rows of each Service and builds again only what a change touches: the Service itself, those that contest
+a frontend with it, those that share a backend with it. `resolve` is the same from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.cooperative import Slices, whole
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+from lbagent.objects import records
+from lbagent.objects.records import Change, Message, Objects, Service
+from lbagent.resolve.backend_states import SharedStates
+from lbagent.resolve.frontends import Wanted, wanted_frontends
+from lbagent.resolve.host_ports import host_port_rows
+from lbagent.resolve.object_index import Known
+from lbagent.resolve.ordered_rows import OrderedRows
+from lbagent.resolve.ownership import Claims
+from lbagent.resolve.service_builder import Rows, Surroundings
+
+Built = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
+KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
+
+
+class Options(Struct, frozen=True, gc=False):
+    """Who this node is. `node_ips` given beats the Node object's InternalIPs.
+
+    `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
+    there before counts: a State may hold resting backends that a fresh one does not.
+    """
+
+    node_name: str = ""
+    node_ips: tuple[bytes, ...] = ()
+    keep_existing: bool = False
+
+
+class Resolution(Struct, frozen=True):
+    """What the objects mean, and what is wrong with them together (what is wrong with one alone, its source says)."""
+
+    state: State
+    messages: tuple[Message, ...] = ()
+
+
+def resolve(objects: Objects, options: Options) -> Resolution:
+    """Return the State of all objects, from nothing."""
+    resolver = Resolver(options)
+    resolver.replace(objects)
+    return resolver.resolve()
+
+
+class Resolver:
+    """Objects in, State out; remembers what it need not build again."""
+
+    def __init__(self, options: Options) -> None:
+        """Know nothing yet."""
+        self._options = options
+        self._last = Resolution(State())
+        self._restored: frozenset[L3n4Addr] = frozenset()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._known = Known(self._options.node_name)
+        self._claims = Claims()
+        self._shared = SharedStates()
+        self._rows = OrderedRows()
+        self._around = Surroundings(self._known.node_view(self._options.node_ips))
+        self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
+        self._pod_owners: set[str] = set()
+        # of one run:
+        self._wanted: dict[str, list[Wanted]] = {}
+        self._latent: dict[str, set[L3n4Addr]] = {}
+
+    def replace(self, objects: Objects) -> None:
+        """Take a whole snapshot in place of everything known."""
+        self._clear()
+        self._known.all_dirty = True
+        self.update(Change(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items())
+
+    def remember(self, addresses: Iterable[L3n4Addr]) -> None:
+        """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
+        self._restored = frozenset(addresses)
+
+    @property
+    def node_name(self) -> str:
+        """The node it resolves for."""
+        return self._options.node_name
+
+    def overrides(self) -> Mapping[L3n4Addr, BackendState]:
+        """Return what the operator and health checks say of backends on this node."""
+        return self._known.overrides()
+
+    def update(self, changes: Iterable[Change]) -> None:
+        """Take changes of single objects; `resolve` then says what they mean."""
+        for change in changes:
+            self._known.update(change)
+            if change.kind == "Service":
+                self._rows.place(change.key, change.new.origin if change.new else None)
+
+    def resolve(self) -> Resolution:
+        """Return what all objects mean now; the same object as before when nothing changed."""
+        return whole(self.resolving())
+
+    def resolving(self) -> Slices[Resolution]:
+        """Do what `resolve` does; no `update` before the end."""
+        known = self._known
+        if not known.is_changed:
+            return self._last
+        known.refresh()
+        has_row = self._has_row if self._options.keep_existing else None
+        node = known.node_view(self._options.node_ips)
+        self._around = Surroundings(node, has_row, known.overrides(), known.weight_of_pod)
+        built = yield from self._build(known.dirty)
+        for owner, rows in built.items():
+            self._rows.keep(owner, self._shared.settle(owner, rows))
+            yield
+        known.seen()
+        self._wanted = {}
+        self._restored = frozenset()
+        self._latent.clear()
+        self._last = Resolution(self._rows.state(self._last.state.generation + 1), self._all_messages())
+        return self._last
+
+    def _has_row(self, address: L3n4Addr) -> bool:
+        return self._shared.has(address) or address in self._restored
+
+    # --- who must be built again ---
+
+    def _build(self, dirty: set[str]) -> Slices[Built]:
+        """Build the dirty Services and all whose rows depend on theirs."""
+        built: Built = {}
+        touched: set[str] = set()
+        pending = yield from self._contest(dirty)
+        known = self._known
+        pods = self._build_pods() if known.pods_dirty or known.all_dirty or (dirty and self._pod_owners) else {}
+        while pending or pods:
+            batch = pods | (yield from self._build_services(pending))
+            built |= batch
+            pending, pods = set(), {}
+            for owner, rows in batch.items():
+                others, woken = self._shared.update(owner, rows, self._latent.pop(owner, ()))
+                touched |= others
+                pending |= woken
+                yield
+        touched -= built.keys()
+        built |= yield from self._build_services(touched - self._pod_owners)
+        if not touched.isdisjoint(self._pod_owners):
+            built |= self._build_pods()
+        return built
+
+    def _contest(self, dirty: Iterable[str]) -> Slices[set[str]]:
+        """Bring the claims up to date; return the dirty Services and those that won or lost a frontend by them."""
+        concerned = set(dirty)
+        self._wanted = {}
+        for key in dirty:
+            service = self._known.services.get(key)
+            wanted = self._wanted[key] = wanted_frontends(service, self._around.node) if service else []
+            concerned |= self._claims.update(key, service, [want.frontend for want in wanted])
+            yield
+        return concerned
+
+    # --- rows ---
+
+    def _build_services(self, keys: Iterable[str]) -> Slices[Built]:
+        built: Built = {}
+        for key in keys:
+            built[key] = self._build_service(key)
+            yield
+        return built
+
+    def _build_service(self, key: str) -> tuple[SVC, ...]:
+        services, owner = self._known.services, self._claims.owner
+        service = services.get(key)
+        if service is None:
+            self._messages.pop(key, None)
+            return ()
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = wanted_frontends(service, self._around.node)
+
+        def lost_to(frontend: L3n4Addr) -> Service | None:
+            winner = owner(frontend)
+            return None if winner is None or winner == key else services[winner]
+
+        rows = Rows(service, self._known.slices_of(key), self._around)
+        built = rows.build(wanted, lost_to)
+        self._say(key, rows.messages)
+        if rows.latent:
+            self._latent[key] = rows.latent
+        return built
+
+    def _build_pods(self) -> Built:
+        """Build all HostPort rows again: there are few, and each may depend on each."""
+        pods = {f"pod:{pod.key}": pod for pod in self._known.relevant_pods()}
+        result = host_port_rows(pods.values(), self._around, self._claims.owner)
+        built: Built = {}
+        for owner in self._pod_owners - pods.keys():
+            self._rows.place(owner, None)
+            self._messages.pop(owner, None)
+            built[owner] = ()
+        self._pod_owners = set(pods)
+        for owner, pod in pods.items():
+            self._rows.place(owner, pod.origin)
+            built[owner] = result.rows.get(pod.key, ())
+            self._say(owner, [message for key, message in result.messages if key == pod.key])
+        return built
+
+    # --- messages ---
+
+    def _say(self, owner: str, messages: list[Message]) -> None:
+        if messages:
+            self._messages[owner] = tuple(messages)
+        else:
+            self._messages.pop(owner, None)
+
+    def _all_messages(self) -> tuple[Message, ...]:
+        owners = self._rows.owners() if self._messages else ()
+        found = [message for owner in owners for message in self._messages.get(owner, ())]
+        found += [_contradicted(state, first) for state, first in self._known.contradicted()]
+        if self._known.with_node_ports and not self._around.node.addresses:
+            problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
+            subject = f"Node {self._options.node_name}"
+            kept = "NodePort frontends have no row for a node address"
+            found.append(Message(problem, kept, "status.addresses", subject, warning=True))
+        return tuple(found)
+
+
+def _contradicted(state: records.BackendState, first: records.BackendState) -> Message:
+    address, where = state.address.with_protocol(), f"{first.origin.file}:{first.origin.line}"
+    problem = f"BackendState {first.name} ({where}) says {first.state.text} of {address}"
+    kept = f"that one comes first and holds, not {state.state.text}"
+    origin = state.origin
+    return Message(problem, kept, "spec.state", f"BackendState {state.name}", origin.file, origin.line, warning=True)

@@ -1,0 +1,310 @@
+"""From one Service and its slices to its rows (SVC), before states of shared backends are settled. Pure.
+
+Who serves is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
+flags, scopes, source ranges, weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lbagent.model.address import L3n4Addr, L4Type, Scope
+from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
+from lbagent.model.flags import ServiceFlags, SvcFlagParam
+from lbagent.model.select import (
+    EndpointInfo,
+    EndpointSet,
+    Selection,
+    deduplicate,
+    endpoint_state,
+    resting_state,
+    select,
+)
+from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.objects.decode.decode_service import family_of
+from lbagent.objects.decode.wire import path_text
+from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
+from lbagent.resolve.frontends import NodeView, Wanted
+
+MAX_SLOTS = 65535  # a slot number has 16 bits
+
+
+class Surroundings(Struct, frozen=True, gc=False):
+    """Everything beside the Service and its slices that its rows depend on."""
+
+    node: NodeView
+    has_row: Callable[[L3n4Addr], bool] | None = (
+        None  # the agent: an endpoint that exists keeps its backend row, if it has one
+    )
+    overrides: Mapping[L3n4Addr, BackendState] = {}
+    weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
+
+
+class _Group(Struct, frozen=True, gc=False):
+    """An EndpointSet as backends."""
+
+    selectable: tuple[Backend, ...]
+    others: tuple[Backend, ...]
+    resting: tuple[Backend, ...]
+    has_elsewhere: bool = False
+
+    def is_same(self, other: _Group) -> bool:
+        """Whether new and old flows meet the same backends in both."""
+        return self.selectable == other.selectable and self.others == other.others
+
+
+class _Choice(Struct, frozen=True, gc=False):
+    """The sets of one port and family."""
+
+    cluster_ip: _Group
+    outside: _Group
+    inside: _Group
+
+
+class Rows:
+    """Builds the rows of one Service."""
+
+    def __init__(self, service: Service, slices: Iterable[EndpointSlice], around: Surroundings) -> None:
+        """Take the Service, its slices (or those of its Endpoints) and what is around."""
+        self.messages: list[Message] = []
+        self.latent: set[L3n4Addr] = (
+            set()
+        )  # filtered out somewhere; rests there as soon as another Service gives it a row
+        self._service = service
+        self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
+        self._around = around
+        self._choices: dict[tuple[int, int], _Choice] = {}
+        self._ranges = _by_family(service)
+        self._name = ServiceName(service.namespace, service.name)
+        self._ignored_weights: dict[str, None] = {}
+
+    def build(self, wanted: Iterable[Wanted], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
+        """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
+        rows: list[SVC] = []
+        said: set[tuple[str, str]] = set()
+        for want in wanted:
+            winner = lost_to(want.frontend)
+            if winner is not None:
+                field = path_text(want.field)
+                if not want.is_wildcard and (field, str(want.frontend.l4)) not in said:
+                    said.add((field, str(want.frontend.l4)))
+                    self._say_lost(want, winner)
+            elif want.port is None:
+                rows.append(_wildcard(want.frontend, self._name))
+            else:
+                rows += self._rows(want, want.port)
+        self._say_ignored()
+        if self._around.has_row:
+            self._keep_strays(rows, self._around.has_row)
+        return tuple(rows)
+
+    # --- rows ---
+
+    def _rows(self, want: Wanted, port: ServicePort) -> list[SVC]:
+        choice = self._choice(port, family_of(want.frontend.address))
+        if want.type is SVCType.CLUSTER_IP:
+            return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
+        two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
+        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes)]
+        if two_scopes:
+            rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
+        return rows
+
+    def _row(self, want: Wanted, port: ServicePort, frontend: L3n4Addr, group: _Group, two_scopes: bool) -> SVC:
+        service = self._service
+        check = want.type is SVCType.LOAD_BALANCER and service.ranges_given
+        dsr = service.dsr and want.is_routable
+        nat = _nat_policy(service, frontend)
+        flags = ServiceFlags.from_param(
+            SvcFlagParam(
+                want.type,
+                nat,
+                service.external_local,
+                service.internal_local,
+                service.affinity_timeout_s > 0,
+                want.is_routable,
+                check,
+                service.l7_proxy_port > 0,
+                False,
+                service.ranges_deny,
+                dsr,
+                two_scopes,
+            )
+        )
+        return SVC(
+            frontend,
+            0,
+            self._name,
+            port.name,
+            want.type,
+            _POLICY[service.external_local],
+            _POLICY[service.internal_local],
+            nat,
+            group.selectable,
+            group.others,
+            group.resting,
+            service.algorithm,
+            service.affinity_timeout_s > 0,
+            service.affinity_timeout_s,
+            self._ranges[family_of(frontend.address)] if check else (),
+            service.ranges_deny and check,
+            check,
+            flags,
+            service.l7_proxy_port,
+            (),
+            service.health_check_node_port,
+            False,
+            dsr,
+            group.has_elsewhere,
+        )
+
+    # --- backends ---
+
+    def _choice(self, port: ServicePort, family: int) -> _Choice:
+        known = self._choices.get((port.index, family))
+        if known is None:
+            known = self._choices[port.index, family] = self._choose(port, family)
+        return known
+
+    def _choose(self, port: ServicePort, family: int) -> _Choice:
+        service, node = self._service, self._around.node
+        with_local = service.external_local or service.internal_local  # else no frontend can ask for it
+        picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
+        cluster = self._group(picked, picked.cluster, port)
+        local = self._group(picked, picked.local, port) if with_local else cluster
+        return _Choice(
+            local if service.internal_local else cluster,
+            local if service.external_local else cluster,
+            cluster,
+        )
+
+    def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
+        make, node = _backend, self._around.node
+        selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
+        others = tuple([make(info, endpoint_state(info), port, node) for info in chosen.others])
+        resting = tuple([make(info, endpoint_state(info), port, node) for info in chosen.resting])
+        if has_row := self._around.has_row:
+            kept = [info for info in chosen.filtered if has_row(info.address)]
+            self.latent.update(info.address for info in chosen.filtered)
+            resting += tuple([make(info, resting_state(info), port, node) for info in kept])
+        if len(selectable) + len(others) > MAX_SLOTS:
+            self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
+            selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
+        return _Group(selectable, others, resting, picked.has_elsewhere(chosen))
+
+    def _endpoints(self, port: ServicePort, family: int) -> list[EndpointInfo]:
+        around, found = self._around, []
+        overrides, here = around.overrides, around.node.name
+        for piece in self._slices:
+            if piece.family != family:
+                continue
+            for slice_port in piece.ports:
+                if slice_port.name != port.name or slice_port.protocol is not port.protocol:
+                    continue
+                number, protocol = slice_port.port, slice_port.protocol
+                for endpoint in piece.endpoints:
+                    address = L3n4Addr(endpoint.address, number, protocol)
+                    weight = around.weight_of_pod(endpoint.pod, endpoint.address)
+                    if weight is None:
+                        weight = piece.weight
+                    if weight is None:
+                        weight = DEFAULT_BACKEND_WEIGHT
+                    elif weight not in (0, DEFAULT_BACKEND_WEIGHT):
+                        self._ignored_weights[piece.key] = None
+                    found.append(
+                        EndpointInfo(
+                            address,
+                            endpoint.ready,
+                            endpoint.serving,
+                            endpoint.terminating,
+                            endpoint.node == here and here != "",
+                            endpoint.node,
+                            endpoint.zone,
+                            endpoint.for_zones,
+                            endpoint.for_nodes,
+                            weight,
+                            overrides.get(address) if overrides else None,
+                        )
+                    )
+        return found
+
+    def _keep_strays(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
+        """Keep the backends of slices that no frontend asks for any more, or not yet: a port is renamed, a family is gone."""
+        ports = {port.index: port for port in self._service.ports}
+        asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
+        strange = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
+        at = next((number for number, svc in enumerate(rows) if not svc.wildcard), None)
+        if not strange or at is None:
+            return
+        have = {backend.address for svc in rows for backend in svc.backends}
+        kept: dict[L3n4Addr, Backend] = {}
+        for name, protocol, family in sorted(strange):
+            port = ServicePort(name, protocol, 0)
+            for info in deduplicate(self._endpoints(port, family)):
+                backend = _backend(info, resting_state(info), port, self._around.node)
+                if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
+                    kept[info.address] = backend
+        self.latent.update(kept)
+        resting = tuple(backend for backend in kept.values() if has_row(backend.address))
+        rows[at] = replace(rows[at], resting=rows[at].resting + resting)
+
+    # --- messages ---
+
+    def _say(self, port: ServicePort, problem: str, kept: str) -> None:
+        service = self._service
+        subject, field = f"Service {service.key}", path_text(("spec", "ports", port.index))
+        self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
+
+    def _say_lost(self, want: Wanted, winner: Service) -> None:
+        service = self._service
+        problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
+        if winner.key == service.key:
+            problem = f"{want.frontend.with_protocol()} is there twice"
+        field, kept = path_text(want.field), "the other frontends stay"
+        subject = f"Service {service.key}"
+        self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
+
+    def _say_ignored(self) -> None:
+        service = self._service
+        if service.algorithm is Algorithm.RANDOM:
+            for key in self._ignored_weights:
+                problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"
+                self._warn("lbagent.io/algorithm", problem, "every backend has the same share")
+        for port in service.ports:
+            if port.protocol is L4Type.SCTP:
+                field = path_text(("spec", "ports", port.index, "protocol"))
+                self._warn(field, "SCTP packets are not balanced yet", "they pass as for no service")
+
+    def _warn(self, field: str, problem: str, kept: str) -> None:
+        subject, origin = f"Service {self._service.key}", self._service.origin
+        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
+
+
+_NOBODY = Backend(state=BackendState.INVALID)  # the least alive
+_POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
+
+
+def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, node: NodeView) -> Backend:
+    # §10: without a nodeName an address of this node is local too; Local policies do not count that (model/select.py)
+    local = info.local or (not info.node_name and info.address.address in node.addresses)
+    state = BackendState.ACTIVE if state is None else state
+    return Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, port.name, local)
+
+
+def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:
+    flags = ServiceFlags.from_param(SvcFlagParam(SVCType.CLUSTER_IP, two_scopes=False))
+    return SVC(frontend, name=name, flags=flags, wildcard=True)
+
+
+def _by_family(service: Service) -> dict[int, tuple[CIDR, ...]]:
+    ranges = sorted(service.source_ranges, key=lambda cidr: cidr.sort_key)
+    return {family: tuple(cidr for cidr in ranges if family_of(cidr.network) == family) for family in (4, 6)}
+
+
+def _nat_policy(service: Service, frontend: L3n4Addr) -> SVCNatPolicy:
+    """One bit says both: nat46 is for IPv4 frontends, nat64 for IPv6 ones."""
+    wanted = SVCNatPolicy.NAT64 if frontend.is_ipv6 else SVCNatPolicy.NAT46
+    return wanted if service.nat_policy is wanted else SVCNatPolicy.NONE

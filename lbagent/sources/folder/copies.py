@@ -1,0 +1,94 @@
+"""Copies of manifests as they were when they were good, so that a file broken while the agent restarts keeps its objects.
+
+Written behind the agent's back, in a thread: a copy that is missing costs nothing but this comfort.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from lbagent.sources.folder import documents
+from lbagent.sources.folder.documents import Unparsable
+
+Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
+
+
+def signature_of(path: str) -> Signature | None:
+    """Return what changes when a file does; None when it cannot be looked at."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class LastGood:
+    """A folder of copies, by the names of the manifests."""
+
+    def __init__(self, folder: str) -> None:
+        """Name the folder; it is made when there is something to keep."""
+        self._folder = folder
+        self._noted: dict[str, Signature | None] = {}  # path -> as it was when it was good; None = deleted
+
+    def recall(self, path: str) -> str | None:
+        """Return the last good text of a manifest, if there is a copy."""
+        try:
+            return documents.read_text(self._copy(path))
+        except Unparsable:
+            return None
+
+    def names(self) -> list[str]:
+        """Return the names of the manifests there is a copy of, sorted."""
+        try:
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(documents.SUFFIXES))
+        except OSError:
+            return []
+
+    def note(self, path: str, signature: Signature | None) -> None:
+        """Say that a manifest is good now, or (None) that it was deleted."""
+        self._noted[path] = signature
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `save` has something to do."""
+        return bool(self._noted)
+
+    def take(self) -> list[tuple[str, Signature | None]]:
+        """Return what was noted, for `save`, and forget it."""
+        noted, self._noted = list(self._noted.items()), {}
+        return noted
+
+    def save(self, noted: Iterable[tuple[str, Signature | None]]) -> None:
+        """Bring the copies up to date; called in a thread. What cannot be written is left."""
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            for path, signature in noted:
+                self._save(path, signature)
+        except OSError:
+            return
+
+    def _save(self, path: str, signature: Signature | None) -> None:
+        copy = self._copy(path)
+        if signature is None:
+            if os.path.lexists(copy):
+                os.unlink(copy)
+            return
+        known = signature_of(copy)
+        if known and known[2] == signature[2]:
+            return
+        try:
+            text = documents.read_text(path)
+        except Unparsable:
+            return
+        draft = f"{copy}.new"
+        with open(draft, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.utime(draft, ns=(signature[2], signature[2]))
+        if signature_of(path) == signature:  # else it is not what was found to be good
+            os.replace(draft, copy)
+        else:
+            os.unlink(draft)
+
+    def _copy(self, path: str) -> str:
+        return os.path.join(self._folder, os.path.basename(path))

@@ -1,0 +1,289 @@
+"""The objects of a set of manifest files: last good objects a file, the first of duplicates, what is wrong. No waiting here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lbagent.objects.records import FIELD_OF_KIND, Change, KObject, Last, Message, Objects
+from lbagent.sources.folder import documents
+from lbagent.sources.folder.documents import Kept, Parsed, Unparsable
+
+Key = tuple[str, str]  # kind, key
+PART = 1000  # objects exchanged in one go
+
+
+class _File(Struct, gc=False):
+    """A file as it was read last. `failure` is why it does not count now; `objects` are then the last good ones."""
+
+    parsed: Parsed
+    generation: int
+    failure: Message | None = None
+
+
+class Reading(Struct, frozen=True, gc=False):
+    """A file that was read and not yet taken over: what it holds, or why it does not count."""
+
+    path: str
+    parsed: Parsed | None = None
+    failure: Message | None = None
+    recalled: Parsed = Parsed()  # of a file that fails when it is read for the first time
+
+
+class Files:
+    """Objects of files by name. Every change gives the changes of objects that follow from it."""
+
+    def __init__(
+        self, *, say_generation: bool = True, recall: Callable[[str], str | None] = lambda _path: None
+    ) -> None:
+        """Start empty; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
+        self._recall = recall
+        self.generation = 0  # how often the objects had changed for whoever is told; kept by the teller
+        self.revision = 0  # counts changes of `problems`
+        self._say_generation = say_generation
+        self._files: dict[str, _File] = {}
+        self._holders: dict[Key, list[KObject]] = {}  # all objects of a kind and key, the one that holds first
+        self._duplicates: set[Key] = set()
+
+    def __len__(self) -> int:
+        """Return the number of files known."""
+        return len(self._files)
+
+    @property
+    def count(self) -> int:
+        """How many objects hold."""
+        return len(self._holders)
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The files known."""
+        return self._files.keys()
+
+    def read(self, path: str, *, any_file: bool = False) -> list[Change]:
+        """Read a file again; one that does not parse keeps its last good objects."""
+        return self.accept(self.prepare(path, any_file=any_file))
+
+    def prepare(self, path: str, *, any_file: bool = False) -> Reading:
+        """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
+        try:
+            return self.parse(path, documents.read_text(path, any_file=any_file))
+        except Unparsable as error:
+            return self._failed(path, error.message)
+
+    def parse(self, path: str, text: str) -> Reading:
+        """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
+        before = _Before(self._files.get(path), lambda: self._recalled(path))
+        try:
+            parsed = documents.parse(text, path, before.find)
+        except Unparsable as error:
+            return self._failed(path, error.message)
+        if parsed.is_empty and before.parsed.objects:
+            # A file is truncated before it is written, and comments may be all that a template gave: neither says that
+            # the objects are to go. Deleting the file does, and so does a List without items.
+            what = "the file holds only comments" if text.strip() else "the file is empty"
+            return self._failed(path, Message(what, file=path))
+        return Reading(path, self._keep_unknown(parsed, before) if parsed.unknown else parsed)
+
+    def _keep_unknown(self, parsed: Parsed, before: _Before) -> Parsed:
+        """Keep what is not there any more: a document that does not say which object it is may be one of these."""
+        present = {(kind, obj.key) for kind, obj in parsed.objects}
+        gone = [(kind, obj) for kind, obj in before.parsed.objects if (kind, obj.key) not in present]
+        kept = dict(parsed.kept)
+        unknown = parsed.unknown
+        if gone:
+            lasts = [last for kind, obj in gone if (last := before.find(kind, obj.key))]
+            kept |= {
+                (kind, obj.key): Kept(last.generation, last.parts)
+                for (kind, obj), last in zip(gone, lasts, strict=True)
+            }
+            what = f"kept {len(gone)} objects of generation {max(last.generation for last in lasts)}"
+            unknown = tuple(replace(message, kept=what) for message in unknown)
+        return replace(
+            parsed, objects=(*parsed.objects, *gone), messages=(*parsed.messages, *unknown), kept=kept, unknown=()
+        )
+
+    def _failed(self, path: str, message: Message) -> Reading:
+        return Reading(path, None, message, Parsed() if path in self._files else self._recalled(path))
+
+    def accept(self, reading: Reading) -> list[Change]:
+        """Take over what was read."""
+        return [change for part in self.accept_parts(reading) for change in part]
+
+    def accept_parts(self, reading: Reading) -> Iterator[list[Change]]:
+        """Take over what was read, some objects at a time; to be iterated to its end."""
+        path, parsed = reading.path, reading.parsed
+        if parsed is None:
+            assert reading.failure is not None
+            yield self._fail(path, reading.failure, reading.recalled)
+            return
+        old = self._files.get(path)
+        if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
+            self.revision += 1
+        known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are told next
+        changed = False
+        for changes in self._exchange(old.parsed if old else Parsed(), parsed):
+            changed |= bool(changes)
+            yield changes
+        if not changed:
+            known.generation = old.generation if old else self.generation
+
+    def _fail(self, path: str, message: Message, recalled: Parsed) -> list[Change]:
+        """Keep what a file held when it was good, and say so."""
+        changes: list[Change] = []
+        known = self._files.get(path)
+        if known is None:
+            known = self._files[path] = _File(recalled, 0)
+            changes = [change for part in self._exchange(Parsed(), recalled) for change in part]
+        kept = f"kept {len(known.parsed.objects)} objects"
+        if self._say_generation:
+            kept += f" of generation {known.generation}"
+        message = replace(message, kept=kept)
+        if message != known.failure:
+            known.failure = message
+            self.revision += 1
+        return changes
+
+    def adopt(self, path: str) -> list[Change]:
+        """Take over what a file held before the agent was restarted; it counts as not read yet."""
+        recalled = self._recalled(path)
+        self._files[path] = _File(recalled, 0)
+        return [change for part in self._exchange(Parsed(), recalled) for change in part]
+
+    def _recalled(self, path: str) -> Parsed:
+        """Return what the file held before the agent was restarted."""
+        text = self._recall(path)
+        if text is None:
+            return Parsed()
+        try:
+            return Parsed(documents.parse(text, path).objects)
+        except Unparsable:
+            return Parsed()
+
+    def is_good(self, path: str) -> bool:
+        """Return whether the file parsed when it was read last, and needed nothing from before."""
+        known = self._files.get(path)
+        return known is not None and known.failure is None and not known.parsed.kept
+
+    def remove(self, path: str) -> list[Change]:
+        """Take a file and its objects away."""
+        old = self._files.pop(path, None)
+        if old is None:
+            return []
+        self.revision += 1
+        return [change for part in self._exchange(old.parsed, Parsed()) for change in part]
+
+    def _exchange(self, old: Parsed, new: Parsed) -> Iterator[list[Change]]:
+        """Replace the objects of a file. An object that is equal stays the same object and is no change."""
+        pairs: dict[Key, tuple[list[KObject], list[KObject]]] = {}
+        for side, parsed in enumerate((old, new)):
+            for kind, obj in parsed.objects:
+                pairs.setdefault((kind, obj.key), ([], []))[side].append(obj)
+        changes: list[Change] = []
+        for number, (key, (gone, come)) in enumerate(pairs.items(), 1):
+            first = self._first(key)
+            holders = self._holders.setdefault(key, [])
+            if gone:
+                holders[:] = [each for each in holders if all(each is not obj for obj in gone)]
+            holders += come
+            if len(holders) > 1:
+                holders.sort(key=lambda each: each.origin)
+            if change := self._settle(key, first):
+                changes.append(change)
+            if number % PART == 0:
+                yield changes
+                changes = []
+        yield changes
+
+    def _first(self, key: Key) -> KObject | None:
+        holders = self._holders.get(key)
+        return holders[0] if holders else None
+
+    def _settle(self, key: Key, old: KObject | None) -> Change | None:
+        holders = self._holders[key]
+        if len(holders) > 1:
+            self._duplicates.add(key)
+            self.revision += 1
+        elif key in self._duplicates:
+            self._duplicates.discard(key)
+            self.revision += 1
+        if not holders:
+            del self._holders[key]
+            return Change(*key, old, None) if old is not None else None
+        return Change(*key, old, holders[0]) if old != holders[0] else None
+
+    def snapshot(self) -> Objects:
+        """Return every object that holds."""
+        kinds: dict[str, dict[str, KObject]] = {field: {} for field in FIELD_OF_KIND.values()}
+        for (kind, key), holders in self._holders.items():
+            kinds[FIELD_OF_KIND[kind]][key] = holders[0]
+        return Objects(**kinds)  # type: ignore[arg-type]
+
+    def problems(self) -> list[Message]:
+        """Return what is wrong, by file and line."""
+        found = [message for file in self._files.values() for message in file.parsed.messages]
+        found += [file.failure for file in self._files.values() if file.failure]
+        for kind, key in self._duplicates:
+            first, *others = self._holders[kind, key]
+            where = f"{os.path.basename(first.origin.file)}:{first.origin.line}"
+            for other in others:
+                found.append(
+                    Message(
+                        f"the object is there twice, first in {where}",
+                        "the first holds",
+                        "metadata.name",
+                        f"{kind} {key}",
+                        other.origin.file,
+                        other.origin.line,
+                    )
+                )
+        return sorted(found, key=lambda message: (message.file, message.line))
+
+
+class _Before:
+    """What a file held when it was good; looked up only when something is wrong now."""
+
+    def __init__(self, file: _File | None, recall: Callable[[], Parsed]) -> None:
+        self._file = file
+        self._recall = recall
+        self._objects: dict[Key, KObject] | None = None
+
+    @cached_property
+    def parsed(self) -> Parsed:
+        return self._file.parsed if self._file else self._recall()
+
+    def find(self, kind: str, key: str) -> Last | None:
+        """Return the last good form of an object, if there was one."""
+        if self._objects is None:
+            self._objects = {(kind, obj.key): obj for kind, obj in reversed(self.parsed.objects)}
+        obj = self._objects.get((kind, key))
+        if obj is None:
+            return None
+        kept = self.parsed.kept.get((kind, key), Kept())
+        generation = self._file.generation if self._file else 0
+        return Last(obj, generation if kept.generation is None else kept.generation, kept.parts)
+
+
+def manifest_names(folder: str) -> list[str]:
+    """Return the names of the manifests directly in a folder, sorted. Raises OSError."""
+    return sorted(name for name in os.listdir(folder) if is_manifest(name))
+
+
+def is_manifest(name: str) -> bool:
+    """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
+    return name.endswith(documents.SUFFIXES) and not name.startswith(".") and name.isprintable()
+
+
+def load(path: str) -> Files:
+    """Read a folder or a file once, as `plan` does. Raises OSError when it is not there or cannot be listed."""
+    files = Files(say_generation=False)
+    if os.path.isdir(path):
+        for name in manifest_names(path):
+            files.read(os.path.join(path, name))
+        return files
+    os.stat(path)
+    files.read(path, any_file=True)
+    return files

@@ -1,0 +1,324 @@
+"""The manifest folder as a source: inotify, and polling where that is not to be had.
+
+A file that does not parse keeps its last good objects; a folder that is gone, unreadable or empty keeps all of them.
+A file is deleted when it has been away for a moment: editors replace files by taking them away first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from lbagent.errors import Unsupported
+from lbagent.kernel.inotify import LOST, Event, Mask, Watch
+from lbagent.objects.message_log import Told
+from lbagent.objects.records import Change, Message, Objects
+from lbagent.objects.source import Changed
+from lbagent.sources.folder.copies import LastGood, Signature, signature_of
+from lbagent.sources.folder.manifest_files import Files, is_manifest, manifest_names
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0  # without inotify, or while the folder is gone
+LOOK_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
+GRACE_S = 0.1  # a file missing for so long is deleted
+SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
+YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
+BATCH_S = 0.02  # work in one go before others may run
+LOOK_AT_ONCE = 50  # files looked at before others may run
+LARGE = 32 << 10  # bytes, about BATCH_S of parsing
+COPY_S = 1.0  # good files are copied so long after they were read
+
+
+class FolderSource:
+    """The objects of a folder of manifests."""
+
+    name = "folder"
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        last_good: str = "",
+        use_inotify: bool = True,
+        poll_s: float = POLL_S,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
+        self.synced = asyncio.Event()
+        self.adopts = False  # an earlier agent's objects are served: until there is a folder the copies of them count
+        self._adopted = False
+        self._folder = folder
+        self._poll_s, self._look_s = poll_s, look_s
+        place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
+        self._copies = LastGood(os.path.join(last_good, place)) if last_good else None
+        self._to_copy = asyncio.Event()
+        self._files = Files(recall=self._copies.recall) if self._copies else Files()
+        self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
+        self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
+        self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
+        self._problem: Message | None = None  # of the folder itself
+        self._told = Told(log, "manifest refused")
+        self._recovering = False
+        self._wake = asyncio.Event()
+        self._rescan = True
+        self._looked = 0.0  # when everything was looked at last
+        self._watch = _open_watch() if use_inotify else None
+        self._watched: tuple[int, int] | None = None  # device and inode of the folder that is watched
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the folder was readable and held a manifest, and is not just coming back."""
+        return self._problem is None and not self._recovering
+
+    def snapshot(self) -> Objects:
+        """Return every object that holds."""
+        return self._files.snapshot()
+
+    def problems(self) -> Sequence[Message]:
+        """Return what is wrong with the folder and its files."""
+        return ([self._problem] if self._problem else []) + self._files.problems()
+
+    async def run(self, changed: Changed) -> None:
+        """List the folder, then follow it until cancelled."""
+        loop = asyncio.get_running_loop()
+        if self._watch:
+            loop.add_reader(self._watch.fd, self._read_events)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_copies())
+                while True:
+                    await self._work(changed)
+                    self.synced.set()
+                    await self._wait()
+        finally:
+            if self._watch:
+                loop.remove_reader(self._watch.fd)
+                self._watch.close()
+
+    async def _keep_copies(self) -> None:
+        """Copy good files a moment after they were read, and not in the way of what is to be read."""
+        while self._copies:
+            await self._to_copy.wait()
+            await asyncio.sleep(COPY_S)
+            self._to_copy.clear()
+            await asyncio.to_thread(self._copies.save, self._copies.take())
+
+    def _note(self, path: str, signature: Signature | None) -> None:
+        if self._copies:
+            self._copies.note(path, signature)
+            self._to_copy.set()
+
+    async def _wait(self) -> None:
+        """Wait for an event, the next look at everything, or a deletion that is due."""
+        until = self._looked + (self._look_s if self._watched else self._poll_s)
+        if self._missing:
+            until = min(until, *self._missing.values())
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        if time.monotonic() >= self._looked + (self._look_s if self._watched else self._poll_s):
+            self._rescan = True
+
+    # --- events ---
+
+    def _read_events(self) -> None:
+        for event in self._watch.events() if self._watch else ():
+            self._take_event(event)
+        self._wake.set()
+
+    def _take_event(self, event: Event) -> None:
+        if event.mask & LOST:
+            self._watched = None
+            self._rescan = True
+        elif self._problem:
+            self._rescan = True  # the folder was gone or empty: see what is there now
+        elif event.mask & Mask.Q_OVERFLOW or event.name.startswith(".."):
+            self._rescan = True  # '..data': Kubernetes exchanges all files of a mounted ConfigMap by one link
+        elif is_manifest(event.name):
+            path = os.path.join(self._folder, event.name)
+            # a new file is read when its writer closes it; a link is complete at once
+            if not event.mask & Mask.CREATE or _is_link(path):
+                self._pending[path] = None
+
+    # --- work ---
+
+    async def _work(self, changed: Changed) -> None:
+        """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
+        before = (self._problem, self._files.revision, self.trusted)
+        first = not self.synced.is_set()
+        if self._rescan:
+            self._rescan = False
+            await self._scan(None if first else changed)
+        changes: list[Change] = []
+        if first and self._problem and self.adopts:
+            changes += await self._adopt(self._problem.problem)
+        while self._pending:
+            changes += await self._read_some()
+            if not first and changes:
+                self._tell(changed, changes)
+                changes = []
+            await asyncio.sleep(0)
+        changes += self._delete()
+        if not (self._missing or self._problem):
+            self._recovering = False
+        refused = before != (self._problem, self._files.revision, self.trusted)
+        if changes or first or refused:
+            self._tell(changed, changes)
+        if refused:
+            self._told.tell(self.problems())
+
+    def _tell(self, changed: Changed, changes: list[Change]) -> None:
+        self._files.generation += bool(changes)
+        changed(changes)
+
+    async def _adopt(self, problem: str) -> list[Change]:
+        """Take over the copies of an earlier agent's manifests: what it served has names again."""
+        changes: list[Change] = []
+        for name in self._copies.names() if self._copies else ():
+            path = os.path.join(self._folder, name)
+            changes += self._files.adopt(path)
+            self._seen[path] = None  # read it when it is back, and delete it when the folder is back without it
+            await asyncio.sleep(0)
+        self._adopted = True
+        self._doubt(problem)
+        return changes
+
+    async def _read_some(self) -> list[Change]:
+        """Read pending files for a moment; a large one in a thread, so that others may run meanwhile."""
+        changes: list[Change] = []
+        until = time.monotonic() + BATCH_S
+        while self._pending and time.monotonic() < until:
+            path = next(iter(self._pending))
+            del self._pending[path]
+            signature = signature_of(path)
+            if signature is None and _is_gone(path):
+                self._miss(path)
+                continue
+            self._missing.pop(path, None)
+            self._seen[path] = signature
+            if signature is not None and signature[3] > LARGE:
+                changes += await self._read_large(path)
+            else:
+                changes += self._files.read(path)
+            if self._files.is_good(path):
+                self._note(path, signature)
+        if self._recovering:
+            self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
+        return changes
+
+    async def _read_large(self, path: str) -> list[Change]:
+        changes: list[Change] = []
+        for part in self._files.accept_parts(await asyncio.to_thread(self._files.prepare, path)):
+            changes += part
+            await asyncio.sleep(0)
+        return changes
+
+    def _miss(self, path: str) -> None:
+        if path in self._seen or path in self._files.paths:
+            pause = SETTLE_S if self._recovering else GRACE_S
+            self._missing.setdefault(path, time.monotonic() + pause)
+
+    def _delete(self) -> list[Change]:
+        now = time.monotonic()
+        due = [path for path, deadline in self._missing.items() if deadline <= now]
+        if due and self._list() is None:
+            return []
+        changes: list[Change] = []
+        for path in due:
+            del self._missing[path]
+            if os.path.lexists(path):
+                self._pending[path] = None
+                self._wake.set()
+                continue
+            self._seen.pop(path, None)
+            changes += self._files.remove(path)
+            self._note(path, None)
+        return changes
+
+    def _list(self) -> list[str] | None:
+        """Return the paths of the manifests; None when there are none or nobody can say: then nothing is deleted."""
+        try:
+            names = manifest_names(self._folder)
+        except OSError as error:
+            self._doubt(f"the folder cannot be read: {error.strerror}")
+            return None
+        if not names:
+            self._doubt("the folder holds no manifest")
+            return None
+        self._problem, self._adopted = None, False
+        return [os.path.join(self._folder, name) for name in names]
+
+    def _doubt(self, problem: str) -> None:
+        """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
+        self._missing.clear()
+        self._recovering = True
+        objects, generation = self._files.count, 0 if self._adopted else self._files.generation
+        kept = f"kept {objects} objects of generation {generation}"
+        self._problem = Message(problem, kept, file=self._folder, warning=not objects)
+
+    async def _scan(self, changed: Changed | None) -> None:
+        """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
+        self._looked = time.monotonic()
+        self._follow()
+        paths = self._list()
+        if paths is None:
+            return
+        present = set(paths)
+        away = [path for path in self._seen if path not in present]
+        for number, path in enumerate(paths):
+            self._missing.pop(path, None)
+            signature = signature_of(path)
+            if self._is_being_written(signature):
+                continue
+            if path not in self._seen or signature is None or signature != self._seen[path]:
+                self._pending[path] = None
+            if number % LOOK_AT_ONCE == 0 and changed is not None:
+                await asyncio.sleep(0)
+                if self._pending and (changes := await self._read_some()):
+                    self._tell(changed, changes)
+        for path in away:
+            self._miss(path)
+
+    def _is_being_written(self, signature: Signature | None) -> bool:
+        """Without inotify nobody says when a writer closes a file: leave it to the next look while it is very young."""
+        if self._watch or signature is None or not self.synced.is_set():
+            return False
+        return 0 <= time.time_ns() - signature[2] < YOUNG_NS
+
+    def _follow(self) -> None:
+        """Watch the folder that the path leads to now."""
+        if self._watch is None:
+            return
+        try:
+            status = os.stat(self._folder)
+            if self._watched != (status.st_dev, status.st_ino):
+                self._watch.follow(self._folder)
+                self._watched = (status.st_dev, status.st_ino)
+        except OSError:
+            self._watched = None
+
+
+def _open_watch() -> Watch | None:
+    try:
+        return Watch()
+    except Unsupported:
+        return None
+
+
+def _is_gone(path: str) -> bool:
+    return not os.path.lexists(path)
+
+
+def _is_link(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return os.path.islink(path) or status.st_nlink > 1

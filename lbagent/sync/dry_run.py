@@ -1,0 +1,112 @@
+"""What `lbagent plan` does: manifests to the lines of `map dump`, with no kernel, no root and no agent."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import replace
+
+from msgspec import Struct
+
+from lbagent.errors import ConfigError
+from lbagent.maps import codec
+from lbagent.maps.dump import dump
+from lbagent.maps.layout import Sizes
+from lbagent.maps.lbmaps import PathInfo
+from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.model.address import L3n4Addr, parse_ip
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
+from lbagent.model.state import State
+from lbagent.objects.records import Message
+from lbagent.resolve import Options, resolve
+from lbagent.sources.folder import documents, manifest_files
+from lbagent.sources.folder.documents import Unparsable
+from lbagent.sources.folder.manifest_files import Files, Reading
+from lbagent.sync.target.apply import apply
+from lbagent.sync.target.plan import plan
+from lbagent.sync.target.shadow import Shadow
+
+STDIN, STDIN_NAME = "-", "stdin"
+
+
+class DryRun(Struct, frozen=True):
+    """What a plan prints: lines for stdout, messages for stderr, the exit code."""
+
+    lines: list[str]
+    messages: list[Message]
+    exit_code: int  # 0 input good, 1 something was refused (the rest is in `lines`)
+    state: State
+
+
+def dry_run(
+    path: str, *, node_name: str = "", node_ips: tuple[str, ...] = (), maglev_table_size: int = DEFAULT_TABLE_SIZE
+) -> DryRun:
+    """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1, objects in the order of the files.
+
+    `node_name` '' is the host's name. Raises ConfigError when there is no such folder, or an address or size is wrong.
+    """
+    if maglev_table_size not in TABLE_SIZES:
+        sizes = ", ".join(map(str, TABLE_SIZES))
+        raise ConfigError(f"--maglev-table-size: {maglev_table_size} is not a table size; one of {sizes} is possible")
+    options = Options(node_name or socket.gethostname(), _addresses(node_ips))
+    loaded = _load(path)
+    resolution = resolve(loaded.snapshot(), options)
+    state, failed = _with_ids(resolution.state)
+    maps, unwritten = _written(state, maglev_table_size)
+    messages = [*loaded.problems(), *resolution.messages, *failed, *unwritten]
+    refused = any(not message.warning for message in messages)
+    return DryRun(dump(maps), messages, int(refused), state)
+
+
+def _addresses(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+    try:
+        return tuple(dict.fromkeys(map(parse_ip, texts)))
+    except ValueError as error:
+        raise ConfigError(f"--node-ip: {error}") from None
+
+
+def _load(path: str) -> Files:
+    if path != STDIN:
+        try:
+            return manifest_files.load(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
+    loaded = Files(say_generation=False)
+    try:
+        text = documents.decode(sys.stdin.buffer.read(documents.MAX_BYTES + 1), STDIN_NAME)
+        reading = loaded.parse(STDIN_NAME, text)
+    except Unparsable as error:
+        reading = Reading(STDIN_NAME, None, error.message)
+    loaded.accept(reading)
+    return loaded
+
+
+def _with_ids(state: State) -> tuple[State, list[Message]]:
+    service_ids: IdAllocator[L3n4Addr] = IdAllocator(limit=SERVICE_ID_LIMIT)
+    backend_ids: IdAllocator[L3n4Addr] = IdAllocator()
+    book = IdBook(service_ids, backend_ids)
+    assigned = book.assign(state)
+    return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in book.errors]
+
+
+def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Message]]:
+    """Return maps in memory that hold the State, and what could not be written."""
+    maps = MemoryMaps(_room(state, maglev_table_size))
+    shadow = Shadow(maps.sizes)
+    result = apply(plan(state, shadow, lambda _: PathInfo()), maps, shadow)
+    failed = [Message(str(error), subject=frontend.with_protocol()) for frontend, error in result.failed.items()]
+    return maps, failed
+
+
+def _room(state: State, maglev_table_size: int) -> Sizes:
+    """Return sizes in which everything has room: a plan says what objects mean, not what fits."""
+    base = Sizes()
+    backends = max(base.backends, 1 << len(state.backends).bit_length())
+    return replace(
+        base,
+        services=max(base.services, sum(map(codec.entry_count, state.services))),
+        backends=min(backends, BACKEND_ID_LIMIT),
+        source_ranges=max(base.source_ranges, sum(len(svc.source_ranges) for svc in state.services)),
+        maglev_size=maglev_table_size,
+    )

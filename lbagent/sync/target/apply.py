@@ -1,0 +1,298 @@
+"""Plan -> maps. Idempotent; what fails stops one service and nothing else; the Shadow follows what was really written.
+
+Source of the order: steps.Phase. A failed frontend keeps serving what it served, is remembered with the entries it has,
+and is part of the next plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from msgspec import Struct, field
+
+from lbagent.errors import KernelError, LbError
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.cooperative import Slices, whole
+from lbagent.sync.target.backends import tokens
+from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
+from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, entries_of
+from lbagent.sync.target.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
+
+TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
+ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
+
+
+class Applied(Struct):
+    """What came of a plan. `failed` frontends must be planned again (with back-off); `errors` belong to no frontend."""
+
+    written: Counter[str] = field(default_factory=Counter)  # entries written or deleted, by map
+    failed: dict[L3n4Addr, LbError] = field(default_factory=dict)
+    errors: list[LbError] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries were written or deleted."""
+        return sum(self.written.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the maps now are what the plan wanted; else plan and apply again."""
+        return not self.failed and not self.errors
+
+
+def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
+    """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result."""
+    return whole(applying(plan, maps, shadow))
+
+
+def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Slices[Applied]:
+    """Do what `apply` does; nobody may compare maps and Shadow before the end."""
+    run = _Run(plan, maps, shadow)
+    for index, step in enumerate(plan.steps):
+        yield from run.step(index, step)
+    yield from run.commit()
+    run.clear_stale_bits()
+    for owner, error in run.failed.items():
+        run.result.failed[plan.changes[owner].frontend] = error
+    return run.result
+
+
+class _Run:
+    """One application of one plan."""
+
+    def __init__(self, plan: Plan, maps: LBMaps, shadow: Shadow) -> None:
+        self.plan, self.maps, self.shadow = plan, maps, shadow
+        self.result = Applied()
+        self.failed: dict[int, LbError] = dict(plan.refused)
+        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(
+            plan.refused, (-1, 0)
+        )  # (step, entry) of the failure
+        self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
+
+    # --- steps ---
+
+    def step(self, index: int, step: Step) -> Slices[None]:
+        """Do every entry whose owners still stand."""
+        position, end = 0, len(step.owners)
+        while position < end:
+            start, stop = self._next_run(step, position, end)
+            if start == stop:
+                return
+            done = stop - start
+            try:
+                self._DO[step.kind](self, step, start, stop)
+            except LbError as error:
+                done = min(done, error.done // _words_each(step)) if isinstance(error, KernelError) else 0
+                self._fail(step, index, start + done, error)
+                stop = start + done + 1
+            self._note(step, start, start + done)
+            position = stop
+            yield
+
+    def _next_run(self, step: Step, position: int, end: int) -> tuple[int, int]:
+        end = min(end, position + (TABLES_AT_ONCE if step.kind is Kind.TABLE else ENTRIES_AT_ONCE))
+        if not self.failed:
+            return position, end
+        owners, guarded = step.owners, step.phase in GUARDED
+        while position < end and self._out(owners[position], guarded):
+            position += 1
+        stop = position
+        while stop < end and not self._out(owners[stop], guarded):
+            stop += 1
+        return position, stop
+
+    def _out(self, owner: Owner, guarded: bool) -> bool:
+        """Say whether an entry must not be done any more: every owner failed, or one whose slots may still need it."""
+        if isinstance(owner, int):
+            return owner in self.failed
+        if guarded:
+            return any(one in self.failed for one in owner)
+        return bool(owner) and all(one in self.failed for one in owner)
+
+    def _fail(self, step: Step, index: int, entry: int, error: LbError) -> None:
+        owner = step.owners[entry]
+        owners: Iterable[int] = (owner,) if isinstance(owner, int) else owner
+        if not isinstance(owner, int) and not owner:
+            if step.phase is Phase.FILTER_IN:  # without its bit no packet of a service would be seen
+                owners = [number for number, change in enumerate(self.plan.changes) if change.svc is not None]
+            self.result.errors.append(error)
+        for one in owners:
+            if one not in self.failed:
+                self.failed[one] = error
+                self.stopped_at[one] = (index, entry)
+
+    def _put(self, step: Step, start: int, stop: int) -> None:
+        if self._packed[0] is not step:  # once a step, however many runs it falls into
+            self._packed = (step, bytes(step.keys), bytes(step.values))
+        self.maps.put_packed(step.map, *self._packed[1:], start, stop)
+
+    def _delete(self, step: Step, start: int, stop: int) -> None:
+        self.maps.delete_many(step.map, [step.key(i) for i in range(start, stop)])
+
+    def _table(self, step: Step, start: int, stop: int) -> None:
+        size = self.maps.sizes.maglev_size
+        tables = {step.number(i): codec.table_bytes(step.members[i], size) for i in range(start, stop)}
+        self.maps.set_maglev(step.map, tables)
+
+    def _table_out(self, step: Step, start: int, stop: int) -> None:
+        self.maps.delete_maglev(step.map, list(step.numbers(start, stop)))
+
+    def _path_body(self, step: Step, start: int, stop: int) -> None:
+        self.maps.store(step.map, body_words(step, start, stop))
+
+    def _path_meta(self, step: Step, start: int, stop: int) -> None:
+        self.maps.store(step.map, meta_words(step, start, stop))
+
+    def _filter(self, step: Step, start: int, stop: int) -> None:
+        self._store_bits(list(step.numbers(start, stop)), on=True)
+
+    def _counter(self, step: Step, start: int, stop: int) -> None:
+        self.maps.zero_counters(list(step.numbers(start, stop)))
+
+    def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
+        """Store the words with these bits, sorted, changed. A failure leaves in its `done` how many bits are changed."""
+        shadow = self.shadow
+        for bit in bits:
+            shadow.set_bit(bit, on)
+        words = sorted({bit >> 6 for bit in bits})
+        try:
+            self.maps.store("lb_filter", [(at * 8, shadow.filter[at * 8 : at * 8 + 8]) for at in words])
+        except LbError as error:
+            stored = frozenset(words[: error.done] if isinstance(error, KernelError) else ())
+            undone = [bit for bit in bits if bit >> 6 not in stored]
+            for bit in undone:
+                shadow.set_bit(bit, not on)
+            if isinstance(error, KernelError):
+                error.done = len(bits) - len(undone)
+            raise
+
+    # --- the Shadow follows ---
+
+    def _note(self, step: Step, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        self.result.written[step.map] += stop - start
+        family, ids = step.map[2], step.numbers
+        if step.kind is Kind.PATH_META:
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                self.shadow.set_path(family, ident, value)
+        elif step.kind is Kind.PATH_BODY:
+            image = self.shadow.paths[family]
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                image.set_start(ident, value[: codec.META_AT[image.record]])
+        elif step.map.endswith("_backend") and step.kind is Kind.PUT:
+            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
+                self.shadow.set_row(family, ident, value)
+        elif step.map.endswith("_backend"):
+            for ident in ids(start, stop):
+                self.shadow.set_row(family, ident, None)
+
+    def commit(self) -> Slices[None]:
+        """Take over what each change has become."""
+        plan, shadow = self.plan, self.shadow
+        shadow.refs.update((ident, refs) for ident, refs in plan.refs.items() if refs)
+        for ident, refs in plan.refs.items():
+            if not refs:
+                shadow.refs.pop(ident, None)
+        broken = entries_by_owner(plan, self.stopped_at)
+        for owner, change in enumerate(plan.changes):
+            if owner in self.failed:
+                self._keep_partial(owner, change, broken.get(owner, []))
+            else:
+                self._replace(change, change.svc)
+            yield
+        if plan.services is not None:
+            shadow.services = plan.services
+            shadow.dirty = {plan.changes[owner].frontend for owner in self.failed}
+            shadow.full = bool(self.result.errors)  # what belongs to nobody is found again by comparing everything
+            if not shadow.full:
+                shadow.orphans.clear()
+        self._commit_filter()
+
+    def _commit_filter(self) -> None:
+        plan, shadow = self.plan, self.shadow
+        candidates = {
+            step.number(i) for step in plan.steps if step.kind is Kind.FILTER for i in range(len(step.owners))
+        }
+        if plan.snat_bits is not None:
+            candidates |= shadow.snat_bits - plan.snat_bits
+            shadow.snat_bits = plan.snat_bits
+        if plan.full:
+            candidates |= set(shadow.set_bits())
+        shadow.stale_bits |= {
+            bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits
+        }
+
+    def _replace(self, change: Change, new: Entry | None) -> None:
+        shadow, old = self.shadow, change.old
+        bit = codec.vip_bit(change.frontend.address)
+        digit = codec.family(change.frontend.address)
+        for name, by in entries_of(digit, new).items():
+            shadow.count(name, by)
+        for name, by in entries_of(digit, old).items():
+            shadow.count(name, -by)
+        if old is None and new is not None:
+            shadow.count_filter(bit, 1)
+        if new is not None:
+            if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
+                shadow.frontends.pop(change.frontend, None)
+            shadow.frontends[change.frontend] = new
+        elif old is not None:
+            shadow.count_filter(bit, -1)
+            del shadow.frontends[change.frontend]
+
+    def _keep_partial(self, owner: int, change: Change, done: list[tuple[Step, int]]) -> None:
+        """Remember the entries a failed change has really got, and pin every backend they may name."""
+        shadow = self.shadow
+        before, after = tokens(change.old), tokens(change.svc)
+        rows = replay(change, done)
+        if owner in self.plan.refused:  # its backends were never counted, nor written
+            counted, after = before, {}
+        else:
+            counted = after
+        pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
+        for ident in pins:
+            shadow.refs[ident] = shadow.refs.get(ident, 0) - counted.get(ident, _NOTHING)[0] + PIN
+        if change.old is not None or pins or rows != Rows(rows.id, {}):
+            self._replace(change, Partial(rows, pins))
+
+    def clear_stale_bits(self) -> None:
+        """Clear the filter bits nobody needs any more: the last write of all."""
+        shadow = self.shadow
+        bits = [bit for bit in shadow.stale_bits if shadow.bit(bit) and bit not in shadow.snat_bits]
+        if bits:
+            try:
+                self._store_bits(sorted(bits), on=False)
+            except LbError as error:
+                self.result.errors.append(error)
+                return
+            self.result.written["lb_filter"] += len(bits)
+        shadow.stale_bits.clear()
+
+    # Of the class: bound methods would hold the _Run, and so the Plan, until a garbage collection.
+    _DO: ClassVar[dict[Kind, Callable[[_Run, Step, int, int], None]]] = {
+        Kind.PUT: _put,
+        Kind.DELETE: _delete,
+        Kind.TABLE: _table,
+        Kind.TABLE_OUT: _table_out,
+        Kind.PATH_BODY: _path_body,
+        Kind.PATH_META: _path_meta,
+        Kind.FILTER: _filter,
+        Kind.COUNTER: _counter,
+    }
+
+
+_NOTHING = (0, None)
+
+
+def _words_each(step: Step) -> int:
+    """Return how many words of a store are one entry."""
+    return codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
+
+
+__all__ = ["Applied", "apply"]

@@ -1,0 +1,231 @@
+"""The part of a plan that services share: backend rows, path records, and the filter bits of local backends. Pure.
+
+A backend exists while any service names it; its state is the most alive one any of them gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lbagent.maps import codec
+from lbagent.maps.layout import PathFlag
+from lbagent.maps.lbmaps import PathInfo, backend_counter
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.cooperative import Slices
+from lbagent.model.service import SVC
+from lbagent.model.state import State
+from lbagent.sync.target.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
+from lbagent.sync.target.steps import NOBODY, Change, Owner, Phase, Steps
+
+BETWEEN_YIELDS = 64  # backends
+_LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
+
+
+def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
+    """Return what an entry adds to the refs of each backend id, and the backend as it sees it."""
+    if entry is None:
+        return {}
+    if isinstance(entry, Partial):
+        return dict.fromkeys(entry.pins, (PIN, None))
+    out: dict[int, tuple[int, Backend | None]] = {}
+    for group, chosen in ((entry.selectable, True), (entry.others, False), (entry.resting, False)):
+        for backend in group:
+            out[backend.id] = (token(backend.state, chosen), backend)
+    return out
+
+
+class _Kind:
+    """What the backends of one family have in common; looked up once, not for each of 100,000."""
+
+    def __init__(self, shadow: Shadow, family: str, steps: Steps) -> None:
+        self.rows, self.paths = shadow.rows[family], shadow.paths[family]
+        size = self.paths.record
+        self.flags_at, self.gen_at, self.meta_at = codec.FLAGS_AT[size], codec.GEN_AT[size], codec.META_AT[size]
+        self.address = 4 if family == "4" else 16
+        self.backend_map, self.path_map = f"lb{family}_backend", f"lb{family}_path"
+        self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
+        self.path_body = steps.at(Phase.PATH_BODY, self.path_map)
+        self.path_in = steps.at(Phase.PATH_IN, self.path_map)
+
+
+class BackendPlanner:
+    """Takes the changes one by one (`count`), then plans every backend they touch (`planning`)."""
+
+    def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
+        """Plan into `steps`; `bits` are the filter bits needed in the end."""
+        self._shadow, self._paths, self._steps = shadow, paths, steps
+        self._kinds = {family: _Kind(shadow, family, steps) for family in FAMILIES}
+        self._meanings: dict[int, tuple[BackendState | None, bool]] = {}
+        self._refs: dict[int, int] = {}
+        self._seen: dict[int, Backend] = {}  # as the new services see it
+        self._users: dict[int, Owner] = {}  # changes that need it
+        self._leavers: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
+        self.bits: dict[int, None] = {}
+
+    def count(self, owner: int, change: Change) -> None:
+        """Add a change to the refs of the backends it touches."""
+        before = tokens(change.old)
+        if isinstance(change.old, Partial):
+            for ident in change.old.rows.backend_ids() - before.keys():
+                before[ident] = (0, None)  # just read: it holds on to them without counting
+        if change.svc is not None:
+            self._add(owner, change.svc, before)
+        for ident, (weight, _) in before.items():
+            self._refs[ident] = self._now(ident) - weight
+            self._leavers[ident] = _also(self._leavers.get(ident), owner)
+
+    def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
+        refs, users = self._refs, self._users
+        for group, chosen in ((svc.selectable, True), (svc.others, False), (svc.resting, False)):
+            for backend in group:
+                ident, weight = backend.id, token(backend.state, chosen)
+                found = before.pop(ident, None) if before else None
+                old_weight = 0
+                if found is not None:
+                    old_weight = found[0]
+                    if old_weight == weight and found[1] == backend:
+                        continue
+                    self._leavers[ident] = _also(self._leavers.get(ident), owner)
+                now = self._now(ident)
+                refs[ident] = weight if now == old_weight else now - old_weight + weight  # one object for equal refs
+                self._seen[ident] = backend
+                users[ident] = _also(users[ident], owner) if ident in users else owner
+
+    def _now(self, ident: int) -> int:
+        found = self._refs.get(ident)
+        return self._shadow.refs.get(ident, 0) if found is None else found
+
+    def planning(self) -> Slices[dict[int, int]]:
+        """Add the steps of every backend touched; return the new refs."""
+        for number, (ident, refs) in enumerate(self._refs.items()):
+            if not refs:
+                for kind in self._kinds.values():
+                    self._remove(kind, ident)
+            else:
+                self._keep(ident, refs)
+            if number % BETWEEN_YIELDS == 0:
+                yield
+        if self._shadow.full and self._shadow.prune:
+            for kind, ident in self._strays():
+                self._remove(kind, ident)
+        return self._refs
+
+    def _keep(self, ident: int, refs: int) -> None:
+        backend = self._seen.get(ident)
+        state, selectable = self._meaning(refs)
+        if state is None:
+            return  # only pinned: as it is until the service that pins it gets through
+        kind = self._kind_of(backend) if backend else self._kind(ident)
+        old = kind.rows.get(ident)
+        known = not kind.rows.is_clear(ident)
+        if backend is None and not known:
+            return  # its row never got written: the service that wants it is planned again
+        address = backend.address if backend else codec.backend_of(old)[0]
+        value = codec.backend_value(address, state)
+        if value != old:
+            down = not selectable and known
+            owner, key = self._owner(ident, down), codec.U32.pack(ident)
+            if not known:
+                self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(backend_counter(ident)))
+            step = self._steps.at(Phase.BACKEND_DOWN, kind.backend_map) if down else kind.backend_in
+            step.add(owner, key, value)
+        self._path(kind, ident, backend, selectable)
+
+    def _meaning(self, refs: int) -> tuple[BackendState | None, bool]:
+        """Return state and selectable; 100,000 refs are mostly equal."""
+        found = self._meanings.get(refs)
+        if found is None:
+            found = self._meanings[refs] = (state_of(refs), is_selectable(refs))
+        return found
+
+    def _kind_of(self, backend: Backend) -> _Kind:
+        return self._kinds["4" if len(backend.address.address) == 4 else "6"]
+
+    def _kind(self, ident: int) -> _Kind:
+        four = self._kinds["4"]
+        return self._kinds["6"] if four.rows.is_clear(ident) else four
+
+    def _owner(self, ident: int, down: bool) -> Owner:
+        """Return who is to blame; for what is taken away those who may still need it."""
+        first, second = (self._leavers, self._users) if down else (self._users, self._leavers)
+        found = first.get(ident)
+        return second.get(ident, NOBODY) if found is None else found
+
+    def _path(self, kind: _Kind, ident: int, backend: Backend | None, selectable: bool) -> None:
+        old = kind.paths.get(ident)
+        flags_at, gen_at, meta_at = kind.flags_at, kind.gen_at, kind.meta_at
+        lives = old[flags_at] & _LIVE
+        if backend is None:
+            if not lives:
+                return
+            flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
+            new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
+        else:
+            new = codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
+        if new[flags_at] & _LOCAL:
+            self.bits[codec.source_bit(new[: kind.address])] = None
+        if new == old:
+            return
+        key, owner = codec.U32.pack(ident), self._owner(ident, False)
+        if lives and _endpoint(old) != _endpoint(new):
+            new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
+            self._steps.at(Phase.PATH_RESET, kind.path_map).add(owner, key, codec.gone_path(old))
+        if new[:meta_at] != old[:meta_at]:
+            kind.path_body.add(owner, key, new)
+        if new[meta_at:] != old[meta_at:]:
+            if old[flags_at] & _SELECTABLE and not new[flags_at] & _SELECTABLE:
+                self._steps.at(Phase.PATH_OUT, kind.path_map).add(self._owner(ident, True), key, new)
+            else:
+                kind.path_in.add(owner, key, new)
+
+    def path_only(self, backend: Backend) -> None:
+        """Plan the path record of a live backend again, everything but the way staying as it is."""
+        kind = self._kind_of(backend)
+        old = kind.paths.get(backend.id)
+        flags = old[kind.flags_at]
+        if flags & _LIVE and codec.path_of(old).address == backend.address.address:
+            self._path(kind, backend.id, backend, bool(flags & _SELECTABLE))
+
+    def _remove(self, kind: _Kind, ident: int) -> None:
+        record = kind.paths.get(ident)
+        key, owner = codec.U32.pack(ident), self._owner(ident, True)
+        if record[kind.flags_at] & _LIVE:
+            self._steps.at(Phase.PATH_OUT, kind.path_map).add(owner, key, codec.gone_path(record))
+        if not kind.rows.is_clear(ident):
+            self._steps.at(Phase.BACKEND_OUT, kind.backend_map).add(owner, key)
+
+    def _strays(self) -> Iterator[tuple[_Kind, int]]:
+        """Yield what restore found in the maps and no service names in that family."""
+        for kind in self._kinds.values():
+            for ident in sorted({*kind.rows.used(), *kind.paths.used()}):
+                if not self._named(ident, kind):
+                    yield kind, ident
+
+    def _named(self, ident: int, kind: _Kind) -> bool:
+        if not self._now(ident):
+            return ident in self._refs  # then it has been removed from both
+        backend = self._seen.get(ident)
+        return backend is None or self._kind_of(backend) is kind
+
+
+def _also(owner: Owner | None, another: int) -> Owner:
+    if owner is None:
+        return another
+    known = owner if isinstance(owner, tuple) else (owner,)
+    return owner if another in known else (*known, another)
+
+
+def _endpoint(record: bytes) -> tuple[bytes, int, int]:
+    path = codec.path_of(record)
+    return path.address, path.port, path.flags & _UDP
+
+
+def each_backend(state: State) -> Iterator[Backend]:
+    """Yield each backend once, without the index that `State.backends` would keep."""
+    seen: set[int] = set()
+    for svc in state.services:
+        for group in (svc.selectable, svc.others, svc.resting):
+            for backend in group:
+                if backend.id not in seen:
+                    seen.add(backend.id)
+                    yield backend

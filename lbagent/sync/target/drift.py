@@ -1,0 +1,129 @@
+"""Has somebody else changed our maps? A slow walk in small slices, beside a running reconciler.
+
+What is found is not mended here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lbagent.maps import codec
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.sync.target.shadow import FAMILIES, Entry, Image, Shadow, rows_of
+
+SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
+ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
+
+
+def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+    """Yield a sentence for each difference between the maps and the Shadow, and "" whenever others may have their turn.
+
+    Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
+    tables are not read: they are swapped whole or not at all. Raises KernelError.
+    """
+    for family in FAMILIES:
+        yield from _services(maps, shadow, family)
+        yield from _rows(maps, shadow, family)
+        yield from _paths(maps, shadow, family)
+    yield from _sets(maps, shadow)
+    yield from _filter(maps, shadow)
+
+
+def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
+    name = f"lb{family}_service"
+    entries = [item for item in shadow.frontends.items() if codec.family(item[0].address) == family]
+    sums: dict[bytes, int] = {}
+    for keys, values, count in maps.pieces(name):
+        size, width = len(keys) // count, len(values) // count
+        for i in range(count):
+            key = keys[i * size : (i + 1) * size]
+            part = key[:-6] + key[-4:]
+            sums[part] = sums.get(part, 0) ^ hash((key, values[i * width : (i + 1) * width]))
+            if i % ENTRIES == 0:
+                yield ""
+    for number, (frontend, entry) in enumerate(entries):
+        head, tail = codec.service_key_parts(frontend)
+        untouched = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
+        if sums.pop(head + tail, 0) != _sum(frontend, entry) and untouched:
+            yield f"{frontend.with_protocol()} in {name} is not what was written"
+        if number % SLICE == 0:
+            yield ""
+    for part in sums:
+        stranger = codec.frontend_of(part)
+        if stranger not in shadow.frontends and maps.get(name, codec.service_key(stranger, 0)) is not None:
+            yield f"{stranger.with_protocol()} is in {name} and was not put there"
+
+
+def _sum(frontend: L3n4Addr, entry: Entry) -> int:
+    rows, total = rows_of(entry), 0
+    for slot, value in rows.slots.items() if rows else ():
+        total ^= hash((codec.service_key(frontend, slot), value))
+    return total
+
+
+def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
+    name, image = f"lb{family}_backend", shadow.rows[family]
+    seen = bytearray(image.count)
+    for keys, values, _ in maps.pieces(name):
+        for i, ident in enumerate(codec.numbers(keys)):
+            if ident < image.count:
+                seen[ident] = 1
+            value = values[i * image.record : (i + 1) * image.record]
+            if ident >= image.count or value != image.get(ident):
+                yield from _row_again(maps, image, name, ident)
+            if i % ENTRIES == 0:
+                yield ""
+    for ident in image.used():
+        if not seen[ident]:
+            yield from _row_again(maps, image, name, ident)
+
+
+def _row_again(maps: LBMaps, image: Image, name: str, ident: int) -> Iterator[str]:
+    expected = image.get(ident) if ident < image.count else b""
+    if (maps.get(name, codec.U32.pack(ident)) or bytes(image.record)) != expected:
+        yield f"backend {ident} in {name} is not what was written"
+
+
+def _paths(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
+    name, image = f"lb{family}_path", shadow.paths[family]
+    size = image.record * image.count
+    for start in range(0, size, 1 << 18):
+        length = min(1 << 18, size - start)
+        with maps.window(name, start, length) as window:
+            if window != image.memory[start : start + length]:
+                yield f"{name} is not what was written"
+                return
+        yield ""
+
+
+def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+    wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
+    entries = dict(shadow.frontends)
+    for number, (frontend, entry) in enumerate(entries.items()):
+        rows = rows_of(entry)
+        if rows is None:
+            continue
+        wanted["lb_affinity_match"].update(
+            codec.affinity_key(rows.id, ident) + codec.PRESENT for ident in rows.affinity
+        )
+        values = dict(rows.verdicts)
+        ranges = wanted[f"lb{codec.family(frontend.address)}_source_range"]
+        ranges.update(key + values.get(key, codec.PRESENT) for key in rows.ranges)
+        name = f"lb{codec.family(frontend.address)}_reverse_nat"
+        current = shadow.frontends.get(frontend) is entry
+        if rows.reverse and current and maps.get(name, codec.U32.pack(rows.id)) != rows.reverse:
+            yield f"{frontend.with_protocol()}: {name} is not what was written"
+        if number % SLICE == 0:
+            yield ""
+    untouched = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
+    for name, keys in wanted.items() if untouched else ():
+        if {key + value for key, value in maps.items(name)} != keys:
+            yield f"{name} is not what was written"
+
+
+def _filter(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+    with maps.window("lb_filter", 0, len(shadow.filter)) as window:
+        same = window == shadow.filter[:]
+    if not same:
+        yield "lb_filter is not what was written"

@@ -1,0 +1,250 @@
+"""Desired State x Shadow -> Plan: the least writes, in an order that never shows half a service. Pure.
+
+Incremental: what is the same SVC object as in the State planned before costs one comparison of references. A Shadow just
+read from the maps (restart, resync) is compared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from lbagent.errors import LbError
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.cooperative import Slices, whole
+from lbagent.model.service import SVC
+from lbagent.model.state import Since, State, same_ends
+from lbagent.sync.target.backends import BackendPlanner
+from lbagent.sync.target.ranges import range_steps, ranges_needed
+from lbagent.sync.target.retention import RESTORED, as_found
+from lbagent.sync.target.shadow import Shadow, rows_of
+from lbagent.sync.target.steps import NOBODY, Change, Phase, Plan, Steps
+
+Paths = Callable[[Backend], PathInfo]
+
+
+def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Plan:
+    """Return how to get from what the maps hold to `desired`, whose ids are assigned.
+
+    `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
+    leave them. A service that cannot be written at all (too many slots, backend id beyond the maps) is in `refused`.
+    """
+    return whole(planning(desired, shadow, paths, snat))
+
+
+def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Slices[Plan]:
+    """Do what `plan` does; nobody may change the Shadow before the end."""
+    steps = Steps()
+    changes = _changes(desired, shadow)
+    out = Plan(changes, [], {}, desired.services, full=shadow.full)
+    room = Room(shadow)
+    backends = BackendPlanner(shadow, paths, steps)
+    bits: dict[int, None] = {}
+    for owner, change in enumerate(changes):
+        old = rows_of(change.old) or Rows(0, {})
+        new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+        if change.svc is not None and change.svc.name is RESTORED:
+            new = as_found(new, old)
+        if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
+            out.refused[owner] = error
+            continue
+        yield
+        backends.count(owner, change)
+        if change.old is None and new.id:
+            steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(service_counter(new.id)))
+        _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
+        if change.svc is not None:
+            bits[codec.vip_bit(change.frontend.address)] = None
+    out.refs = yield from backends.planning()
+    if snat is not None:
+        out.snat_bits = frozenset(bit for address in snat for bit in (codec.snat_bit(address),))
+    _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
+    if shadow.full:
+        _orphan_steps(steps, shadow)
+    out.steps = steps.ordered()
+    return out
+
+
+def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: Paths) -> Plan:
+    """Return the path writes alone, for backends (with ids) whose way may have changed; others stay as they are."""
+    steps = Steps()
+    planner = BackendPlanner(shadow, paths, steps)
+    for backend in backends:
+        planner.path_only(backend)
+    _filter_steps(steps, shadow, [*planner.bits])
+    return Plan([], steps.ordered(), {})
+
+
+# --- what changed ---
+
+
+def _changes(desired: State, shadow: Shadow) -> list[Change]:
+    wanted: dict[L3n4Addr, SVC] = {}
+    if shadow.full:
+        wanted.update(desired.by_frontend)
+        gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
+    else:
+        wanted, gone = differences(shadow.services, desired.services, desired.since)
+        if shadow.dirty:
+            _add_dirty(desired, shadow, wanted, gone)
+    known = shadow.frontends
+    changes = [Change(frontend, known.get(frontend), svc) for frontend, svc in wanted.items()]
+    return changes + [Change(frontend, known[frontend], None) for frontend in gone if frontend in known]
+
+
+def differences(
+    old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None
+) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
+    """Return (frontends that are new or not the same object, frontends that are gone)."""
+    front, back = same_ends(old, new, since)
+    before, after = old[front : len(old) - back], new[front : len(new) - back]
+    known, still = set(map(id, before)), set(map(id, after))
+    left = dict.fromkeys(svc.frontend for svc in before if id(svc) not in still)
+    wanted = {svc.frontend: svc for svc in after if id(svc) not in known or svc.frontend in left}
+    return wanted, [frontend for frontend in left if frontend not in wanted]
+
+
+def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone: list[L3n4Addr]) -> None:
+    already = set(gone)
+    for frontend in shadow.dirty:
+        svc = desired.by_frontend.get(frontend)
+        if svc is not None:
+            wanted[frontend] = svc
+        elif frontend not in already:
+            gone.append(frontend)
+
+
+def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
+    slots = codec.entry_count(svc) - 1
+    if slots > codec.MAX_SLOTS:
+        return LbError(
+            f"{svc.frontend.with_protocol()} has {slots} backends, at most {codec.MAX_SLOTS} fit; it stays as it was"
+        )
+    if not svc.id and not svc.wildcard:
+        raise ValueError(f"{svc.frontend.with_protocol()} has no id")
+    limit = shadow.sizes.backends
+    for group in (svc.selectable, svc.others, svc.resting):
+        for backend in group:
+            if not 0 < backend.id < limit:
+                if not backend.id:
+                    raise ValueError(f"backend {backend.address.with_protocol()} has no id")
+                return LbError(
+                    f"backend {backend.address.with_protocol()} got id {backend.id} of {limit}: raise --max-backends;"
+                    f" {svc.frontend.with_protocol()} stays as it was"
+                )
+    return None
+
+
+class Room:
+    """What still fits. A service that does not is refused whole: half of it would take the room of others for nothing.
+
+    Entries that leave with the same plan leave after the new ones came; who waits for their room is planned again.
+    """
+
+    def __init__(self, shadow: Shadow) -> None:
+        """Start with what is used now."""
+        self._specs = shadow.specs
+        self._used = dict(shadow.used)
+
+    def take(self, frontend: L3n4Addr, old: Rows, new: Rows) -> LbError | None:
+        """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
+        digit = codec.family(frontend.address)
+        needs = {f"lb{digit}_service": len(new.slots) - len(old.slots)}
+        if new.affinity:
+            needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
+        if needed := ranges_needed(digit, old, new):
+            needs[f"lb{digit}_source_range"] = needed
+        for name, needed in needs.items():
+            used, limit = self._used.get(name, 0), self._specs[name].max_entries
+            if needed > 0 and used + needed > limit:
+                return map_full(name, used, limit, needed=needed)
+        for name, needed in needs.items():
+            self._used[name] = self._used.get(name, 0) + max(0, needed)
+        return None
+
+
+# --- one frontend ---
+
+
+def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows, table_size: int) -> None:
+    digit = codec.family(frontend.address)
+    _slot_steps(steps, owner, frontend, old, new)
+    _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
+    _affinity_steps(steps, owner, old, new)
+    range_steps(steps, owner, digit, old, new)
+    name, ident = f"lb{digit}_reverse_nat", codec.U32.pack
+    if new.reverse and (new.id != old.id or new.reverse != old.reverse):
+        steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
+    if old.reverse and new.id != old.id:
+        steps.at(Phase.REVERSE_OUT, name).add(owner, ident(old.id), bytes(len(old.reverse)))
+
+
+def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows) -> None:
+    name = f"lb{codec.family(frontend.address)}_service"
+    head, tail = codec.service_key_parts(frontend)
+    before, after = _selectable(old), _selectable(new)
+    have, number, slot_in = old.slots, codec.SLOT.pack, steps.at(Phase.SLOT_IN, name)
+    for slot, value in new.slots.items():
+        if have.get(slot) == value:
+            continue
+        step = slot_in
+        if not slot:
+            step = steps.at(Phase.MASTER_IN, name)
+        elif after < slot <= before:
+            step = steps.at(Phase.SLOT_TAIL, name)
+        step.add(owner, head + number(slot) + tail, value)
+    for slot in have:
+        if slot not in new.slots:
+            steps.at(Phase.SLOT_OUT if slot else Phase.MASTER_OUT, name).add(owner, head + number(slot) + tail)
+
+
+def _selectable(rows: Rows) -> int:
+    """Return the COUNT of a master, 0 without one."""
+    master = rows.slots.get(0)
+    return int.from_bytes(master[4:6], codec.ORDER) if master else 0
+
+
+def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size: int) -> None:
+    if new.members:
+        same = new.id == old.id and (
+            old.members == new.members if old.table is None else old.table == codec.table_bytes(new.members, size)
+        )
+        if not same:
+            step = steps.at(Phase.TABLE_IN, name)
+            step.add(owner, codec.U32.pack(new.id))
+            step.members.append(new.members)
+    if old.has_table and (not new.has_table or new.id != old.id):
+        steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
+
+
+def _affinity_steps(steps: Steps, owner: int, old: Rows, new: Rows) -> None:
+    if not (old.affinity or new.affinity):
+        return
+    had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)
+    wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
+    for key in sorted(wanted - had):
+        steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, codec.PRESENT)
+    for key in sorted(had - wanted):
+        steps.at(Phase.AFFINITY_OUT, "lb_affinity_match").add(owner, key)
+
+
+# --- what belongs to no frontend ---
+
+
+def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
+    missing = sorted({bit for bit in bits if not shadow.bit(bit)})
+    for bit in missing:
+        steps.at(Phase.FILTER_IN, "lb_filter").add(NOBODY, codec.U32.pack(bit))
+
+
+def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
+    for name, key in shadow.orphans:
+        phase, value = Phase.ORPHAN_OUT, b""
+        if name.endswith("_maglev"):
+            phase = Phase.ORPHAN_TABLE_OUT
+        elif name.endswith("_reverse_nat"):
+            phase, value = Phase.ORPHAN_REVERSE_OUT, bytes(shadow.specs[name].value_size)
+        steps.at(phase, name).add(NOBODY, key, value)

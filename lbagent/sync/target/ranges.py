@@ -1,0 +1,76 @@
+"""The writes by which the source ranges of a frontend change, in an order that no client can see. Pure.
+
+Whether a listed client is let in says the master's flag, and the list is many entries: no order of single writes turns "only
+these" into "all but those" without a moment in which somebody is let in whom neither rule lets in, or kept out whom both let
+in. So while the flag turns, the entries say themselves what they mean (SOURCE_RANGE_LETS_IN, _KEEPS_OUT), and an entry for
+everybody says what the flag meant for the rest: then the flag's own write changes nothing. The order:
+
+    what is listed says itself what it means -> the entry for everybody -> what shall be listed, saying it -> slot 0
+    -> what is not listed any more out, shortest prefix first -> what is listed is a plain entry again
+
+Each client's fate changes once at most, and straight to the new one: an entry that comes has the last word on all its clients
+but those of longer ones that come too, and of the entries that go the longest that meets a client goes last.
+"""
+
+from __future__ import annotations
+
+from lbagent.maps import codec
+from lbagent.maps.codec import PRESENT, Rows
+from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import CIDR
+from lbagent.sync.target.steps import Phase, Steps
+
+_LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS_OUT,))
+
+
+def range_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> None:
+    """Add what turns the ranges of a frontend into others."""
+    turns = _turns(old, new)
+    if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
+        return
+    name = f"lb{digit}_source_range"
+    has, wanted = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts), new.ranges
+    verdict = PRESENT
+    if turns:
+        before, verdict = (_KEEPS_OUT, _LETS_IN) if _denies(old) else (_LETS_IN, _KEEPS_OUT)
+        into = steps.at(Phase.RANGE_IN, name)
+        for key in sorted(key for key, value in has.items() if value == PRESENT):
+            into.add(owner, key, before)
+        everybody = _everybody(new.id, digit)
+        if everybody not in has:
+            into.add(owner, everybody, verdict)  # what the old flag says of who is not listed
+            has[everybody] = verdict
+        has.update((key, before) for key, value in has.items() if value == PRESENT)
+    for key in sorted(key for key in wanted if has.get(key) != verdict):
+        steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
+    out = Phase.RANGE_OUT if _denies(old) is not None or old.id != new.id else Phase.RANGE_CLEAR
+    for key in sorted(has.keys() - wanted, key=codec.U32.unpack_from):
+        steps.at(out, name).add(owner, key)
+    for key in sorted(wanted) if verdict != PRESENT else ():
+        steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
+
+
+def ranges_needed(digit: str, old: Rows, new: Rows) -> int:
+    """Return how many entries a change takes beyond those it has, at its widest."""
+    more = len(new.ranges - old.ranges)
+    if not _turns(old, new):
+        return more
+    return more + (_everybody(new.id, digit) not in old.ranges | new.ranges)
+
+
+def _denies(rows: Rows) -> bool | None:
+    """Return whether the master keeps listed clients out; None when it does not ask, or is not there."""
+    master = rows.slots.get(0)
+    flags = codec.flags_of(master) if master else 0
+    return bool(flags & ServiceFlags.SOURCE_RANGE_DENY) if flags & ServiceFlags.SOURCE_RANGE else None
+
+
+def _turns(old: Rows, new: Rows) -> bool:
+    """Return whether one master's write makes listed clients of those that are not."""
+    before, after = _denies(old), _denies(new)
+    return old.id == new.id and None not in (before, after) and before is not after
+
+
+def _everybody(service_id: int, digit: str) -> bytes:
+    return codec.range_key(service_id, CIDR(bytes(4 if digit == "4" else 16), 0))

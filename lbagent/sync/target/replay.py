@@ -1,0 +1,82 @@
+"""Entries of a plan taken out again: as words to store, and as the rows a change has got when it broke off. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.sync.target.shadow import rows_of
+from lbagent.sync.target.steps import Change, Kind, Phase, Plan, Step
+
+# --- words ---
+
+
+def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield every word of the records but the meta word."""
+    size = len(step.values) // len(step.owners)
+    parts = range(0, codec.META_AT[size], 8)
+    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
+        for at in parts:
+            yield ident * size + at, record[at : at + 8]
+
+
+def meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the meta word of the records."""
+    size = len(step.values) // len(step.owners)
+    meta = codec.META_AT[size]
+    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
+        yield ident * size + meta, record[meta : meta + 8]
+
+
+# --- what a failed change has got ---
+
+
+def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict[int, list[tuple[Step, int]]]:
+    """Return for each failed change the entries of its own that were done, in order."""
+    out: dict[int, list[tuple[Step, int]]] = {}
+    if not stopped_at:
+        return out
+    for index, step in enumerate(plan.steps):
+        for entry, owner in enumerate(step.owners):
+            if isinstance(owner, int) and (where := stopped_at.get(owner)) and (index, entry) < where:
+                out.setdefault(owner, []).append((step, entry))
+    return out
+
+
+def replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
+    """Return the rows of a change after the entries that were done."""
+    old = rows_of(change.old)
+    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+    rows = (
+        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table)
+        if old
+        else Rows(new.id, {})
+    )
+    for step, entry in done:
+        _replay_one(rows, new, step, entry)
+    return rows
+
+
+def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
+    key = step.key(entry)
+    if step.map.endswith("_service"):
+        slot = codec.split_service_key(key)[1]
+        if step.kind is Kind.PUT:
+            rows.slots[slot] = step.value(entry)
+        else:
+            rows.slots.pop(slot, None)
+    elif step.map.endswith("_source_range"):
+        put = step.kind is Kind.PUT
+        rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
+        said = ((key, step.value(entry)),) if put and step.value(entry) != codec.PRESENT else ()
+        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + said
+    elif step.map == "lb_affinity_match":
+        ident = codec.affinity_ids(key)[1]
+        rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
+    elif step.map.endswith("_reverse_nat"):
+        rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
+    elif step.kind is Kind.TABLE:
+        rows.members, rows.table = new.members, None
+    elif step.kind is Kind.TABLE_OUT:
+        rows.members, rows.table = (), None

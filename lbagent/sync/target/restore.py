@@ -1,0 +1,201 @@
+"""Pinned maps -> Shadow, ids and states: what a start knows before it has seen a single manifest.
+
+Everything is read once, in batches. Nothing is written; the first plan compares all of it with the desired State.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.maps.layout import PathFlag
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.sync.target.shadow import FAMILIES, Partial, Shadow
+
+
+class Restored(Struct):
+    """What was found. The pairs are for IdAllocator.restore; `states` are those of backends that are not active."""
+
+    shadow: Shadow
+    service_ids: list[tuple[L3n4Addr, int]]
+    backend_ids: list[tuple[L3n4Addr, int]]
+    states: dict[L3n4Addr, BackendState]
+
+
+def restore(maps: LBMaps) -> Restored:
+    """Read the maps. Raises KernelError."""
+    shadow = Shadow(maps.sizes)
+    shadow.full = True
+    found = Restored(shadow, [], [], {})
+    for family in FAMILIES:
+        _read_backends(maps, family, found)
+        _read_paths(maps, family, shadow)
+    with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
+        shadow.filter[:] = bytes(window)
+    _read_frontends(maps, found)
+    refs = shadow.filter_refs
+    shadow.filter_refs = dict(zip(_side_by_side(refs), refs.values(), strict=True))
+    return found
+
+
+def _side_by_side(numbers: Iterable[int]) -> list[int]:
+    """Return the numbers as new objects. They outlive all else that is read here, and scattered they would hold its memory."""
+    return array("I", numbers).tolist()
+
+
+def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
+    name = f"lb{family}_backend"
+    image = found.shadow.rows[family]
+    addresses: list[L3n4Addr] = []
+    idents = array("I")
+    for keys, values, count in maps.pieces(name):
+        for i, ident in enumerate(codec.numbers(keys)):
+            if ident >= maps.sizes.backends:
+                continue
+            value = values[i * image.record : (i + 1) * image.record]
+            address, state = codec.backend_of(value)
+            image.set(ident, value)
+            addresses.append(address)
+            idents.append(ident)
+            if state is not BackendState.ACTIVE:
+                found.states[address] = state
+        found.shadow.count(name, count)
+    found.backend_ids += zip(addresses, _side_by_side(idents), strict=True)
+
+
+def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
+    name, image = f"lb{family}_path", shadow.paths[family]
+    size = 4 if family == "4" else 16
+    local = PathFlag.LIVE | PathFlag.LOCAL
+    for start, piece in _pieces(maps, name, image.record):
+        for at in range(0, len(piece), image.record):
+            record = piece[at : at + image.record]
+            ident = start + at // image.record
+            image.set(ident, record)
+            if record[codec.FLAGS_AT[image.record]] & local == local:
+                shadow.count_filter(codec.source_bit(record[:size]), 1)
+
+
+def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (first id, records) of the parts of a path map that are not all zero: windows, so that few pages are mapped."""
+    size, step = maps.specs[name].value_size, record << 12
+    for start in range(0, size, step):
+        with maps.window(name, start, min(step, size - start)) as window:
+            piece = bytes(window)
+        if piece.strip(b"\0"):
+            used = (len(piece.rstrip(b"\0")) + record - 1) // record * record
+            yield start // record, piece[:used]
+
+
+def _read_frontends(maps: LBMaps, found: Restored) -> None:
+    groups: dict[L3n4Addr, Rows] = {}
+    slots: dict[L3n4Addr, bytes] = {}
+    for family in FAMILIES:
+        for name, packed in _read_slots(maps, family).items():
+            frontend = codec.frontend_of(name)
+            groups[frontend], slots[frontend] = Rows(_id_in(packed), {}), bytes(packed)
+        _read_reverse(maps, family, groups, found.shadow)
+    named = {frontend: rows.id for frontend, rows in groups.items() if rows.id}
+    found.service_ids += zip(named, _side_by_side(named.values()), strict=True)
+    _attach(maps, groups, found.shadow)
+    for frontend, rows in groups.items():
+        found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
+        found.shadow.count_filter(codec.vip_bit(frontend.address), 1)
+        _count(found.shadow, codec.family(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
+
+
+def _read_slots(maps: LBMaps, family: str) -> dict[bytes, bytearray]:
+    """Return (slot, value) side by side for each frontend, by what names it in the keys."""
+    name = f"lb{family}_service"
+    size = maps.specs[name].key_size
+    out: dict[bytes, bytearray] = {}
+    for keys, values, count in maps.pieces(name):
+        for i in range(count):
+            end = (i + 1) * size
+            frontend = keys[end - size : end - 6] + keys[end - 4 : end]  # all but the slot
+            found = out.get(frontend)
+            if found is None:
+                found = out[frontend] = bytearray()
+            found += keys[end - 6 : end - 4] + values[i * 12 : i * 12 + 12]
+    return out
+
+
+_SLOT_BYTES = 14
+
+
+def _id_in(packed: bytearray) -> int:
+    """Return the id of the master, of any slot where there is none."""
+    for at in range(0, len(packed), _SLOT_BYTES):
+        if packed[at : at + 2] == b"\0\0":
+            return codec.service_id_of(packed[at + 2 : at + _SLOT_BYTES])
+    return codec.service_id_of(packed[2:_SLOT_BYTES])
+
+
+def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+    """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
+    name = f"lb{family}_reverse_nat"
+    for key, value in maps.items(name):
+        ident, frontend = codec.U32.unpack(key)[0], codec.reverse_frontend(value)
+        rows = groups.setdefault(frontend, Rows(ident, {}))
+        if rows.id == ident and not rows.reverse:
+            rows.reverse = value
+        else:
+            shadow.orphans.append((name, key))
+
+
+def _attach(maps: LBMaps, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+    """Give affinity matches, source ranges and tables to the service of their id; what has none is an orphan."""
+    owners: dict[tuple[int, str], Rows] = {}
+    for frontend, rows in groups.items():
+        if rows.id:
+            owners.setdefault((rows.id, codec.family(frontend.address)), rows)
+    affinity: dict[int, set[int]] = {}
+    for key, _ in maps.items("lb_affinity_match"):
+        service, backend = codec.affinity_ids(key)
+        owner = owners.get((service, "4")) or owners.get((service, "6"))
+        if owner is None:
+            shadow.orphans.append(("lb_affinity_match", key))
+        else:
+            affinity.setdefault(id(owner), set()).add(backend)
+    for rows in owners.values():
+        rows.affinity = frozenset(affinity.get(id(rows), ()))
+    for family in FAMILIES:
+        _attach_ranges(maps, family, owners, shadow)
+        for service, table in maps.maglev(f"lb{family}_maglev").items():
+            if owner := owners.get((service, family)):
+                owner.table = table
+            else:
+                shadow.orphans.append((f"lb{family}_maglev", codec.U32.pack(service)))
+
+
+def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows], shadow: Shadow) -> None:
+    name = f"lb{family}_source_range"
+    ranges: dict[int, set[bytes]] = {}
+    for key, value in maps.items(name):
+        service = codec.range_of(key)[0]
+        owner = owners.get((service, family))
+        if owner is None:
+            shadow.orphans.append((name, key))
+            continue
+        ranges.setdefault(service, set()).add(key)
+        if value != codec.PRESENT:
+            owner.verdicts = (*owner.verdicts, (key, value))
+    for service, keys in ranges.items():
+        owners[service, family].ranges = frozenset(keys)
+
+
+def _count(shadow: Shadow, digit: str, rows: Rows, slots: int) -> None:
+    for name, number in (
+        (f"lb{digit}_service", slots),
+        (f"lb{digit}_reverse_nat", int(bool(rows.reverse))),
+        ("lb_affinity_match", len(rows.affinity)),
+        (f"lb{digit}_source_range", len(rows.ranges)),
+        (f"lb{digit}_maglev", int(rows.has_table)),
+    ):
+        shadow.count(name, number)

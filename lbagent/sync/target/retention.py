@@ -1,0 +1,195 @@
+"""What is done while a source cannot vouch for its list and the maps serve what it may have told an earlier agent. Pure.
+
+Nothing is taken away then that might be the doubtful source's: a frontend nobody names stays as the maps hold it; one whose
+Service, or a part of it, comes from a doubtful source, or has no slice yet, keeps the backends it had beside those that are
+known. All else is as always: what trusted sources say whole is written whole, and they alone decide on it from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lbagent.maps import codec
+from lbagent.maps.codec import Rows
+from lbagent.maps.layout import TARGET_ALGORITHM_SHIFT, TARGET_SECONDS_MASK, PathFlag
+from lbagent.model.address import L3n4Addr, Scope
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.cooperative import Slices, whole
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import SVC, Algorithm, ServiceName
+from lbagent.model.state import State
+from lbagent.sync.target.shadow import Shadow, rows_of
+
+RESTORED = ServiceName("?", "restored")  # no object can be called so; the maps do not say whose a frontend is
+_ELSEWHERE = "?"  # the node of a restored backend that is not on this one
+_LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
+
+
+class Parts(NamedTuple):
+    """Keys of Services of which a doubtful source holds a part, and of those of which any source holds a slice."""
+
+    doubtful: Collection[str]
+    sliced: Collection[str]
+
+
+class Doubt(Struct):
+    """What the maps held when the agent started and no trusted source has told whole; `kept` frontends no object names now."""
+
+    found: dict[L3n4Addr, SVC]
+    backends: frozenset[L3n4Addr]
+    sources: Sequence[str] = ()  # those that cannot vouch for their lists
+    kept: int = 0
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is taken away, in one sentence."""
+        text = f"{', '.join(self.sources)} has no good list yet: nothing is taken away until it has"
+        if not self.sources:
+            text = "the maps could not be read again: nothing is taken away until they can"
+        if not self.kept:
+            return text
+        return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
+
+    def state(self, known: State, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> State:
+        """Return what is known with what may not be taken away."""
+        services = [self._with_rest(svc, parts, overrides) for svc in known.services]
+        by_frontend = known.by_frontend
+        kept = [_overridden(svc, overrides) for frontend, svc in self.found.items() if frontend not in by_frontend]
+        self.kept = sum(not svc.wildcard for svc in kept)
+        return State(known.generation, (*services, *kept))
+
+    def _with_rest(self, svc: SVC, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
+        old, name = self.found.get(svc.frontend), str(svc.name)
+        if name not in parts.doubtful and (svc.backends or name in parts.sliced):
+            self.found.pop(svc.frontend, None)
+            self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
+            return svc
+        if old is None or not old.backends:
+            return svc
+        mine = {backend.address for backend in svc.backends}
+        rest = _overridden(old, overrides)
+        groups = [
+            [backend for backend in group if backend.address not in mine]
+            for group in (rest.selectable, rest.others, rest.resting)
+        ]
+        if not any(groups):
+            return svc
+        first = [*svc.selectable, *groups[0]]
+        alive = [backend for backend in first if backend.state is BackendState.ACTIVE]
+        behind = [backend for backend in first if backend.state is not BackendState.ACTIVE] if alive else []
+        return replace(
+            svc,
+            selectable=tuple(
+                sorted(alive or first, key=lambda backend: (backend.address.address, backend.address.port))
+            ),
+            others=(*behind, *svc.others, *groups[1]),
+            resting=(*svc.resting, *groups[2]),
+        )
+
+
+def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
+    """Return a restored frontend with what the operator says of its backends now."""
+    if not any(backend.address in overrides for backend in svc.backends):
+        return svc
+    groups: dict[BackendState, list[Backend]] = {state: [] for state in BackendState}
+    for backend in svc.selectable + svc.others:
+        state = overrides.get(backend.address, backend.state)
+        groups[state].append(backend if state is backend.state else replace(backend, state=state))
+    active, terminating = groups[BackendState.ACTIVE], groups[BackendState.TERMINATING]
+    return replace(
+        svc,
+        selectable=tuple(active or terminating),
+        others=(*(terminating if active else ()), *groups[BackendState.QUARANTINED]),
+        resting=tuple(groups[BackendState.MAINTENANCE]),
+    )
+
+
+def as_found(new: Rows, old: Rows) -> Rows:
+    """Return the rows of a restored frontend: what a Service's own words would decide is left as it is in the maps."""
+    table = old.table
+    if table is not None and set(codec.numbers(table)) == {member[0] for member in new.members}:
+        new.members, new.table = (), table  # its weights are not known
+    new.ranges, new.verdicts = old.ranges, old.verdicts
+    return new
+
+
+# --- from bytes back to services ---
+
+
+def restoring(shadow: Shadow, node_name: str) -> Slices[dict[L3n4Addr, SVC]]:
+    """Return every whole frontend of a Shadow just read, in a stable order; names, ports' names and weights are not in the maps."""
+    backends: dict[tuple[str, int], Backend | None] = {}
+
+    def backend(family: str, ident: int) -> Backend | None:
+        if (family, ident) not in backends:
+            backends[family, ident] = _backend(shadow, family, ident, node_name)
+        return backends[family, ident]
+
+    out = {}
+    for frontend in sorted(shadow.frontends, key=_order):
+        rows = rows_of(shadow.frontends[frontend])
+        if rows is not None and 0 in rows.slots:
+            out[frontend] = _service(frontend, rows, partial(backend, codec.family(frontend.address)))
+        yield
+    return out
+
+
+def restored_state(shadow: Shadow, node_name: str) -> State:
+    """Return what the maps hold as a State, for whoever asks before the first list is there."""
+    return State(0, tuple(whole(restoring(shadow, node_name)).values()))
+
+
+def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
+    return len(frontend.address), frontend.address, frontend.port, frontend.protocol.number, frontend.scope
+
+
+def _backend(shadow: Shadow, family: str, ident: int, node_name: str) -> Backend | None:
+    row, path = shadow.rows[family].get(ident), shadow.paths[family].get(ident)
+    if not any(row):
+        return None
+    address, state = codec.backend_of(row)
+    local = path[codec.FLAGS_AT[len(path)]] & _LOCAL == _LOCAL
+    return Backend(ident, address, state, node_name=node_name if local else _ELSEWHERE, local=local)
+
+
+def _service(frontend: L3n4Addr, rows: Rows, backend: Callable[[int], Backend | None]) -> SVC:
+    master = rows.slots[0]
+    target, count, flags = codec.target_of(master), codec.count_of(master), ServiceFlags(codec.flags_of(master))
+    number, rest = target >> TARGET_ALGORITHM_SHIFT, target & TARGET_SECONDS_MASK
+    slots = [(slot, backend(codec.target_of(value))) for slot, value in sorted(rows.slots.items()) if slot]
+    affinity = bool(flags & ServiceFlags.SESSION_AFFINITY)
+    return SVC(
+        frontend,
+        rows.id,
+        RESTORED,
+        type=flags.svc_type(),
+        ext_traffic_policy=flags.ext_traffic_policy(),
+        int_traffic_policy=flags.int_traffic_policy(),
+        nat_policy=flags.nat_policy(frontend),
+        selectable=tuple(found for slot, found in slots if found is not None and slot <= count),
+        others=tuple(found for slot, found in slots if found is not None and slot > count),
+        algorithm=_algorithm(number),
+        session_affinity=affinity,
+        session_affinity_timeout_s=rest if affinity and not flags.is_l7lb() else 0,
+        source_ranges=tuple(codec.range_of(key)[1] for key in sorted(rows.ranges)),
+        source_ranges_deny=bool(flags & ServiceFlags.SOURCE_RANGE_DENY),
+        check_source_range=bool(flags & ServiceFlags.SOURCE_RANGE),
+        flags=flags,
+        l7_lb_proxy_port=rest if flags.is_l7lb() else 0,
+        loopback_hostport=bool(flags & ServiceFlags.LOOPBACK),
+        forwarding_dsr=bool(flags & ServiceFlags.FORWARDING_DSR),
+        has_elsewhere=codec.is_elsewhere(rows.reverse),
+        wildcard=not rows.id,
+    )
+
+
+def _algorithm(number: int) -> Algorithm:
+    try:
+        return Algorithm.from_number(number)
+    except ValueError:
+        return Algorithm.RANDOM

@@ -1,0 +1,176 @@
+"""What a plan is made of: steps in the order they must happen, each a packed run of entries of one map. Pure data."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from enum import Enum, IntEnum, auto
+
+from msgspec import Struct, field
+
+from lbagent.errors import LbError
+from lbagent.maps.codec import U32
+from lbagent.model.address import L3n4Addr
+from lbagent.model.maglev import Member
+from lbagent.model.service import SVC
+from lbagent.sync.target.shadow import Entry
+
+
+class Phase(IntEnum):
+    """The order of writes: a new flow never meets a half-written service, and no slot points at nothing (docs/maps.md).
+
+    Everything a service needs comes before its master (slot 0), everything it no longer needs after it.
+    """
+
+    ORPHAN_OUT = auto()  # entries of ids nobody has: before the ids are given to somebody
+    ORPHAN_TABLE_OUT = auto()
+    ORPHAN_REVERSE_OUT = auto()
+    COUNTER_ZERO = auto()
+    FILTER_IN = auto()
+    BACKEND_IN = auto()
+    PATH_RESET = auto()  # a record that still lives under another address: only after a broken restart
+    PATH_BODY = auto()
+    PATH_IN = auto()
+    SLOT_IN = auto()
+    AFFINITY_IN = auto()
+    TABLE_IN = auto()
+    RANGE_CLEAR = auto()  # ranges that nobody asks for yet
+    RANGE_IN = auto()
+    REVERSE_IN = auto()
+    MASTER_IN = auto()
+    MASTER_OUT = auto()
+    SLOT_TAIL = auto()  # slots that were selectable until the master just written: whoever rests comes there only now
+    SLOT_OUT = auto()
+    AFFINITY_OUT = auto()
+    TABLE_OUT = auto()
+    RANGE_OUT = auto()
+    RANGE_PLAIN = auto()  # ranges that said themselves what they mean while the master's flag turned
+    REVERSE_OUT = auto()
+    BACKEND_DOWN = auto()  # less alive than before
+    PATH_OUT = auto()
+    BACKEND_OUT = auto()
+
+
+class Kind(Enum):
+    """What a step does with its keys (and values)."""
+
+    PUT = auto()
+    DELETE = auto()
+    TABLE = auto()  # keys are service ids, members say what each table is made of
+    TABLE_OUT = auto()
+    PATH_BODY = auto()  # keys are backend ids, values path records: all but the meta word
+    PATH_META = auto()  # the meta word: port, generation, flags, next hop, MTU
+    FILTER = auto()  # keys are bits to set
+    COUNTER = auto()  # keys are indexes of lb_metrics to be zeroed
+
+
+_KINDS = {
+    Phase.COUNTER_ZERO: Kind.COUNTER,
+    Phase.FILTER_IN: Kind.FILTER,
+    Phase.PATH_RESET: Kind.PATH_META,
+    Phase.PATH_BODY: Kind.PATH_BODY,
+    Phase.PATH_IN: Kind.PATH_META,
+    Phase.PATH_OUT: Kind.PATH_META,
+    Phase.TABLE_IN: Kind.TABLE,
+    Phase.TABLE_OUT: Kind.TABLE_OUT,
+    Phase.ORPHAN_OUT: Kind.DELETE,
+    Phase.ORPHAN_TABLE_OUT: Kind.TABLE_OUT,
+    Phase.MASTER_OUT: Kind.DELETE,
+    Phase.SLOT_OUT: Kind.DELETE,
+    Phase.AFFINITY_OUT: Kind.DELETE,
+    Phase.RANGE_CLEAR: Kind.DELETE,
+    Phase.RANGE_OUT: Kind.DELETE,
+    Phase.BACKEND_OUT: Kind.DELETE,
+}
+# Taken from under services: only when every one of them has got past its master.
+GUARDED = frozenset({Phase.BACKEND_DOWN, Phase.PATH_OUT, Phase.BACKEND_OUT})
+
+Owner = int | tuple[int, ...]  # index into Plan.changes; several for what services share; NOBODY
+NOBODY: Owner = ()
+
+
+class Step(Struct):
+    """Entries of one map in one phase, side by side; `owners` has one item an entry."""
+
+    phase: Phase
+    kind: Kind
+    map: str
+    keys: bytearray
+    values: bytearray
+    owners: list[Owner]
+    members: list[tuple[Member, ...]]
+
+    def add(self, owner: Owner, key: bytes, value: bytes = b"") -> None:
+        """Append an entry."""
+        self.owners.append(owner)
+        self.keys += key
+        self.values += value
+
+    def key(self, index: int) -> bytes:
+        """Return the key of an entry."""
+        size = len(self.keys) // len(self.owners)
+        return bytes(self.keys[index * size : (index + 1) * size])
+
+    def value(self, index: int) -> bytes:
+        """Return the value of an entry."""
+        size = len(self.values) // len(self.owners)
+        return bytes(self.values[index * size : (index + 1) * size])
+
+    def number(self, index: int) -> int:
+        """Return a key that is a number."""
+        return int(U32.unpack_from(self.keys, index * 4)[0])
+
+    def numbers(self, start: int, stop: int) -> array[int]:
+        """Return keys start..stop, which are numbers."""
+        return array("I", self.keys[start * 4 : stop * 4])
+
+    def each_value(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the values start..stop."""
+        size = len(self.values) // len(self.owners)
+        values = bytes(self.values[start * size : stop * size])
+        return (values[at : at + size] for at in range(0, len(values), size))
+
+
+class Change(Struct):
+    """One frontend: what the maps hold (`old`) and what they shall (`svc`); None is nothing."""
+
+    frontend: L3n4Addr
+    old: Entry | None
+    svc: SVC | None
+
+
+class Plan(Struct):
+    """Everything `apply` must do, in order. `refused` are changes (by index) that cannot be written at all."""
+
+    changes: list[Change]
+    steps: list[Step]
+    refs: dict[int, int]
+    services: tuple[SVC, ...] | None = None  # None: path writes only
+    snat_bits: frozenset[int] | None = None
+    refused: dict[int, LbError] = field(default_factory=dict)
+    full: bool = False
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries would be written or deleted; 0 when the maps are as they shall be."""
+        return sum(len(step.owners) for step in self.steps)
+
+
+class Steps:
+    """Collects entries into steps."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._steps: dict[tuple[Phase, str], Step] = {}
+
+    def at(self, phase: Phase, map_name: str) -> Step:
+        """Return the step of a phase and map."""
+        found = self._steps.get((phase, map_name))
+        if found is None:
+            kind = _KINDS.get(phase, Kind.PUT)
+            found = self._steps[phase, map_name] = Step(phase, kind, map_name, bytearray(), bytearray(), [], [])
+        return found
+
+    def ordered(self) -> list[Step]:
+        """Return the steps that hold something, in the order they must happen."""
+        return [self._steps[key] for key in sorted(self._steps) if self._steps[key].owners]

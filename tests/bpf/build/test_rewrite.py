@@ -1,0 +1,129 @@
+"""Instructions are mended for older kernels and compilers, and the program stays the same program."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from lbagent.bpf.build.rewrite import (
+    CAS_CALL,
+    MAP_WORDS,
+    falling_back_edges,
+    mend,
+    mend_loops,
+    put_compare_and_swap,
+    put_maps,
+)
+from lbagent.kernel import bpf_prog
+
+
+def insn(code, dst=0, src=0, offset=0, imm=0):
+    return struct.pack("<BBhi", code, src << 4 | dst, offset, imm)
+
+
+MOV, ADD, JA, JNE, EXIT, LD64 = 0xB7, 0x07, 0x05, 0x55, 0x95, 0x18
+
+# sum 10 + 9 + ... + 1 with the body in front of the test, as LLVM lays loops out
+BODY_FIRST = b"".join(
+    [
+        insn(MOV, 0, imm=0),
+        insn(MOV, 1, imm=10),
+        insn(LD64, 2, imm=7), insn(0),
+        insn(JA, offset=2),  # 4: to the test
+        insn(0x0F, 0, src=1),  # 5: r0 += r1
+        insn(ADD, 1, imm=-1),  # 6: falls into the test
+        insn(JNE, 1, offset=-3),  # 7: the test
+        insn(EXIT),
+    ]
+)  # fmt: skip
+JUMPING_BACK = b"".join(
+    [
+        insn(MOV, 0, imm=0), insn(MOV, 1, imm=10), insn(0x15, 1, offset=3), insn(0x0F, 0, src=1), insn(ADD, 1, imm=-1),
+        insn(JA, offset=-4), insn(EXIT),
+    ]
+)  # fmt: skip
+
+
+def run(code):
+    loaded = bpf_prog.prog_load(bpf_prog.ProgType.SCHED_CLS, code, "loop", log_level=1)
+    assert loaded.fd >= 0, loaded.log
+    try:
+        return bpf_prog.prog_test_run(loaded.fd, bytes(64)).retval
+    finally:
+        os.close(loaded.fd)
+
+
+def test_the_fall_into_the_head_is_found():
+    assert falling_back_edges(BODY_FIRST) == [7]
+    assert falling_back_edges(JUMPING_BACK) == []
+
+
+def test_code_without_such_a_loop_is_left_alone():
+    assert mend_loops(JUMPING_BACK) == (JUMPING_BACK, [])
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+def test_mended_code_counts_the_same():
+    mended, places = mend_loops(BODY_FIRST)
+    assert places == [7]
+    assert len(mended) == len(BODY_FIRST) + 8
+    assert falling_back_edges(mended) == []
+    assert run(mended) == 55
+
+
+def swapping(old, new):
+    """A word of 5 on the stack; swap `old` for `new`; return result * 100 + word. A jump over the swap is there too."""
+    return b"".join(
+        [
+            insn(0x7A, 10, offset=-8, imm=5), insn(0xBF, 1, src=10), insn(ADD, 1, imm=-8), insn(MOV, 2, imm=old), insn(MOV, 3, imm=new),
+            insn(JNE, 2, offset=1, imm=99),  # to the call
+            insn(JA, offset=4),  # past it
+            insn(0x85, imm=CAS_CALL), insn(0x27, 0, imm=100), insn(0x79, 1, src=10, offset=-8), insn(0x0F, 0, src=1), insn(EXIT),
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize(("old", "new", "result"), [(5, 7, 507), (4, 7, 505)])
+def test_the_call_becomes_a_compare_and_swap(old, new, result):
+    code = swapping(old, new).replace(insn(JA, offset=4), insn(MOV, 0))
+    assert run(mend(code)) == result
+
+
+def test_jumps_around_a_replaced_call_still_reach_their_places():
+    mended = put_compare_and_swap(swapping(5, 7))
+    assert len(mended) == len(swapping(5, 7)) + 8
+    assert struct.unpack_from("<BBhi", mended, 5 * 8)[2] == 1
+    assert struct.unpack_from("<BBhi", mended, 6 * 8)[2] == 5
+
+
+def word(register, kind, number):
+    return insn(LD64, register, imm=number) + insn(0, imm=MAP_WORDS[kind])
+
+
+def test_words_for_maps_become_relocations_and_settings_loads():
+    code = b"".join(
+        [
+            word(3, "MAP_WORD_FD", 1007), word(4, "MAP_WORD_VALUE", 1008),
+            insn(JNE, 1, offset=2),  # 4: over the setting, to the end
+            word(5, "MAP_WORD_CONFIG", 24),
+            insn(EXIT),
+        ]
+    )  # fmt: skip
+    assert put_maps(code, 1030) == b"".join(
+        [
+            insn(LD64, 3, 1, imm=1007), insn(0), insn(LD64, 4, 2, imm=1008), insn(0),
+            insn(JNE, 1, offset=3),
+            insn(LD64, 5, 2, imm=1030), insn(0), insn(0x79, 5, 5, offset=24),
+            insn(EXIT),
+        ]
+    )  # fmt: skip
+
+
+def test_other_constants_are_left_alone():
+    code = insn(LD64, 3, imm=-1) + insn(0, imm=0x7E61FFFF) + insn(LD64, 3, 2, imm=5) + insn(0) + insn(EXIT)
+    assert put_maps(code, 1030) == code

@@ -1,0 +1,200 @@
+"""Replacing all programs under traffic: every packet meets one whole generation."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from lbagent.bpf.load import attach, datapath, generation
+from lbagent.bpf.load.attach import Attachment
+from lbagent.bpf.load.links import Hook
+from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.verifier_report import SMALL
+from lbagent.errors import KernelError
+from lbagent.kernel import bpf_prog
+from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter, in_child
+from tests.lab.netns import wait_for
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+FRAME = b"\xff" * 6 + b"\x02\x00\x00\x00\x00\x01" + b"\x88\xb5" + bytes(50)
+
+
+class Traffic:
+    """Frames from v1 to v0 by a thread until stopped; counts what was sent."""
+
+    def __init__(self):
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+        self.socket.bind(("v1", 0))
+        self.sent, self.stopping = 0, threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        while not self.stopping.is_set():
+            self.socket.send(FRAME)
+            self.sent += 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopping.set()
+        self.thread.join()
+        self.socket.close()
+
+
+@pytest.fixture
+def started(root, artifact, fds, netns):
+    path = datapath.start(root, artifact, fds, SMALL, Settings())
+    path.attach("xdp", ["v0"], [])
+    yield path
+    path.close()
+
+
+def pins(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+def test_pins_have_their_contracted_names(root, started):
+    tc = ["link/v0-tc_egress"] if attach.has_tcx() else []
+    assert pins(root) == [
+        "lb_calls_tc", "lb_calls_xdp", "lb_config", *tc, "link/v0-xdp", "prog/tc_egress", "prog/tc_ingress", "prog/xdp",
+    ]  # fmt: skip
+
+
+def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(started, artifact, second_artifact, fds):
+    before = [counter(fds, index) for index in (ENTRY, TAIL)]
+    assert before[0] == before[1]  # IPv6 chatter of the new device
+    with Traffic() as traffic:
+        for turn in range(20):
+            started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL, Settings())
+    wait_for(lambda: counter(fds, ENTRY) >= before[0] + traffic.sent, "all frames counted")
+    assert traffic.sent > 1000
+    assert counter(fds, TAIL) == counter(fds, ENTRY)
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
+
+
+def test_the_same_programs_are_adopted_and_others_loaded(root, started, artifact, second_artifact, fds):
+    started.close()
+    again = datapath.start(root, artifact, fds, SMALL, Settings())
+    assert again.adopted
+    assert again.seeds == started.seeds
+    again.close()
+    other = datapath.start(root, second_artifact, fds, SMALL, Settings())
+    assert not other.adopted
+    assert other.seeds == started.seeds
+    assert other.hooks == []
+    assert attach.devices()["v0"].xdp_prog_id  # went over to the new programs without being named
+    other.close()
+
+
+def test_other_settings_are_another_generation_with_the_same_seeds(started, artifact, fds):
+    key = started.key
+    started.reload(artifact, fds, SMALL, Settings(snat_port_min=5000))
+    assert started.key != key
+    started.reload(artifact, fds, SMALL, Settings(snat_port_min=5000))
+    with Traffic():
+        pass
+    assert counter(fds, FELL_THROUGH) == 0
+
+
+def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
+    root, started, artifact, second_artifact, fds, monkeypatch
+):
+    real = attach.attach
+
+    def breaking(*args, **kwargs):
+        real(*args, **kwargs)
+        raise KernelError("attach", 5, "v0")
+
+    monkeypatch.setattr(attach, "attach", breaking)
+    with pytest.raises(KernelError):
+        started.reload(second_artifact, fds, SMALL, Settings())
+    monkeypatch.undo()
+    started.close()  # as after a crash: only pins are left, links run the second, v1/prog holds the first
+    with Traffic() as traffic:
+        wait_for(lambda: traffic.sent > 100, "frames")
+    assert counter(fds, FELL_THROUGH) == 0
+    again = datapath.start(root, artifact, fds, SMALL, Settings())
+    assert not again.adopted
+    assert not (root / "next").exists()
+    with Traffic() as traffic:
+        wait_for(lambda: traffic.sent > 100, "frames")
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
+    again.close()
+
+
+OPERATIONS = (
+    (bpf_prog, "obj_pin"),
+    (bpf_prog, "link_update"),
+    (Path, "rename"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+    (Path, "rmdir"),
+)
+
+
+def die_after(count):
+    """Make this process end, as by SIGKILL, after `count` steps of a replacement."""
+    left = [count]
+
+    def wrap(real):
+        def step(*args, **kwargs):
+            if not left[0]:
+                os._exit(9)
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return step
+
+    for owner, name in OPERATIONS:
+        setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def replace_in_child(root, artifact, fds, steps):
+    def replace():
+        die_after(steps)
+        datapath.start(root, artifact, fds, SMALL, Settings())
+
+    return in_child(replace)
+
+
+def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, artifact, second_artifact, fds):
+    """Each round: the replacement dies one step later, then the next one has to succeed; frames come all the time."""
+    started.close()
+    steps = 0
+    with Traffic() as traffic:
+        while replace_in_child(root, second_artifact, fds, steps) == 9:
+            again = datapath.start(root, artifact, fds, SMALL, Settings())
+            assert not (root / "next").exists()
+            again.close()
+            steps += 1
+    assert steps > 15
+    wait_for(lambda: counter(fds, ENTRY) >= traffic.sent, "frames counted")
+    assert counter(fds, TAIL) == counter(fds, ENTRY)
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
+
+
+def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
+    assert in_child(lambda: datapath.start(root, artifact, fds, SMALL, Settings()).attach("xdp", ["v0"], [])) == 0
+    with Traffic() as traffic:
+        wait_for(lambda: traffic.sent > 100, "frames")
+    wait_for(lambda: counter(fds, TAIL) >= traffic.sent, "frames counted")
+    assert counter(fds, FELL_THROUGH) == 0
+
+
+def test_remove_leaves_nothing(root, started):
+    gone = datapath.remove(root)
+    assert Attachment("v0", Hook.XDP) in gone
+    assert pins(root) == []
+    assert attach.attached(root) == []
+    assert attach.devices()["v0"].xdp_prog_id == 0
+
+
+def test_remove_twice_is_fine(root):
+    assert datapath.remove(root) == []
+    generation.remove(root)

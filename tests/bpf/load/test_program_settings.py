@@ -1,0 +1,59 @@
+"""The lb_config record."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.bpf.load import program_settings
+from lbagent.kernel import jiffies
+from lbagent.maps.layout import LB_CONFIG, Sizes
+
+
+def unpack(record):
+    return dict(zip([name for name, _ in LB_CONFIG.fields], LB_CONFIG.unpack(record), strict=True))
+
+
+@pytest.mark.parametrize(("hz", "shift"), [(100, 7), (250, 8), (300, 8), (1000, 10)])
+def test_a_tick_is_about_a_second(hz, shift):
+    assert program_settings.tick_shift(hz) == shift
+    assert 0.8 < (1 << shift) / hz < 1.3
+
+
+def test_record_has_masks_ports_and_ticks():
+    options = program_settings.Settings(
+        snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False
+    )
+    found = unpack(
+        program_settings.pack(options, Sizes(flow4=1 << 12, backends=1 << 9), program_settings.Seeds(5, 6), 250)
+    )
+    assert (found["seed0"], found["seed1"]) == (5, 6)
+    assert (found["flow4_mask"], found["path_mask"]) == (4095, 511)
+    assert (found["snat_port_min"], found["snat_port_max"]) == (3000, 4000)
+    assert found["timeout_tcp"] == 1000  # 1024 s in ticks of 1.024 s
+    assert found["flags"] == 0
+    assert found["hz"] == 250
+
+
+def test_only_tables_of_another_size_are_moved():
+    old, new = Sizes(flow4=1 << 12, snat6=1 << 11), Sizes(flow4=1 << 13, snat6=1 << 11)
+    found = unpack(program_settings.pack(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250, old))
+    assert [found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6")] == [4095, 0, 0, 0]
+    found = unpack(program_settings.pack(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250))
+    assert not any(found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6"))
+
+
+def test_no_time_out_becomes_zero_ticks():
+    options = program_settings.Settings(timeout_closing_s=0)
+    assert unpack(program_settings.pack(options, Sizes(), program_settings.Seeds(1, 1), 100))["timeout_closing"] == 1
+
+
+def test_seeds_are_read_back_and_zero_means_never_written():
+    record = program_settings.pack(program_settings.Settings(), Sizes(), program_settings.Seeds(7, 9), 250)
+    assert program_settings.Seeds.of_record(record) == program_settings.Seeds(7, 9)
+    assert program_settings.Seeds.of_record(bytes(len(record))) is None
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+def test_the_kernels_clock_is_one_of_its_rates():
+    assert jiffies.hz() in (100, 250, 300, 1000)

@@ -1,0 +1,289 @@
+"""Tables of another size, while connections live: none of them is lost, no request fails, and dying on the way costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from lbagent.bpf.build import builder
+from lbagent.bpf.load import datapath
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.run import resize
+from lbagent.errors import KernelError
+from lbagent.maps import layout, pins
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import Sizes
+from lbagent.maps.lbmaps import backend_counter, service_counter
+from tests.e2e.cluster import Cluster
+from tests.lab.agent import Agent
+from tests.lab.netns import wait_for
+from tests.lab.topology import Lab
+from tests.lab.traffic import connect, request
+
+VIP4, VIP6 = "10.96.0.10", "fd00:96::10"
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(tag="rs-") as lab:
+        lab.serve_all()
+        yield lab
+
+
+class Connections:
+    """Open connections that ask again and again, and must always meet the backend they met first."""
+
+    def __init__(self, lab: Lab, count: int) -> None:
+        self.open: list[tuple[socket.socket, str]] = []
+        with lab.client.entered():
+            for _, vip in zip(range(count), itertools.cycle((VIP4, VIP6))):
+                sock = connect(vip, 80)
+                self.open.append((sock, request(sock).decode()))
+
+    def ask_all(self) -> None:
+        for sock, first in self.open:
+            assert request(sock).decode() == first
+
+    def close(self) -> None:
+        for sock, _ in self.open:
+            sock.close()
+
+
+def sizes_of(lab: Lab) -> Sizes:
+    with KernelMaps.open(lab.bpffs, create=False) as maps:
+        return maps.sizes
+
+
+def serving(lab: Lab, attach: str, *arguments: str) -> Cluster:
+    cluster = Cluster(lab, attach, arguments)
+    cluster.web().write(cluster.folder)
+    cluster.dns().write(cluster.folder)
+    cluster.agent.start()
+    return cluster
+
+
+def test_counters_go_along_when_there_are_more_backends() -> None:
+    few, many = Sizes(backends=1 << 10, flow4=16, flow6=16), Sizes(backends=1 << 11, flow4=16, flow6=16)
+    with unpinned(few) as old, unpinned(many) as new, unpinned(few) as back:
+        indexes = (1, service_counter(7), backend_counter(1023))
+        for n, index in enumerate(indexes, 1):
+            row = layout.counter_row(few)
+            for cpu in range(layout.counter_rows(few)):
+                with old.window("lb_metrics", cpu * row + 16 * index, 16) as cell:
+                    cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
+        before = old.counters(indexes)
+        assert before[2][0] == 3 * layout.counter_rows(few)
+        resize._copy(old, new, new.specs["lb_metrics"])
+        assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
+        resize._copy(new, back, back.specs["lb_metrics"])
+        assert back.counters(indexes) == before
+
+
+@contextlib.contextmanager
+def unpinned(sizes: Sizes) -> Iterator[KernelMaps]:
+    fds: dict[str, int] = {}
+    try:
+        for name, spec in pins.all_specs(sizes).items():
+            nested = spec.type is layout.MapType.HASH_OF_MAPS
+            fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
+        yield KernelMaps("", sizes, fds)
+    finally:
+        pins.close_all(fds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
+@pytest.mark.parametrize("attach", ["xdp", "tc"])
+def test_sighup_changes_sizes_under_load(lab: Lab, attach: str) -> None:
+    config = lab.folder / "agent.yaml"
+    config.write_text("flow-table-size: 65536\n")  # room for what the load leaves behind in a UDP time-out
+    cluster = serving(lab, attach, "--config", str(config))
+    before = cluster.agent.dump()
+    with contextlib.closing(Connections(lab, 40)) as connections, cluster.load() as load:
+        for size in (131072, 262144, 65536):
+            config.write_text(f"flow-table-size: {size}\nsnat-table-size: 262144\nsnat6-table-size: 131072\n")
+            load.wait_more(50)
+            assert cluster.agent.process is not None
+            cluster.agent.process.send_signal(signal.SIGHUP)
+            wait_for(lambda size=size: sizes_of(lab).flow4 == size, "the new size", 120)
+            load.wait_more(100)
+            connections.ask_all()
+    assert load.tally.failures == []
+    assert load.tally.syns_again == 0, "a packet was lost"
+    assert cluster.agent.dump() == before
+    assert not [text for text in cluster.agent.json("status")["problems"] if "keep" in text]
+    assert not (lab.bpffs / "v1" / "resize").exists()
+    sizes = next(m for m in cluster.agent.json("status")["maps"] if m["name"] == "lb4_flow")
+    assert sizes["size"] == 65536
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
+def test_a_start_with_other_sizes_keeps_connections(lab: Lab) -> None:
+    cluster = serving(lab, "tc", "--flow-table-size", "16384")
+    before = cluster.agent.dump()
+    with contextlib.closing(Connections(lab, 20)) as connections:
+        for arguments in (
+            ["--flow-table-size", "8192", "--snat-table-size", "65536", "--snat6-table-size", "32768"],
+            ["--flow-table-size", "65536"],
+            [
+                "--flow-table-size",
+                "32768",
+                "--snat-table-size",
+                "65536",
+                "--max-backends",
+                "1024",
+                "--max-service-slots",
+                "4096",
+            ],
+        ):
+            with cluster.load(pause_s=0.02) as load:  # a table has to hold every flow of the last two minutes
+                load.wait_more(30)
+                cluster.agent.stop()
+                cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=arguments)
+                cluster.agent.start()
+                load.wait_more(30)
+            assert load.tally.failures == [], f"{arguments}\n{cluster.agent.tail(12)}"
+            assert load.tally.syns_again == 0
+            connections.ask_all()
+            assert str(sizes_of(lab).flow4) == arguments[1]
+            assert cluster.agent.dump() == before
+    assert sizes_of(lab).backends == 1024
+
+
+def test_sizes_that_cannot_hold_what_is_there_stay_and_are_named(lab: Lab) -> None:
+    few_ports = [
+        "--snat-ports",
+        "1024-2047",
+    ]  # each has a slot of its own: with more of them there are never 1,024 slots
+    cluster = serving(lab, "tc", "--flow-table-size", "16384", *few_ports)
+    with contextlib.closing(Connections(lab, 400)) as connections:
+        sizes = sizes_of(lab)
+        cluster.agent.stop()
+        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--flow-table-size", "1024", *few_ports])
+        cluster.agent.start()
+        assert sizes_of(lab).flow4 == 1024
+        assert sizes_of(lab).snat4 == sizes.snat4
+        assert [text for text in cluster.agent.json("status")["problems"] if "lb4_snat keeps its 16384 entries" in text]
+        connections.ask_all()
+        cluster.agent.stop()
+        cluster.agent = Agent(lab, cluster.folder, attach="tc", arguments=["--maglev-table-size", "251", *few_ports])
+        cluster.agent.start(wait=False)
+        assert cluster.agent.process is not None
+        assert cluster.agent.process.wait(120) == 1
+        assert "maglev" in cluster.agent.tail()
+        connections.ask_all()
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+# where it dies: before the n-th time it comes to this
+STEPS = [
+    (pins, "create_map", 2),
+    (datapath, "load", 2),
+    (resize._Change, "_mark", 1),
+    (Datapath, "put_in_force", 1),
+    (resize, "move", 1),
+    (Datapath, "put_in_force", 2),
+    (resize._Change, "_mark", 2),
+    (resize, "_exchange", 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
+def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = serving(
+        lab, "tc", "--flow-table-size", "4096", "--snat-table-size", "65536", "--snat6-table-size", "32768"
+    )
+    cluster.agent.stop()
+    with contextlib.closing(Connections(lab, 20)) as connections:
+        for owner, name, turn in STEPS:
+            sizes = sizes_of(lab)
+            wanted = Sizes(**{**vars(sizes), "flow4": sizes.flow4 ^ 0x3000, "flow6": sizes.flow6 ^ 0x1800})
+            die(lab, monkeypatch, wanted, owner, name, turn)
+            connections.ask_all()
+            connections.open += Connections(lab, 2).open  # new flows, under whatever is in force now
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+            assert sizes_of(lab) == wanted
+            assert not (lab.bpffs / "v1" / "resize").exists()
+            connections.ask_all()
+
+
+def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object, name: str, turn: int) -> None:
+    """Begin a change that dies before the n-th time it comes to a step."""
+    count = itertools.count(1)
+    real = getattr(owner, name)
+
+    def mortal(*args: object, **kwargs: object) -> object:
+        if next(count) == turn:
+            raise Killed
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, mortal)
+        with pytest.raises(Killed):
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two generations of programs a step: minutes on a machine with other work
+def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) -> None:
+    """By the agent itself, some seconds later; then there is a way back as well."""
+    config = lab.folder / "agent.yaml"
+    config.write_text("flow-table-size: 65536\n")
+    cluster = Cluster(lab, "tc", ("--config", str(config)))
+    cluster.web().write(cluster.folder)
+    cluster.dns().write(cluster.folder)
+    cluster.agent.start(module="tests.agent.clumsy")
+    process = cluster.agent.process
+    assert process is not None
+    with contextlib.closing(Connections(lab, 20)) as connections, cluster.load() as load:
+        config.write_text("flow-table-size: 131072\n")
+        load.wait_more(50)
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "again=true" in cluster.agent.log.read_text(), "the failure", 120)
+        connections.open += Connections(lab, 4).open  # new flows, most likely while both kinds of maps are in use
+        wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 120)
+        connections.ask_all()
+        assert sizes_of(lab).flow4 == 131072
+        config.write_text("flow-table-size: 65536\n")
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: sizes_of(lab).flow4 == 65536, "the old size", 120)
+        load.wait_more(50)
+        connections.ask_all()
+    assert load.tally.failures == []
+    assert load.tally.syns_again == 0
+    assert not any("half done" in text for text in cluster.agent.json("status")["problems"])
+    assert process.poll() is None
+
+
+def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = serving(lab, "tc", "--flow-table-size", "4096")
+    cluster.agent.stop()
+    sizes = sizes_of(lab)
+    count = itertools.count()
+    real = pins.create_map
+
+    def full(*args: object) -> int:
+        if next(count) == 2:
+            raise KernelError("create", 12, "map lb4_snat")
+        return real(*args)  # type: ignore[arg-type]
+
+    with contextlib.closing(Connections(lab, 4)) as connections:
+        monkeypatch.setattr(pins, "create_map", full)
+        wanted = Sizes(**{**vars(sizes), "flow4": 1 << 14, "flow6": 1 << 13, "snat4": 1 << 14})
+        outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+        assert outcome.sizes == sizes_of(lab) == sizes
+        assert "lb4_snat" in outcome.problems[0]
+        assert not (lab.bpffs / "v1" / "resize").exists()
+        connections.ask_all()

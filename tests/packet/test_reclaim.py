@@ -1,0 +1,86 @@
+"""SNAT ports all held: the oldest one whose flow never proved to live is taken, after 8 to 16 ticks; nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lbagent.bpf.load.program_settings import Settings
+from lbagent.maps.reasons import Reason
+from tests.packet import craft, expect
+from tests.packet.craft import Family
+from tests.packet.harness import open_world
+from tests.packet.world import TCP, XDP, BackendRow, Outcome, World
+
+PORTS = {2000, 2001, 2002, 2003}
+UNIT = 8  # ticks of a slot's stamp
+META = {4: (2, 1), 6: (4, 3)}  # words a slot, the one with the stamp
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[World]:
+    """Load programs with four SNAT ports."""
+    with open_world(Settings(snat_port_min=2000, snat_port_max=2003)) as world:
+        yield world
+
+
+@pytest.fixture
+def backend(narrow: World, fam: Family) -> BackendRow:
+    """Enter a service with one remote backend into an empty world."""
+    narrow.reset()
+    row = narrow.backend(fam, fam.remote(1), 8080)
+    narrow.service(fam, fam.vip, 80, TCP, [row])
+    return row
+
+
+def send(world: World, fam: Family, port: int, flags: str) -> Outcome:
+    """Send a segment of the client's flow from that port."""
+    return world.run(XDP, craft.frame(craft.tcp(fam, fam.client, port, fam.vip, 80, flags)))
+
+
+def older(world: World, fam: Family, ticks: int) -> None:
+    """Let every held slot look as if its stamp were older."""
+    words, at = META[fam.version]
+    name = f"lb{fam.version}_snat"
+    with world.maps.window(name, 0, world.maps.specs[name].value_size) as view, view.cast("Q") as slots:
+        for index in range(0, len(slots), words):
+            if slots[index] >> 16:
+                meta = slots[index + at]
+                slots[index + at] = meta & ~0xFFF0 | ((meta >> 4) - ticks // UNIT & 0xFFF) << 4
+
+
+def test_a_handshake_under_way_is_left_in_peace(narrow: World, fam: Family, backend: BackendRow) -> None:
+    """Four SYNs of this moment hold the four ports: the fifth finds none."""
+    assert {expect.source(send(narrow, fam, 40000 + n, "S"))[1] for n in range(4)} == PORTS
+    assert send(narrow, fam, 40004, "S").counted == {Reason.DROP_SNAT_EXHAUSTED: 1}
+
+
+def test_an_old_syn_gives_way_and_an_established_flow_does_not(narrow: World, fam: Family, backend: BackendRow) -> None:
+    """Three flows are opened, one never gets beyond its SYN: its port goes to the fifth, the others keep theirs."""
+    places = {n: expect.source(send(narrow, fam, 40000 + n, "S")) for n in range(4)}
+    for n in range(3):
+        send(narrow, fam, 40000 + n, "A")
+    older(narrow, fam, 3 * UNIT)
+    fifth = send(narrow, fam, 40004, "S")
+    assert fifth.forwarded
+    assert expect.source(fifth) == places[3]
+    assert send(narrow, fam, 40005, "S").dropped
+    for n in range(3):
+        assert expect.source(send(narrow, fam, 40000 + n, "A")) == places[n]
+    reply = narrow.run(XDP, expect.remote_reply(fam, TCP, backend, places[3][1]), narrow.net.lb1)
+    assert expect.destination(reply) == (fam.client, 40004)
+
+
+def test_who_lost_a_port_gets_another_one(narrow: World, fam: Family, backend: BackendRow) -> None:
+    """The robbed flow's next SYN opens it anew with a port of its own; another segment of it is answered with RST."""
+    for n in range(4):
+        send(narrow, fam, 40000 + n, "S")
+    older(narrow, fam, 3 * UNIT)
+    taken = expect.source(send(narrow, fam, 40004, "S"))
+    victims = [n for n in range(4) if send(narrow, fam, 40000 + n, "A").counted[Reason.REJECT_BACKEND_GONE]]
+    assert len(victims) == 1
+    older(narrow, fam, 3 * UNIT)  # the fifth flow's too: it never proved to live
+    again = send(narrow, fam, 40000 + victims[0], "S")
+    assert again.forwarded
+    assert expect.source(again) == taken

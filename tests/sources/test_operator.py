@@ -1,0 +1,86 @@
+"""What the operator says survives the agent, or is not said at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from lbagent.errors import LbError
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState as State
+from lbagent.sources.operator import FILE, OperatorSource
+
+ONE, TWO = L3n4Addr.parse("10.0.0.1:80/TCP"), L3n4Addr.parse("[fd00::1]:53/UDP")
+
+
+async def running(source):
+    told = []
+    task = asyncio.create_task(source.run(told.append))
+    await asyncio.wait_for(source.synced.wait(), 5)
+    return task, told
+
+
+async def test_it_survives_a_restart(tmp_path):
+    source = OperatorSource(str(tmp_path / "state"))
+    task, told = await running(source)
+    await source.set_states([ONE, TWO], State.MAINTENANCE)
+    assert {(c.key, c.old, c.new.state) for c in told[-1]} == {
+        ("10.0.0.1:80/TCP", None, State.MAINTENANCE), ("[fd00::1]:53/UDP", None, State.MAINTENANCE)
+    }  # fmt: skip
+    task.cancel()
+    again = OperatorSource(str(tmp_path / "state"))
+    task, told = await running(again)
+    assert {c.new.address for c in told[0]} == {ONE, TWO}
+    assert again.state_of(ONE) is State.MAINTENANCE
+    await again.set_states([ONE], State.ACTIVE)
+    await again.forget([TWO])
+    assert told[-1][0].new is None
+    task.cancel()
+    assert OperatorSource(str(tmp_path / "state")).snapshot().backend_states.keys() == {"10.0.0.1:80/TCP"}
+
+
+async def test_saying_it_twice_is_one_change(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    task, told = await running(source)
+    await source.set_states([ONE], State.MAINTENANCE)
+    await source.set_states([ONE], State.MAINTENANCE)
+    assert len(told) == 2  # the first list, which is empty, and the change
+    task.cancel()
+
+
+async def test_what_cannot_be_written_is_not_done(tmp_path):
+    (tmp_path / "state").write_text("a file where the directory should be")
+    source = OperatorSource(str(tmp_path / "state"))
+    task, told = await running(source)
+    with pytest.raises(LbError, match="cannot be written.*nothing was changed"):
+        await source.set_states([ONE], State.MAINTENANCE)
+    assert source.state_of(ONE) is None
+    assert told == [[]]
+    task.cancel()
+
+
+async def test_a_broken_file_is_said_and_put_aside(tmp_path):
+    (tmp_path / FILE).write_text('{"apiVersion": "v1", "kind": "List", "items": [')
+    source = OperatorSource(str(tmp_path))
+    assert len(source.problems()) == 1
+    assert FILE in str(source.problems()[0])
+    await source.set_states([ONE], State.MAINTENANCE)
+    assert (tmp_path / f"{FILE}.broken").read_text().endswith("[")
+    assert OperatorSource(str(tmp_path)).state_of(ONE) is State.MAINTENANCE
+
+
+async def test_a_draft_that_was_never_renamed_does_not_count(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    await source.set_states([ONE], State.MAINTENANCE)
+    (tmp_path / f"{FILE}.new").write_text("half of it")
+    assert OperatorSource(str(tmp_path)).state_of(ONE) is State.MAINTENANCE
+    assert os.stat(tmp_path / FILE).st_mode & 0o777 == 0o600
+
+
+async def test_many_at_once_keep_all(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    addresses = [L3n4Addr(bytes((10, 0, 0, n)), 80) for n in range(1, 21)]
+    await asyncio.gather(*(source.set_states([address], State.MAINTENANCE) for address in addresses))
+    assert len(OperatorSource(str(tmp_path)).snapshot().backend_states) == 20

@@ -1,0 +1,193 @@
+"""What happens when writing fails: one service waits, the others are served."""
+
+import gc
+
+import pytest
+
+from lbagent.errors import KernelError, MapFull
+from lbagent.maps.consistency import check
+from lbagent.maps.dump import dump
+from lbagent.maps.layout import Sizes
+from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
+from lbagent.model.ids import IdAllocator
+from lbagent.model.service import CIDR, Algorithm
+from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
+
+
+def sized(**change) -> Node:
+    return Node(MemoryMaps(Sizes(**{**{name: getattr(SMALL, name) for name in Sizes.__dataclass_fields__}, **change})))
+
+
+def some(first: int, count: int):
+    return [backend(f"10.244.{n >> 8}.{n & 255}:80") for n in range(first, first + count)]
+
+
+def test_a_service_that_does_not_fit_fails_alone():
+    node = sized(services=20)
+    small, big, other = (
+        service("10.96.0.1:80", *some(1, 3)),
+        service("10.96.0.2:80", *some(1, 30)),
+        service("10.96.0.3:80"),
+    )
+    node.want(small, big, other)
+    done = node.sync()
+    assert list(done.failed) == [big.frontend]
+    assert not done.complete
+    error = done.failed[big.frontend]
+    assert isinstance(error, MapFull)
+    for part in ("lb4_service", "4 of 20", "31 more needed", "--max-service-slots", "keeps serving"):
+        assert part in str(error)
+    assert check(node.maps) == []
+    assert backends_of(node.maps, small.frontend) == wanted_of(small)
+    assert backends_of(node.maps, big.frontend) is None, "nobody finds a service that is not whole"
+
+
+def test_a_service_that_grows_too_large_keeps_serving_as_it_was():
+    node = sized(services=20)
+    node.serve(service("10.96.0.1:80", *some(1, 3)), service("10.96.0.2:80", *some(1, 5)))
+    grown, other = service("10.96.0.1:80", *some(1, 30)), service("10.96.0.2:80", *some(2, 5))
+    node.want(grown, other)
+    done = node.sync()
+    assert list(done.failed) == [grown.frontend]
+    assert check(node.maps) == []
+    assert backends_of(node.maps, grown.frontend) == wanted_of(service("10.96.0.1:80", *some(1, 3)))
+    assert backends_of(node.maps, other.frontend) == wanted_of(other)
+    assert grown.frontend in node.shadow.dirty
+
+
+def test_it_is_made_good_when_there_is_room_again():
+    node = sized(services=20)
+    first, second = service("10.96.0.1:80", *some(1, 12)), service("10.96.0.2:80", *some(1, 12))
+    node.want(first, second)
+    assert list(node.sync().failed) == [second.frontend]
+    assert list(node.sync().failed) == [second.frontend], "trying again does no harm"
+    node.want(second)
+    for _ in range(2):
+        done = node.sync()
+    assert done.complete
+    assert backends_of(node.maps, second.frontend) == wanted_of(second)
+    assert check(node.maps, settled=True) == []
+    assert node.shadow.pressure()["lb4_service"] == (13, 20)
+
+
+def test_a_full_backend_map_stops_only_those_that_need_the_new_ones():
+    node = sized(backends=8)
+    old, new, shared = (
+        service("10.96.0.1:80", *some(1, 6)),
+        service("10.96.0.2:80", *some(100, 4)),
+        service("10.96.0.3:80", *some(2, 2)),
+    )
+    node.want(old, new, shared)
+    assert list(node.sync().failed) == []
+    assert node.book.errors[0][0] == new.frontend, "the ids ran out before the map"
+
+
+def test_a_backend_id_beyond_the_maps_is_refused_and_says_what_to_raise():
+    node = sized(backends=16)
+    node.book.backend_ids = IdAllocator()  # it knows nothing of the maps
+    fits, too_many = service("10.96.0.1:80", *some(1, 10)), service("10.96.0.2:80", *some(50, 10))
+    node.want(fits, too_many)
+    done = node.sync()
+    assert list(done.failed) == [too_many.frontend]
+    assert "--max-backends" in str(done.failed[too_many.frontend])
+    assert check(node.maps, settled=True) == []
+    node.want(fits)
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+
+
+def test_a_map_that_is_fuller_than_known_stops_who_does_not_fit_and_is_made_good():
+    node = sized(services=20)
+    strangers = [(bytes((1, 1, 1, n, 0, 0, 1, 0)) + bytes(4), bytes(12)) for n in range(9)]  # slots without a master
+    node.maps.put_many("lb4_service", strangers)
+    first, second = service("10.96.0.1:80", *some(1, 4)), service("10.96.0.2:80", *some(1, 12))
+    node.want(first, second)
+    done = node.sync()
+    assert second.frontend in done.failed
+    assert "lb4_service is full: 20 of 20" in str(done.failed[second.frontend])
+    assert check(node.maps) == []
+    node.maps.delete_many("lb4_service", [key for key, _ in strangers])
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+    assert backends_of(node.maps, second.frontend) == wanted_of(second)
+
+
+def test_a_full_range_map_stops_the_service_before_its_master_and_never_opens_it():
+    node = sized(source_ranges=3)
+    ranges = tuple(CIDR.parse(f"10.{n}.0.0/16") for n in range(5))
+    guarded = service("10.96.0.1:80", *some(1, 1), source_ranges=ranges, flags=0xC0, check_source_range=True)
+    node.want(guarded, service("10.96.0.2:80", *some(1, 1)))
+    done = node.sync()
+    assert list(done.failed) == [guarded.frontend]
+    assert "--max-source-ranges" in str(done.failed[guarded.frontend])
+    assert backends_of(node.maps, guarded.frontend) is None
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_failure_at_any_write_is_named_and_made_good(number):
+    node, calm = Node(), Node()
+    before = [
+        service("10.96.0.1:80", *some(1, 3), algorithm=Algorithm.MAGLEV, session_affinity=True),
+        service("10.96.0.2:80", *some(2, 3)),
+    ]
+    after = [
+        service("10.96.0.1:80", *some(2, 3), algorithm=Algorithm.MAGLEV, session_affinity=True),
+        service("10.96.0.3:80", *some(9, 2), source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0),
+    ]
+    for one in (node, calm):
+        one.serve(*before)
+        one.want(*after)
+    calm.sync()
+    node.maps = FaultyMaps(node.maps, before=fail_at(number, KernelError("update", 12, "lb4_service")))
+    done = node.sync()
+    assert done.complete == (node.maps.writes <= number)
+    assert check(node.maps.inner) == []
+    assert node.sync().complete
+    assert dump(node.maps) == dump(calm.maps)
+    assert check(node.maps, settled=True) == []
+
+
+def test_a_plan_may_be_applied_twice():
+    from lbagent.sync.target.apply import apply
+    from lbagent.sync.target.plan import plan
+    from lbagent.sync.target.restore import restore
+    from tests.sync.target.plans import SNAT, paths
+
+    node = Node()
+    node.want(service("10.96.0.1:80", *some(1, 3), algorithm=Algorithm.MAGLEV))
+    planned = plan(node.state, node.shadow, paths, SNAT)
+    assert apply(planned, node.maps, node.shadow).complete
+    first = dump(node.maps)
+    assert apply(planned, node.maps, restore(node.maps).shadow).complete
+    assert dump(node.maps) == first
+    assert check(node.maps, settled=True) == []
+
+
+def test_pressure_counts_without_walking():
+    node = Node()
+    node.serve(
+        service("10.96.0.1:80", *some(1, 3), session_affinity=True, algorithm=Algorithm.MAGLEV),
+        service("[fd00::1]:80", backend("[fd00:1::1]:80"), source_ranges=(CIDR.parse("fd00::/8"), CIDR.parse("::/0"))),
+    )
+    found = {name: used for name, (used, _) in node.shadow.pressure().items()}
+    assert found == {
+        "lb4_service": 4, "lb6_service": 2, "lb4_backend": 3, "lb6_backend": 1, "lb_affinity_match": 3,
+        "lb4_source_range": 0, "lb6_source_range": 2, "lb4_maglev": 1, "lb6_maglev": 0, "lb4_reverse_nat": 1,
+        "lb6_reverse_nat": 1,
+    }  # fmt: skip
+    for name, used in found.items():
+        assert len(node.maps.maglev(name) if "maglev" in name else node.maps.items(name)) == used, name
+    assert node.shadow.pressure()["lb4_service"] == (4, 1024)
+
+
+def test_what_was_carried_out_is_gone_without_a_garbage_collection():
+    """A plan of 10,000 services holds tens of MiB."""
+    node = Node()
+    node.serve(service("10.96.0.1:80", *some(1, 3)))
+    gc.collect()
+    gc.disable()
+    try:
+        node.serve(service("10.96.0.1:80", *some(1, 5)), service("10.96.0.2:80", *some(3, 9)))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -1,0 +1,66 @@
+"""A stranger's hand in the maps is seen, our own is not."""
+
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lbagent.maps.consistency import check
+from lbagent.sync.target.drift import drift
+from lbagent.sync.target.restore import restore
+from tests.sync.target.plans import Node, states
+from tests.sync.target.test_restore import EVERYTHING
+
+
+def found(node: Node) -> list[str]:
+    return [line for line in drift(node.maps, node.shadow) if line]
+
+
+def slot(number: int) -> bytes:
+    return bytes((10, 96, 0, 1, 0, 80)) + number.to_bytes(2, "little") + bytes((6, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("deed", "sentence"),
+    [
+        (lambda maps: maps.delete_many("lb4_service", [slot(2)]), "10.96.0.1:80/TCP in lb4_service"),
+        (lambda maps: maps.put_many("lb4_service", [(slot(9), bytes(12))]), "10.96.0.1:80/TCP"),
+        (
+            lambda maps: maps.put_many("lb4_service", [(b"\1" + slot(0)[1:], bytes(12))]),
+            "1.96.0.1:80/TCP is in lb4_service",
+        ),
+        (lambda maps: maps.delete_many("lb4_backend", [struct.pack("=I", 1)]), "backend 1 in lb4_backend"),
+        (lambda maps: maps.put_many("lb4_backend", [(struct.pack("=I", 99), bytes(11) + b"\1")]), "backend 99"),
+        (lambda maps: maps.store("lb4_path", [(24, bytes(8))]), "lb4_path is not"),
+        (lambda maps: maps.store("lb_filter", [(4096, b"\1" * 8)]), "lb_filter is not"),
+        (lambda maps: maps.put_many("lb4_reverse_nat", [(struct.pack("=I", 1), bytes(8))]), "lb4_reverse_nat is not"),
+        (lambda maps: maps.put_many("lb_affinity_match", [(bytes(8), b"\1")]), "lb_affinity_match is not"),
+        (
+            lambda maps: maps.delete_many("lb6_source_range", [maps.items("lb6_source_range")[0][0]]),
+            "lb6_source_range is not",
+        ),
+    ],
+)
+def test_what_a_stranger_did_is_named_and_made_good(deed, sentence):
+    node = Node()
+    node.serve(*EVERYTHING)
+    assert found(node) == []
+    deed(node.maps)
+    assert any(sentence in line for line in found(node)), found(node)
+    node.shadow = restore(node.maps).shadow
+    assert node.sync().complete
+    assert found(node) == []
+    assert check(node.maps, settled=True) == []
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(states(), min_size=2, max_size=4), st.integers(1, 7))
+def test_plans_between_two_slices_are_no_drift(sequence, every):
+    node = Node()
+    node.serve(*sequence[0])
+    rest = list(sequence[1:])
+    for number, line in enumerate(drift(node.maps, node.shadow)):
+        assert line == ""
+        if rest and number % every == 0:
+            node.serve(*rest.pop())

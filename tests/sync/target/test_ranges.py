@@ -1,0 +1,228 @@
+"""While the source ranges of a frontend change: whoever both rules let in gets in, whoever neither lets in never does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lbagent.errors import KernelError
+from lbagent.maps.consistency import check
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import CIDR
+from tests.maps.conftest import private_bpffs
+from tests.sync.target.plans import SMALL, Node, backend, service
+from tests.sync.target.test_plan_order import copy_of
+
+NETS = {
+    4: ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.3/32", "192.168.0.0/16"],
+    6: ["::/0", "fd00::/8", "fd00:1::/32", "fd00:1::1/128", "2001:db8::/32"],
+}
+CLIENTS = {
+    4: ["9.9.9.9", "10.0.0.1", "10.1.0.1", "10.1.2.1", "10.1.2.3", "192.168.0.1"],
+    6: ["2001:db9::1", "2001:db8::1", "fd00::1", "fd00:1::1", "fd00:1::2"],
+}
+VIP = {4: "203.0.113.1:80", 6: "[2001:db8::1]:80"}
+RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@st.composite
+def rules(draw, family: int):
+    """Draw (mode, ranges)."""
+    mode = draw(st.sampled_from(("off", "allow", "deny")))
+    return mode, () if mode == "off" else tuple(draw(st.lists(st.sampled_from(NETS[family]), unique=True)))
+
+
+worlds = st.sampled_from((4, 6)).flatmap(
+    lambda family: st.tuples(st.just(family), st.lists(rules(family), min_size=2, max_size=4))
+)
+
+
+def lets_in(rule, client: str) -> bool:
+    """Say what a rule means."""
+    mode, nets = rule
+    listed = any(ip_address(client) in ip_network(net) for net in nets)
+    return mode == "off" or listed is (mode == "allow")
+
+
+def frontend(family: int, rule, host: int = 1):
+    mode, nets = rule
+    flags = ServiceFlags.ROUTABLE
+    if mode != "off":
+        flags |= ServiceFlags.SOURCE_RANGE | (ServiceFlags.SOURCE_RANGE_DENY if mode == "deny" else 0)
+    address = f"10.244.1.{host}:8080" if family == 4 else f"[fd00:1::{host}]:8080"
+    return service(
+        VIP[family], backend(address), flags=flags, check_source_range=mode != "off",
+        source_ranges_deny=mode == "deny", source_ranges=tuple(map(CIDR.parse, nets)),
+    )  # fmt: skip
+
+
+def admitted(maps, family: int, client: str) -> bool | None:
+    """Say what the program does, from the bytes (bpf/include/service.h); None without a master."""
+    size, digit = (4, "4") if family == 4 else (16, "6")
+    address, port = VIP[family].rsplit(":", 1)
+    key = ip_address(address.strip("[]")).packed + int(port).to_bytes(2, "big") + bytes((0, 0, 6, 0, 0, 0))
+    master = maps.get(f"lb{digit}_service", key)
+    if master is None:
+        return None
+    flags, ident = master[8] | master[9] << 8, master[6:8]
+    if not flags & 0x80:
+        return True
+    best, value = -1, b""
+    for entry, found in maps.items(f"lb{digit}_source_range"):
+        bits = int.from_bytes(entry[:4], "little") - 32
+        net = ip_network((entry[8 : 8 + size], bits))
+        if entry[4:6] == ident and bits > best and ip_address(client) in net:
+            best, value = bits, found
+    if best >= 0 and value[0] >= 2:
+        return value[0] == 2
+    return (best >= 0) is not bool(flags & 0x4000)
+
+
+class Door(FaultyMaps):
+    """Maps that are asked after every write who is let in: as before or as wanted, and changed once at most."""
+
+    def __init__(self, inner, family: int, new, **more):
+        super().__init__(inner, after=self.look, **more)
+        self.family, self.new = family, new
+        self.was = {client: admitted(inner, family, client) for client in CLIENTS[family]}
+
+    def look(self, number: int, name: str) -> None:
+        for client in CLIENTS[self.family]:
+            now, wanted = admitted(self.inner, self.family, client), lets_in(self.new, client)
+            if self.was[client] is not None:
+                assert now in (self.was[client], wanted), f"{client} at write {number} ({name})"
+            elif now is not None:
+                assert now is wanted, f"{client} at write {number} ({name}): a new frontend"
+            self.was[client] = now
+        assert check(self.inner) == []
+
+
+@RELAXED
+@given(worlds)
+def test_nobody_is_let_in_or_kept_out_for_a_moment(world):
+    family, sequence = world
+    node = Node()
+    for rule in sequence:
+        node.want(frontend(family, rule))
+        inner = node.maps
+        node.maps = Door(inner, family, rule)
+        assert node.sync().complete
+        node.maps = inner
+        assert {c: admitted(inner, family, c) for c in CLIENTS[family]} == {
+            c: lets_in(rule, c) for c in CLIENTS[family]
+        }
+        assert check(inner, settled=True) == []
+        listed = [value for name in ("lb4_source_range", "lb6_source_range") for _, value in inner.items(name)]
+        assert listed == [b"\1"] * len(rule[1]), "what is in force says no more than before"
+    restarted = Node(node.maps)
+    restarted.restart()
+    restarted.want(frontend(family, sequence[-1]))
+    assert restarted.sync().entries == 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(worlds)
+def test_a_kill_at_any_write_opens_and_closes_nothing(world):
+    """Killed on the way from the first rule to the second, the next start goes on to the last of the world."""
+    family, (first, second, *rest) = world
+    third = rest[-1] if rest else second
+    start = Node()
+    start.serve(frontend(family, first))
+    number, killed = 0, True
+    while killed:
+        node = Node(copy_of(start.maps))
+        node.restart()
+        node.serve(frontend(family, first))
+        node.want(frontend(family, second))
+        inner = node.maps
+        node.maps = Door(inner, family, second, before=fail_at(number, Killed()))
+        try:
+            node.sync()
+            killed = False
+        except Killed:
+            number += 1
+        reborn = Node(inner)
+        reborn.restart()
+        reborn.want(frontend(family, third))
+        reborn.maps = Door(inner, family, third)
+        assert reborn.sync().complete
+        assert all(admitted(inner, family, client) is lets_in(third, client) for client in CLIENTS[family])
+        assert check(inner, settled=True) == []
+
+
+@RELAXED
+@given(worlds, st.integers(0, 1 << 30))
+def test_failing_writes_open_and_close_nothing(world, seed):
+    family, sequence = world
+    node = Node()
+    node.serve(frontend(family, sequence[0]))
+    fails = fail_often(0.2, seed)
+    for turn, rule in enumerate(sequence[1:]):
+        node.want(frontend(family, rule, host=1 + turn % 2))
+        inner = node.maps
+        node.maps = Door(inner, family, rule, before=fails)
+        for _ in range(200):
+            if node.sync().complete:
+                break
+        else:
+            pytest.fail("it never converged")
+        node.maps = inner
+    assert check(node.maps, settled=True) == []
+
+
+def test_a_change_of_rules_needs_room_for_one_range_more():
+    node = Node(MemoryMaps(replace(SMALL, source_ranges=2)))
+    node.serve(frontend(4, ("allow", ("10.1.0.0/16", "10.1.2.0/24"))))
+    node.want(frontend(4, ("deny", ("10.1.0.0/16",))))
+    (error,) = node.sync().failed.values()
+    assert "--max-source-ranges" in str(error)
+    assert admitted(node.maps, 4, "10.1.0.1")
+    assert not admitted(node.maps, 4, "9.9.9.9")
+    node.serve(frontend(4, ("allow", ("10.1.0.0/16",))))
+    node.serve(frontend(4, ("deny", ("10.1.0.0/16",))))
+
+
+def test_a_full_map_changes_nothing_of_the_rules():
+    node = Node()
+    node.serve(frontend(4, ("allow", ("10.0.0.0/8",))))
+    node.want(frontend(4, ("deny", ("192.168.0.0/16",))))
+    inner = node.maps
+    for number in range(1, 12):
+        node.maps = Door(
+            inner, 4, ("deny", ("192.168.0.0/16",)), before=fail_at(number, KernelError("update", 7, "a map"))
+        )
+        node.sync()
+    node.maps = inner
+    assert node.sync().complete
+    assert check(inner, settled=True) == []
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize("family", [4, 6])
+def test_the_kernels_maps_take_the_same_way(family):
+    one, two, three = NETS[family][1], NETS[family][3], NETS[family][0]
+    rules = [
+        ("allow", (one,)),
+        ("deny", (two, one)),
+        ("allow", (two, three)),
+        ("deny", (three,)),
+        ("off", ()),
+        ("deny", ()),
+        ("allow", (one, two)),
+    ]
+    with private_bpffs() as path, KernelMaps.open(path, SMALL) as maps:
+        node = Node(maps)
+        for rule in rules:
+            node.want(frontend(family, rule))
+            node.maps = Door(maps, family, rule)
+            assert node.sync().complete
+            node.maps = maps
+            assert all(admitted(maps, family, client) is lets_in(rule, client) for client in CLIENTS[family])
+            assert check(maps, settled=True) == []

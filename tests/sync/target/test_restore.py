@@ -1,0 +1,121 @@
+"""What a start finds in the maps."""
+
+import struct
+
+from hypothesis import HealthCheck, given, settings
+
+from lbagent.maps.consistency import check
+from lbagent.maps.dump import dump
+from lbagent.model.address import L3n4Addr
+from lbagent.model.service import CIDR, Algorithm
+from lbagent.sync.target.restore import restore
+from tests.sync.target.plans import MAINTENANCE, QUARANTINED, Node, backend, service, states
+
+EVERYTHING = [
+    service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, flags=0x50),
+    service("10.96.0.1:80/UDP", backend("10.244.1.12:80/UDP"), others=(backend("10.244.1.13:80/UDP", QUARANTINED),)),
+    service("10.96.0.2:80/TCP/i", backend("10.244.1.12:80"), algorithm=Algorithm.MAGLEV),
+    service("10.96.0.2:80", resting=(backend("10.244.1.9:80", MAINTENANCE),), has_elsewhere=True),
+    service("[fd00::1]:443", backend("[fd00:1::1]:8443"), source_ranges=(CIDR.parse("fd00::/8"),), flags=0xC0),
+]
+
+
+def test_empty_maps_give_an_empty_shadow():
+    found = restore(Node().maps)
+    assert (found.service_ids, found.backend_ids, found.states) == ([], [], {})
+    assert found.shadow.frontends == {}
+
+
+def test_ids_and_states_are_those_in_the_maps():
+    node = Node()
+    node.serve(*EVERYTHING)
+    found = restore(node.maps)
+    assert dict(found.service_ids) == {
+        L3n4Addr.parse("10.96.0.1:80"): 1,
+        L3n4Addr.parse("10.96.0.1:80/UDP"): 2,
+        L3n4Addr.parse("10.96.0.2:80/i"): 3,
+        L3n4Addr.parse("10.96.0.2:80"): 4,
+        L3n4Addr.parse("[fd00::1]:443"): 5,
+    }
+    assert dict(found.backend_ids) == {svc.address: svc.id for svc in node.state.backends.values()}
+    assert found.states[L3n4Addr.parse("10.244.1.9:80")] == MAINTENANCE
+    assert found.states[L3n4Addr.parse("10.244.1.13:80/UDP")] == QUARANTINED
+
+
+def test_a_restart_with_nothing_to_change_writes_nothing():
+    node = Node()
+    node.serve(*EVERYTHING)
+    before = dump(node.maps)
+    node.restart()
+    node.want(*EVERYTHING)
+    done = node.sync()
+    assert (done.complete, done.written) == (True, {})
+    assert dump(node.maps) == before
+    assert not node.shadow.full
+    assert node.sync().entries == 0
+
+
+def test_what_was_deleted_meanwhile_is_pruned():
+    node = Node()
+    node.serve(*EVERYTHING)
+    node.restart()
+    node.want(EVERYTHING[1])
+    node.sync()
+    assert [line for line in dump(node.maps) if line.startswith("REV")] == ["REV: ID=2 ADDR=10.96.0.1:80"]
+    assert check(node.maps, settled=True) == []
+    node.serve()
+    assert dump(node.maps) == []
+
+
+def test_entries_of_nobody_are_pruned():
+    node = Node()
+    node.serve(EVERYTHING[0])
+    maps, ident = node.maps, struct.pack("=I", 77)
+    maps.put_many("lb4_reverse_nat", [(ident, bytes((10, 96, 0, 9, 0, 80, 6, 0)))])
+    maps.put_many("lb_affinity_match", [(ident + b"\0\x4d\0\0", b"\1")])
+    maps.put_many("lb4_source_range", [(struct.pack("=I", 40) + b"\0\x4e\0\0" + bytes((10, 0, 0, 0)), b"\1")])
+    maps.set_maglev("lb6_maglev", {79: bytes(4 * 251)})
+    maps.put_many("lb6_backend", [(struct.pack("=I", 80), b"\xfd" * 16 + b"\0\x50\6\0" + bytes(4))])
+    maps.store(
+        "lb4_path", [(90 * 16, bytes((10, 9, 9, 9)) + bytes(4)), (90 * 16 + 8, bytes((0, 80, 4, 1, 0, 0, 0, 0)))]
+    )
+    maps.store("lb_filter", [(4096, b"\xff" * 8)])
+    node.restart()
+    node.want(EVERYTHING[0])
+    assert node.sync().complete
+    assert check(maps, settled=True) == []
+    fresh = Node()
+    fresh.serve(EVERYTHING[0])
+    assert dump(maps) == dump(fresh.maps)
+    with maps.window("lb4_path", 90 * 16, 16) as view:
+        assert bytes(view)[8:] == bytes((0, 80, 5, 0, 0, 0, 0, 0)), "the generation survives"
+    with maps.window("lb_filter", 0, 384 * 1024) as ours, fresh.maps.window("lb_filter", 0, 384 * 1024) as theirs:
+        assert bytes(ours) == bytes(theirs)
+
+
+def test_two_frontends_with_one_id_are_told_apart():
+    """Only somebody else's hand makes this; one of the two gets another id, both are served."""
+    node = Node()
+    node.serve(*EVERYTHING[:2])
+    for key, value in node.maps.items("lb4_service"):
+        node.maps.put_many("lb4_service", [(key, value[:6] + b"\0\1" + value[8:])])
+    node.restart()
+    node.want(*EVERYTHING[:2])
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+    assert min(svc.id for svc in node.state.services) == 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(states(), states())
+def test_a_start_into_another_state_ends_where_a_fresh_one_does(before, after):
+    node = Node()
+    node.serve(*before)
+    ids = {svc.frontend: svc.id for svc in node.state.services}
+    node.restart()
+    node.want(*after)
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+    for svc in node.state.services:
+        assert svc.id == ids.get(svc.frontend, svc.id)
+    assert node.sync().entries == 0

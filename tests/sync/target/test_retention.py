@@ -1,0 +1,331 @@
+"""A restart while a source cannot vouch for its list: the others are served, and nothing goes that may be the doubtful one's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lbagent.errors import KernelError
+from lbagent.maps.consistency import check
+from lbagent.maps.dump import dump
+from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState as State
+from lbagent.objects.records import BackendState
+from lbagent.sync import loop
+from lbagent.sync.target.restore import restore
+from lbagent.sync.target.retention import RESTORED, restored_state
+from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
+from tests.sync.target.plans import Node, backends_of, states
+from tests.sync.target.test_plan_order import copy_of
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(states())
+def test_what_is_read_back_as_services_is_what_is_there(services):
+    """All that the maps say of a frontend survives: as a State it needs no write, but for backends that rest."""
+    start = Node()
+    start.serve(*services)
+    before = dump(start.maps)
+    node = Node(copy_of(start.maps))
+    node.restart()
+    node.shadow.prune = False
+    found = restored_state(node.shadow, "me")
+    assert {svc.frontend for svc in found.services} == {svc.frontend for svc in services}
+    for svc in found.services:
+        old = start.state.by_frontend[svc.frontend]
+        assert (svc.id, svc.flags, svc.algorithm, svc.wildcard, svc.has_elsewhere and bool(svc.id)) == (
+            old.id, old.flags, old.algorithm, old.wildcard, old.has_elsewhere,
+        )  # fmt: skip
+        assert [b.address for b in svc.selectable] == [b.address for b in old.selectable]
+        assert [b.address for b in svc.others] == [b.address for b in old.others]
+        assert svc.affinity_timeout_s == old.affinity_timeout_s
+    node.want(*found.services)
+    done = node.sync()
+    assert done.complete
+    assert {name for name in done.written if not name.endswith(("_path", "lb_filter"))} == set(), done.written
+    assert dump(node.maps) == before
+
+
+async def serve_first(maps, *objects) -> None:
+    """Let an earlier agent write these."""
+    source = ListSource("first")
+    reconciler, _ = make(maps, source)
+    async with running(reconciler):
+        source.first_list(*objects)
+        await reconciler.ready.wait()
+
+
+def of(maps, *numbers: int) -> list[str]:
+    """Return the dump lines about these services, their ids and flags included."""
+    return [line for line in dump(maps) if any(f"10.96.0.{n}:" in line or f"10.1.{n}." in line for n in numbers)]
+
+
+def hosts(maps, number: int) -> set[str]:
+    found = backends_of(maps, L3n4Addr(bytes((10, 96, 0, number)), 80)) or set()
+    return {str(int(text[6:8], 16)) for text in found}
+
+
+async def test_what_trusted_sources_say_is_written_and_all_else_stays() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(
+        maps,
+        service(1),
+        endpoints(1, 1, 2),
+        service(2, affinity_timeout_s=60),
+        endpoints(2, 1, 2),
+        service(3),
+        endpoints(3, 1),
+    )
+    before = of(maps, 2, 3)
+    good, doubtful = ListSource("good"), ListSource("folder")
+    doubtful.trusted = False
+    reconciler, _ = make(maps, good, doubtful)
+    async with running(reconciler):
+        good.first_list(service(1), endpoints(1, 2, 3), service(4), endpoints(4, 1))
+        doubtful.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        await reconciler.settled()
+        assert hosts(maps, 1) == {"2", "3"}, "a Service that is known whole is written whole"
+        assert hosts(maps, 4) == {"1"}
+        assert of(maps, 2, 3) == before
+        assert check(maps) == []
+        assert not reconciler.ready.is_set()
+        assert "folder" in reconciler.waiting
+        assert "2 frontends" in reconciler.waiting
+        names = {str(svc.frontend): str(svc.name) for svc in reconciler.state.services if not svc.wildcard}
+        assert names == {
+            "10.96.0.1:80": "default/s1", "10.96.0.4:80": "default/s4", "10.96.0.2:80": str(RESTORED), "10.96.0.3:80": str(RESTORED),
+        }  # fmt: skip
+        good.drop(service(4), endpoints(4, 1))  # it is known whose it was
+        await reconciler.settled()
+        assert of(maps, 4) == []
+        assert of(maps, 2, 3) == before
+
+        doubtful.trusted = True
+        doubtful.put(service(2, affinity_timeout_s=60), endpoints(2, 1, 2))
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert reconciler.waiting == ""
+        assert of(maps, 2) == [line for line in before if "10.96.0.2" in line or "10.1.2." in line], "with its ids"
+        assert of(maps, 3) == []
+        assert check(maps, settled=True) == []
+
+
+async def test_what_a_trusted_source_takes_away_itself_goes() -> None:
+    """It was known whole for a moment: from then on its source alone decides, also when that takes it away or scales to nothing."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, *[obj for n in (1, 2, 3, 4) for obj in (service(n), endpoints(n, 1, 2))])
+    before = of(maps, 4)
+    good, doubtful = ListSource("good"), ListSource("folder")
+    doubtful.trusted = False
+    reconciler, _ = make(maps, good, doubtful)
+    async with running(reconciler):
+        good.first_list(*[obj for n in (1, 2) for obj in (service(n), endpoints(n, 1))], service(3), endpoints(3))
+        doubtful.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        assert (hosts(maps, 1), hosts(maps, 2), hosts(maps, 3)) == ({"1"}, {"1"}, set()), (
+            "a slice without endpoints is known"
+        )
+        good.drop(service(1), endpoints(1, 1))
+        good.put(endpoints(2))
+        await reconciler.settled()
+        assert of(maps, 1) == []
+        assert hosts(maps, 2) == set()
+        good.drop(endpoints(2), endpoints(3))
+        await reconciler.settled()
+        assert (hosts(maps, 2), hosts(maps, 3)) == (set(), set())
+        assert of(maps, 4) == before
+        assert check(maps) == []
+
+
+async def test_a_service_without_its_endpoints_keeps_those_it_had() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2))
+    before = dump(maps)
+    good, doubtful = ListSource("good"), ListSource("folder")
+    doubtful.trusted = False
+    reconciler, _ = make(maps, good, doubtful)
+    async with running(reconciler):
+        good.first_list(service(1))
+        doubtful.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        assert dump(maps) == before
+        assert [str(svc.name) for svc in reconciler.state.services] == ["default/s1"] * 2
+        doubtful.trusted = True
+        doubtful.put(endpoints(1, 2))
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert hosts(maps, 1) == {"2"}
+
+
+async def test_a_doubtful_source_adds_and_changes_what_it_knows() -> None:
+    """Half of its files are back: what they hold counts, what they do not hold stays."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2), service(2), endpoints(2, 1))
+    before = of(maps, 2)
+    source = ListSource("folder")
+    source.trusted = False
+    reconciler, _ = make(maps, source)
+    async with running(reconciler):
+        source.first_list(service(1), endpoints(1, 2, 3))
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        assert hosts(maps, 1) == {"1", "2", "3"}
+        assert of(maps, 2) == before
+        assert check(maps) == []
+        source.trusted = True
+        source.put()
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert hosts(maps, 1) == {"2", "3"}
+        assert of(maps, 2) == []
+        assert check(maps, settled=True) == []
+
+
+async def test_the_operator_rules_over_what_was_restored() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2))
+    operator, doubtful = ListSource("operator"), ListSource("folder")
+    doubtful.trusted = False
+    reconciler, _ = make(maps, operator, doubtful)
+    async with running(reconciler):
+        operator.first_list()
+        doubtful.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        backend = next(address for address in reconciler.state.backends if address.address[-1] == 1)
+        operator.put(BackendState("x", backend, State.MAINTENANCE))
+        await reconciler.settled()
+        assert hosts(maps, 1) == {"2"}
+        assert reconciler.state.backends[backend].state is State.MAINTENANCE
+        operator.put(BackendState("x", backend, State.ACTIVE))
+        await reconciler.settled()
+        assert hosts(maps, 1) == {"1", "2"}
+        assert check(maps) == []
+
+
+async def test_before_the_first_list_the_agent_shows_what_the_maps_serve() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2))
+    again = FaultyMaps(maps)
+    source = ListSource("slow")
+    reconciler, _ = make(again, source)
+    async with running(reconciler):
+        await asyncio.sleep(0.02)
+        shown = reconciler.shown
+        assert [str(svc.name) for svc in shown.services] == [str(RESTORED)] * 2
+        assert len(shown.backends) == 2
+        assert again.writes == 0
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert {str(svc.name) for svc in reconciler.shown.services} == {"default/s1"}
+    assert again.writes == 0
+
+
+async def test_kept_frontends_follow_the_network() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1))
+    source = ListSource("folder")
+    source.trusted = False
+    reconciler, ways = make(maps, source)
+    async with running(reconciler):
+        source.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        ways.info = ways.info.__class__(b"\x0a\0\0\1", 7, 1400, False, False)
+        reconciler.paths_changed()
+        await reconciler.settled()
+        with maps.window("lb4_path", 0, 1 << 10) as window:
+            assert sum(int.from_bytes(window[at + 12 : at + 14], "little") == 7 for at in range(0, 1 << 10, 16)) == 1
+    assert check(maps) == []
+
+
+async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1), service(2), endpoints(2, 1))
+    source = ListSource("folder")
+    source.trusted = False
+    reconciler, _ = make(maps, source)
+    tries = []
+
+    def unreadable(given):  # type: ignore[no-untyped-def]
+        tries.append(given)
+        if len(tries) < 3:
+            raise KernelError("lookup", 12, "lb4_service")
+        return restore(given)
+
+    async with running(reconciler):
+        source.first_list()
+        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        monkeypatch.setattr(loop, "restore", unreadable)
+        source.trusted = True
+        source.put(service(1), endpoints(1, 1))
+        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        assert len(tries) == 3
+        assert of(maps, 2) == []
+        assert check(maps, settled=True) == []
+
+
+objects = st.dictionaries(st.integers(1, 5), st.frozensets(st.integers(1, 4), min_size=1), max_size=5)
+
+
+def listed(of_source) -> list:  # type: ignore[no-untyped-def,type-arg]
+    return [
+        obj
+        for number, found in sorted(of_source.items())
+        for obj in (service(number), endpoints(number, *sorted(found)))
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(objects, objects, objects, objects, objects)
+def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first_b, now_a, half_b, now_b):
+    """Source a holds Services 1-5, b 6-10. b is missing at first, tells a part, then all; the maps are whole at any moment."""
+    first_b, half_b, now_b = (
+        {number + 5: found for number, found in each.items()} for each in (first_b, half_b, now_b)
+    )
+
+    async def story() -> None:
+        inner = MemoryMaps(SMALL)
+        await serve_first(inner, *listed(first_a | first_b))
+
+        def look(number: int, name: str) -> None:
+            assert check(inner) == [], (number, name)
+            for which, found in first_b.items() if a_and_b.waiting else ():
+                one = hosts(inner, which)  # while slots are rewritten a backend may have none for a moment
+                assert one, (number, name)
+                assert one <= set(map(str, found | half_b.get(which, frozenset()))), (number, name)
+
+        a, b = ListSource("a"), ListSource("b")
+        b.trusted = False
+        a_and_b, _ = make(FaultyMaps(inner, after=look), a, b)
+        async with running(a_and_b) as loop:
+
+            async def settled() -> None:
+                waiter = asyncio.create_task(a_and_b.settled())
+                await asyncio.wait({loop, waiter}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+                if loop.done():
+                    loop.result()
+                assert waiter.done()
+
+            a.first_list(*listed(now_a))
+            b.first_list()
+            await settled()
+            b.put(*listed(half_b))
+            await settled()
+            for number in range(1, 6):
+                assert hosts(inner, number) == set(map(str, now_a.get(number, first_a.get(number, ())))), number
+            for number in range(6, 11):
+                assert hosts(inner, number) == set(
+                    map(str, first_b.get(number, frozenset()) | half_b.get(number, frozenset()))
+                )
+            gone = [obj for obj in listed(half_b) if obj not in listed(now_b)]
+            b.trusted = True
+            b.drop(*[obj for obj in gone if obj.key not in {each.key for each in listed(now_b)}])
+            b.put(*listed(now_b))
+            await settled()
+            assert a_and_b.ready.is_set()
+            for number, found in (now_a | now_b).items():
+                assert hosts(inner, number) == set(map(str, found)), number
+            assert {int(str(svc.name).rpartition("s")[2]) for svc in a_and_b.state.services} == {*now_a, *now_b}
+        assert check(inner, settled=True) == []
+
+    asyncio.run(story())
