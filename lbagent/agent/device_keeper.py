@@ -107,7 +107,7 @@ def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
     return out
 
 
-def deaf_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
+def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
     """Return the devices by which remote backends are reached and where no program hears their replies, by name.
 
     A VLAN's frames pass the programs of the device below it.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.device_keeper import deaf_outputs
+from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status
 from lbagent.errors import NotFound
 from lbagent.maps.lbmaps import backend_counter, service_counter
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
 
-BACKEND_SERIES_MOST = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
-SHOWN_FAILING_MOST = 100
-SHOWN_MESSAGES_MOST = 1000  # of a source
+MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
+MAX_SHOWN_FAILING = 100
+MAX_SHOWN_MESSAGES = 1000  # of a source
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -141,7 +141,7 @@ class View:
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
         out = []
-        for frontend, failure in list(self._parts.reconciler.failing.items())[:SHOWN_FAILING_MOST]:
+        for frontend, failure in list(self._parts.reconciler.failing.items())[:MAX_SHOWN_FAILING]:
             svc = state.by_frontend.get(frontend) or self._parts.reconciler.wanted.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
@@ -161,12 +161,12 @@ class View:
         if parts.devices:
             out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
             attached = {hook.device for hook in parts.devices.attached}
-            for name in deaf_outputs(parts.network.network, parts.network.finder.outputs, attached):
+            for name in unattached_outputs(parts.network.network, parts.network.finder.outputs, attached):
                 out.append(
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"
                     f" translated; add --device {name}"
                 )
-        more = len(parts.reconciler.failing) - SHOWN_FAILING_MOST
+        more = len(parts.reconciler.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
         if parts.sweeper:
@@ -183,7 +183,7 @@ class View:
         counters = parts.maps.counters
         services = [svc.id for svc in state.services if svc.id]
         refs = parts.reconciler.shadow.refs
-        backends = [] if len(refs) > BACKEND_SERIES_MOST else [backend.id for backend in state.backends.values()]
+        backends = [] if len(refs) > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
         times = os.times()
         counts = parts.reconciler.counts
         yield from metrics.render(
@@ -215,8 +215,8 @@ class View:
 
 def _shown(messages: Sequence[Message]) -> list[str]:
     """Return what is wrong, as many lines as somebody may read."""
-    more = len(messages) - SHOWN_MESSAGES_MOST
-    texts = [str(message) for message in messages[:SHOWN_MESSAGES_MOST]]
+    more = len(messages) - MAX_SHOWN_MESSAGES
+    texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts
 
 

@@ -9,7 +9,7 @@ import msgspec
 from lbagent.api.types import BackendRow, BackendView, ServiceView
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
-from lbagent.model.cooperative import Slices
+from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 
@@ -60,7 +60,7 @@ def service_views(state: State, namespace: str = "", name: str = "") -> Iterator
 Used = tuple[Backend, tuple[str, ...]]  # a backend in its most alive state, and the Services that have it
 
 
-def backends_used(state: State, only: Collection[L3n4Addr] | None = None) -> Slices[list[Used]]:
+def backends_used(state: State, only: Collection[L3n4Addr] | None = None) -> Cooperative[list[Used]]:
     """Return each backend once, by id; `only` these when given. Without the index that `State.backends` would keep."""
     found: dict[L3n4Addr, Used] = {}
     for svc in state.services:

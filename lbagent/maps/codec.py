@@ -48,7 +48,7 @@ _LIVE, _SELECTABLE, _LOCAL, _HOST, _UDP = map(int, PathFlag)  # plain ints: 100,
 MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
 
 
-class Rows(Struct):
+class FrontendEntries(Struct):
     """What the maps hold for one frontend. `members` say what its Maglev table is made of; `table` is one that was read."""
 
     id: int
@@ -72,7 +72,7 @@ class Rows(Struct):
         return {U32.unpack_from(value)[0] for slot, value in self.slots.items() if slot}
 
 
-def encode(svc: SVC) -> Rows:
+def encode(svc: SVC) -> FrontendEntries:
     """Return the rows of a frontend whose ids are assigned."""
     rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)
     low, high = flags & 0xFF, flags >> 8
@@ -80,7 +80,7 @@ def encode(svc: SVC) -> Rows:
     slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.others))}
     for slot, backend in enumerate(svc.selectable + svc.others, 1):
         slots[slot] = pack(backend.id, 0, rev, low, high, 0)
-    rows = Rows(svc.id, slots)
+    rows = FrontendEntries(svc.id, slots)
     if svc.id:
         rows.reverse = reverse_value(svc.frontend, elsewhere=svc.has_elsewhere)
         if svc.session_affinity:
@@ -239,7 +239,7 @@ def backend_of(value: bytes) -> tuple[L3n4Addr, BackendState]:
     return found, BackendState.from_flags(flags)
 
 
-class Path(Struct, frozen=True, gc=False):
+class PathRecord(Struct, frozen=True, gc=False):
     """A path record taken apart."""
 
     address: bytes
@@ -278,11 +278,11 @@ def gone_path(record: bytes) -> bytes:
     return record[:at] + meta + record[at + 8 :]
 
 
-def path_of(record: bytes) -> Path:
+def path_of(record: bytes) -> PathRecord:
     """Take a record apart."""
     layout = LB4_PATH if len(record) == LB4_PATH.size else LB6_PATH
     address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
-    return Path(address, snat, int.from_bytes(port, "big"), gen, flags, nexthop, mtu)
+    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, nexthop, mtu)
 
 
 # Where the meta word (port, gen, flags, nexthop, mtu) lies, by record size: one aligned store publishes it.

@@ -58,7 +58,7 @@ class _Frontend(Struct):
 class _View(Struct):
     frontends: list[_Frontend]
     backends: dict[int, L3n4Addr]
-    paths: dict[int, codec.Path]
+    paths: dict[int, codec.PathRecord]
     reverse: dict[tuple[int, int], bytes]  # by (address size, service id)
     tables: dict[int, bytes]
     affinity: set[tuple[int, int]]

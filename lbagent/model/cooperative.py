@@ -6,10 +6,10 @@ from collections.abc import Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-Slices = Generator[None, None, T]
+Cooperative = Generator[None, None, T]
 
 
-def whole(work: Slices[T]) -> T:
+def run_whole(work: Cooperative[T]) -> T:
     """Do the work in one go."""
     while True:
         try:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import Since, State, same_ends
 
@@ -129,9 +129,9 @@ class IdBook:
 
         What is the same object at both ends of the two States costs next to nothing: well below 1 ms for one change of 20,000.
         """
-        return whole(self.assigning(state))
+        return run_whole(self.assigning(state))
 
-    def assigning(self, state: State) -> Slices[State]:
+    def assigning(self, state: State) -> Cooperative[State]:
         """Do what `assign` does."""
         old, new = self._last.services, state.services
         front, back = same_ends(old, new, state.since)

@@ -9,7 +9,7 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.net.snapshot import Link
 
 MAP = "lb_device"
-MTU_MOST = 0xFFFF  # loopback has one more: no datagram is longer
+MAX_MTU = 0xFFFF  # loopback has one more: no datagram is longer
 HALF = 8  # a record is two words; the first one holds ifindex
 
 
@@ -39,7 +39,7 @@ def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list
             continue
         places[ifindex] = position
         flags = DeviceFlag.POD if pod else 0
-        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MTU_MOST), b"")
+        record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MAX_MTU), b"")
         at = position * LB_DEVICE.size
         if record != present[at : at + LB_DEVICE.size]:
             words += [(at + HALF, record[HALF:]), (at, record[:HALF])]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from lbagent.objects.records import Message
 
 WARNING = "warning about what was read"
-LOGGED_MOST = 200  # messages logged in one go; `lbagent status` shows more
+MAX_LOGGED = 200  # messages logged in one go; `lbagent status` shows more
 
 
-class Told:
+class MessageLog:
     """The messages that the log has seen and that still hold."""
 
     def __init__(self, log: logging.Logger, event: str) -> None:
@@ -24,10 +24,10 @@ class Told:
         """Log what is new among all that is wrong now, and say when nothing is left."""
         known, self._known = self._known, dict.fromkeys(messages)
         new = [message for message in self._known if message not in known]
-        for message in new[:LOGGED_MOST]:
+        for message in new[:MAX_LOGGED]:
             level, event = (logging.WARNING, WARNING) if message.warning else (logging.ERROR, self._event)
             self._log.log(level, event, extra={"error": str(message)})
-        if len(new) > LOGGED_MOST:
-            self._log.warning("more is refused than is logged", extra={"left_out": len(new) - LOGGED_MOST})
+        if len(new) > MAX_LOGGED:
+            self._log.warning("more is refused than is logged", extra={"left_out": len(new) - MAX_LOGGED})
         if known and not messages:
             self._log.info("nothing is refused any more")

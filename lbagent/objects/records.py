@@ -274,7 +274,7 @@ class Last(Struct, frozen=True, gc=False):
     parts: Mapping[str, int] = _EMPTY
 
 
-class Change(Struct, frozen=True, gc=False):
+class ObjectChange(Struct, frozen=True, gc=False):
     """One object became another; None = it was not there, or is gone."""
 
     kind: str

@@ -13,17 +13,17 @@ from typing import Protocol
 
 from lbagent.objects.records import (
     FIELD_OF_KIND,
-    Change,
     Endpoints,
     EndpointSlice,
     KObject,
     Message,
+    ObjectChange,
     Objects,
     Pod,
     Service,
 )
 
-Changed = Callable[[Sequence[Change]], None]
+Changed = Callable[[Sequence[ObjectChange]], None]
 
 
 class Source(Protocol):
@@ -60,7 +60,7 @@ class Store:
         """Name the sources, in the order in which they win."""
         self._objects: dict[str, dict[tuple[str, str], KObject]] = {name: {} for name in sources}
 
-    def apply(self, source: str, changes: Iterable[Change]) -> list[Change]:
+    def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
         """Take the changes of a source; return what changes for everybody."""
         mine = self._objects[source]
         out = []
@@ -73,7 +73,7 @@ class Store:
                 mine[key] = change.new
             new = self._effective(key)
             if old is not new:
-                out.append(Change(change.kind, change.key, old, new))
+                out.append(ObjectChange(change.kind, change.key, old, new))
         return out
 
     def _effective(self, key: tuple[str, str]) -> KObject | None:
@@ -113,6 +113,6 @@ class Store:
         return Objects(**kinds)  # type: ignore[arg-type]
 
 
-def listed(objects: Objects) -> list[Change]:
+def listed(objects: Objects) -> list[ObjectChange]:
     """Return a snapshot as the changes from nothing."""
-    return [Change(kind, key, None, obj) for kind in FIELD_OF_KIND for key, obj in objects.of_kind(kind).items()]
+    return [ObjectChange(kind, key, None, obj) for kind in FIELD_OF_KIND for key, obj in objects.of_kind(kind).items()]

@@ -13,7 +13,7 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.service import SVCType
 from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.decode.wire import Path
+from lbagent.objects.decode.wire import FieldPath
 from lbagent.objects.records import Service, ServicePort
 
 UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
@@ -32,7 +32,7 @@ class Wanted(Struct, frozen=True, gc=False):
 
     frontend: L3n4Addr
     type: SVCType
-    field: Path
+    field: FieldPath
     port: ServicePort | None = None
     surrogate: bool = False  # 0.0.0.0 or [::], for look-ups on the node itself
 
@@ -59,7 +59,7 @@ def wanted_frontends(service: Service, node: NodeView) -> list[Wanted]:
 
 def _all(service: Service, node: NodeView) -> Iterator[Wanted]:
     for index, address in enumerate(service.cluster_ips):
-        field: Path = ("spec", "clusterIPs", index)
+        field: FieldPath = ("spec", "clusterIPs", index)
         for port in service.ports:
             yield Wanted(L3n4Addr(address, port.port, port.protocol), SVCType.CLUSTER_IP, field, port)
         yield Wanted(L3n4Addr(address, 0, L4Type.NONE), SVCType.CLUSTER_IP, field)

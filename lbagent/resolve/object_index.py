@@ -7,12 +7,12 @@ from typing import Any
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState as State
-from lbagent.objects.records import BackendState, Change, Endpoints, EndpointSlice, Node, Pod, Service
+from lbagent.objects.records import BackendState, Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service
 from lbagent.resolve.frontends import NodeView
 from lbagent.resolve.host_ports import is_relevant
 
 
-class Known:
+class ObjectIndex:
     """The objects, by what resolve asks for, and what changed since it asked last.
 
     `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort rows may have.
@@ -38,7 +38,7 @@ class Known:
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
         self._stale_pods: set[str] = set()
 
-    def update(self, change: Change) -> None:
+    def update(self, change: ObjectChange) -> None:
         """Take a change of one object."""
         key, old, new = change.key, change.old, change.new
         match new or old:

@@ -16,7 +16,7 @@ def seniority(service: Service) -> tuple[bool, float, str, str]:
     return (not service.created, service.created, service.namespace, service.name)
 
 
-class Claims:
+class Ownership:
     """The frontends that Services want, by frontend; most are wanted by one."""
 
     def __init__(self) -> None:

@@ -12,18 +12,18 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.objects import records
-from lbagent.objects.records import Change, Message, Objects, Service
+from lbagent.objects.records import Message, ObjectChange, Objects, Service
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.frontends import Wanted, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
-from lbagent.resolve.object_index import Known
+from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
-from lbagent.resolve.ownership import Claims
-from lbagent.resolve.service_builder import Rows, Surroundings
+from lbagent.resolve.ownership import Ownership
+from lbagent.resolve.service_builder import ServiceBuilder, Surroundings
 
 Built = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
@@ -66,8 +66,8 @@ class Resolver:
         self._clear()
 
     def _clear(self) -> None:
-        self._known = Known(self._options.node_name)
-        self._claims = Claims()
+        self._known = ObjectIndex(self._options.node_name)
+        self._claims = Ownership()
         self._shared = SharedStates()
         self._rows = OrderedRows()
         self._around = Surroundings(self._known.node_view(self._options.node_ips))
@@ -81,7 +81,9 @@ class Resolver:
         """Take a whole snapshot in place of everything known."""
         self._clear()
         self._known.all_dirty = True
-        self.update(Change(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items())
+        self.update(
+            ObjectChange(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items()
+        )
 
     def remember(self, addresses: Iterable[L3n4Addr]) -> None:
         """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
@@ -96,7 +98,7 @@ class Resolver:
         """Return what the operator and health checks say of backends on this node."""
         return self._known.overrides()
 
-    def update(self, changes: Iterable[Change]) -> None:
+    def update(self, changes: Iterable[ObjectChange]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""
         for change in changes:
             self._known.update(change)
@@ -105,9 +107,9 @@ class Resolver:
 
     def resolve(self) -> Resolution:
         """Return what all objects mean now; the same object as before when nothing changed."""
-        return whole(self.resolving())
+        return run_whole(self.resolving())
 
-    def resolving(self) -> Slices[Resolution]:
+    def resolving(self) -> Cooperative[Resolution]:
         """Do what `resolve` does; no `update` before the end."""
         known = self._known
         if not known.is_changed:
@@ -132,7 +134,7 @@ class Resolver:
 
     # --- who must be built again ---
 
-    def _build(self, dirty: set[str]) -> Slices[Built]:
+    def _build(self, dirty: set[str]) -> Cooperative[Built]:
         """Build the dirty Services and all whose rows depend on theirs."""
         built: Built = {}
         touched: set[str] = set()
@@ -154,7 +156,7 @@ class Resolver:
             built |= self._build_pods()
         return built
 
-    def _contest(self, dirty: Iterable[str]) -> Slices[set[str]]:
+    def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
         """Bring the claims up to date; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
         self._wanted = {}
@@ -167,7 +169,7 @@ class Resolver:
 
     # --- rows ---
 
-    def _build_services(self, keys: Iterable[str]) -> Slices[Built]:
+    def _build_services(self, keys: Iterable[str]) -> Cooperative[Built]:
         built: Built = {}
         for key in keys:
             built[key] = self._build_service(key)
@@ -188,7 +190,7 @@ class Resolver:
             winner = owner(frontend)
             return None if winner is None or winner == key else services[winner]
 
-        rows = Rows(service, self._known.slices_of(key), self._around)
+        rows = ServiceBuilder(service, self._known.slices_of(key), self._around)
         built = rows.build(wanted, lost_to)
         self._say(key, rows.messages)
         if rows.latent:

@@ -64,7 +64,7 @@ class _Choice(Struct, frozen=True, gc=False):
     inside: _Group
 
 
-class Rows:
+class ServiceBuilder:
     """Builds the rows of one Service."""
 
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], around: Surroundings) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from lbagent.errors import LbError, Refused
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState as State
-from lbagent.objects.message_log import Told
-from lbagent.objects.records import BackendState, Change, Message, Objects
+from lbagent.objects.message_log import MessageLog
+from lbagent.objects.records import BackendState, Message, ObjectChange, Objects
 from lbagent.objects.source import Changed, listed
 from lbagent.sources.folder import documents
 from lbagent.sources.folder.documents import Unparsable
@@ -53,7 +53,7 @@ class OperatorSource:
     async def run(self, changed: Changed) -> None:
         """Tell what was said before; later changes are told by `set_states`."""
         self._changed = changed
-        Told(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
+        MessageLog(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
         changed(listed(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
@@ -89,7 +89,7 @@ class OperatorSource:
             raise LbError(f"{self._path} cannot be written: {error.strerror}; nothing was changed") from None
         old, self._states = self._states, states
         changes = [
-            Change("BackendState", name, old.get(name), states.get(name))
+            ObjectChange("BackendState", name, old.get(name), states.get(name))
             for name in old.keys() | states.keys()
             if old.get(name) != states.get(name)
         ]

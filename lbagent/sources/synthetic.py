@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from lbagent.errors import ConfigError
 from lbagent.model.address import L4Type
 from lbagent.objects.records import (
-    Change,
     Endpoint,
     EndpointSlice,
     Message,
+    ObjectChange,
     Objects,
     Origin,
     Service,
@@ -70,13 +70,13 @@ class SyntheticSource:
         self.synced.set()
         await asyncio.Event().wait()
 
-    def change(self, number: int) -> Change:
+    def change(self, number: int) -> ObjectChange:
         """Take away or put back the last backend of Service `number`, and tell it."""
         key = f"synthetic/svc-{number}"
         old = self._slices[key]
         new = _slice(number, self._backends - (len(old.endpoints) == self._backends), self._backends)
         self._slices[key] = new
-        change = Change("EndpointSlice", key, old, new)
+        change = ObjectChange("EndpointSlice", key, old, new)
         if self._changed:
             self._changed([change])
         return change

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from lbagent.model.cooperative import Slices, T
+from lbagent.model.cooperative import Cooperative, T
 
 SLICE_S = 0.01  # others wait about so long
 
 
-async def shared(work: Slices[T]) -> T:
+async def run_cooperatively(work: Cooperative[T]) -> T:
     """Do the work, with a turn for everybody else every `SLICE_S`."""
     until = time.monotonic() + SLICE_S
     while True:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
-from lbagent.objects.records import Change
+from lbagent.objects.records import ObjectChange
 from lbagent.objects.source import Source, Store
 from lbagent.resolve import Resolver
 
@@ -27,7 +27,7 @@ class Inbox:
         """Start with nothing told."""
         self.held = {source.name: Held() for source in sources}
         self._store = Store(source.name for source in sources)
-        self._news: list[Change] = []
+        self._news: list[ObjectChange] = []
         self._suspects: set[L3n4Addr] = set()
         self._next_resolver: Resolver | None = None
         self._paths_dirty = False
@@ -36,10 +36,10 @@ class Inbox:
         self._done = 0  # requests that are in the maps
         self._finished = asyncio.Condition()
 
-    def feed(self, source: Source) -> Callable[[Sequence[Change]], None]:
+    def feed(self, source: Source) -> Callable[[Sequence[ObjectChange]], None]:
         """Return the callback of a source."""
 
-        def changed(changes: Sequence[Change]) -> None:
+        def changed(changes: Sequence[ObjectChange]) -> None:
             held = self.held[source.name]
             held.objects += sum((change.new is not None) - (change.old is not None) for change in changes)
             held.generation += bool(changes)

@@ -21,11 +21,11 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
-from lbagent.objects.message_log import Told
+from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
-from lbagent.sync.cooperative import shared
+from lbagent.sync.cooperative import run_cooperatively
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
@@ -33,13 +33,13 @@ from lbagent.sync.target.drift import drift
 from lbagent.sync.target.failures import Failure, Failures
 from lbagent.sync.target.plan import plan_paths, planning
 from lbagent.sync.target.restore import restore
-from lbagent.sync.target.retention import Doubt, Parts, restored_state, restoring
+from lbagent.sync.target.retention import Parts, Retention, restored_state, restoring
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.steps import Plan
 
 log = logging.getLogger(__name__)
-BREATH_MOST_S = 0.2  # pause after a pass: as long as it took, at most this
-DRIFT_MOST = 20  # differences told before everything is read again
+MAX_PAUSE_S = 0.2  # pause after a pass: as long as it took, at most this
+MAX_DRIFT_LINES = 20  # differences told before everything is read again
 RESYNC_S = 60.0
 
 
@@ -92,9 +92,9 @@ class Reconciler(Inbox):
         self.waiting = ""  # why nothing is written yet
         self.shadow = shadow
         self._left: State | None = None  # what an earlier agent left in the maps
-        self._doubt: Doubt | None = None  # while a source cannot vouch for what its first list did not hold
+        self._doubt: Retention | None = None  # while a source cannot vouch for what its first list did not hold
         self._unread: list[LbError] = []
-        self._told = Told(log, "object refused")
+        self._told = MessageLog(log, "object refused")
         self._maps = maps
         self._book = book
         self._resolver = resolver
@@ -144,7 +144,7 @@ class Reconciler(Inbox):
             self.first_try.set()
             self._left = None
             await self._announce(asked)
-            await asyncio.sleep(min(time.monotonic() - began, BREATH_MOST_S))
+            await asyncio.sleep(min(time.monotonic() - began, MAX_PAUSE_S))
 
     async def watch_drift(self) -> None:
         """Look for ever, every `resync_s`, whether somebody else changed the maps, and put them right."""
@@ -160,7 +160,7 @@ class Reconciler(Inbox):
         """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
         found: list[str] = []
         differences = drift(self._maps, self.shadow)
-        while len(found) < DRIFT_MOST:
+        while len(found) < MAX_DRIFT_LINES:
             async with self._busy:
                 difference = next(differences, None)
             if difference is None:
@@ -192,8 +192,8 @@ class Reconciler(Inbox):
         """Begin or end to doubt: until each source has vouched once for its list, nothing goes that may be of its objects."""
         doubtful = [] if self.ready.is_set() else [source.name for source in self._sources if not source.trusted]
         if doubtful and self._doubt is None and self.shadow.frontends:
-            found = await shared(restoring(self.shadow, self._resolver.node_name))
-            self._doubt = Doubt(found, frozenset(self._book.backend_ids.in_use()))
+            found = await run_cooperatively(restoring(self.shadow, self._resolver.node_name))
+            self._doubt = Retention(found, frozenset(self._book.backend_ids.in_use()))
         elif self._doubt and not doubtful:
             self._end_doubt()
         if self._doubt:
@@ -228,10 +228,10 @@ class Reconciler(Inbox):
         self._take_news()
         if self._doubt:
             self._resolver.remember(self._doubt.backends.union(self.state.backends))
-        resolution = await shared(self._resolver.resolving())
+        resolution = await run_cooperatively(self._resolver.resolving())
         self._tell(resolution.messages)
         self.wanted = self._with_kept(resolution.state)
-        desired = self._numbered(await shared(self._book.assigning(self.wanted)))
+        desired = self._numbered(await run_cooperatively(self._book.assigning(self.wanted)))
         held = self.failures.hold(self.shadow, now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
@@ -267,7 +267,7 @@ class Reconciler(Inbox):
         self._suspects = set()
 
     async def _plan(self, desired: State) -> Plan:
-        return await shared(planning(desired, self.shadow, self._ways.path, self._ways.sources()))
+        return await run_cooperatively(planning(desired, self.shadow, self._ways.path, self._ways.sources()))
 
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned, over every resolver: a generation never comes twice."""
@@ -277,7 +277,7 @@ class Reconciler(Inbox):
 
     async def _apply(self, planned: Plan, now: float) -> Applied:
         began = time.monotonic()
-        result = await shared(applying(planned, self._maps, self.shadow))
+        result = await run_cooperatively(applying(planned, self._maps, self.shadow))
         if not planned.steps and not planned.changes:
             return result  # takes over what is equal
         self.counts.last_duration_s = time.monotonic() - began

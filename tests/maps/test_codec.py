@@ -69,7 +69,7 @@ def test_only_the_reverse_row_tells_that_there_are_backends_elsewhere():
 
 def test_a_wildcard_row_is_a_master_and_nothing_else():
     rows = codec.encode(SVC(L3n4Addr.parse("10.96.0.1:0/NONE"), wildcard=True))
-    assert rows == codec.Rows(0, {0: struct.pack("<I", 1 << 24) + bytes(8)})
+    assert rows == codec.FrontendEntries(0, {0: struct.pack("<I", 1 << 24) + bytes(8)})
 
 
 def test_the_port_of_an_l7_proxy_takes_the_place_of_the_time_out():

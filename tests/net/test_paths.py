@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.agent.device_keeper import deaf_outputs
+from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.net.paths import Hop, PathFinder, PathSettings
 from tests.net.builders import ADDRESSES, CNI0, ETH0, address, backend, ip, network, route
@@ -107,8 +107,8 @@ def test_remote_outputs_without_a_program_are_named() -> None:
     found = finder()
     for where in ("10.0.0.7", "10.244.0.5", "10.60.0.1"):
         found(backend(where))
-    assert deaf_outputs(found.network, found.outputs, ["eth0"]) == []  # the VLAN's frames pass eth0
-    assert deaf_outputs(found.network, found.outputs, ["cni0"]) == ["eth0", "eth0.7"]
+    assert unattached_outputs(found.network, found.outputs, ["eth0"]) == []  # the VLAN's frames pass eth0
+    assert unattached_outputs(found.network, found.outputs, ["cni0"]) == ["eth0", "eth0.7"]
 
 
 def test_equal_answers_are_one_object() -> None:

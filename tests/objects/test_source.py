@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from lbagent.errors import ConfigError
-from lbagent.objects.records import Change, Node, Objects
+from lbagent.objects.records import Node, ObjectChange, Objects
 from lbagent.objects.source import Store, listed
 from lbagent.resolve import Options, resolve
 from lbagent.sources.synthetic import SyntheticSource, parse_synthetic
@@ -17,17 +17,17 @@ FIRST, SECOND = Node("n", zone="first"), Node("n", zone="second")
 
 def test_the_source_named_first_holds():
     store = Store(["a", "b"])
-    assert store.apply("b", [Change("Node", "n", None, SECOND)]) == [Change("Node", "n", None, SECOND)]
-    assert store.apply("a", [Change("Node", "n", None, FIRST)]) == [Change("Node", "n", SECOND, FIRST)]
-    assert store.apply("b", [Change("Node", "n", SECOND, None)]) == []
+    assert store.apply("b", [ObjectChange("Node", "n", None, SECOND)]) == [ObjectChange("Node", "n", None, SECOND)]
+    assert store.apply("a", [ObjectChange("Node", "n", None, FIRST)]) == [ObjectChange("Node", "n", SECOND, FIRST)]
+    assert store.apply("b", [ObjectChange("Node", "n", SECOND, None)]) == []
     assert store.snapshot().nodes == {"n": FIRST}
-    store.apply("b", [Change("Node", "n", None, SECOND)])
-    assert store.apply("a", [Change("Node", "n", FIRST, None)]) == [Change("Node", "n", FIRST, SECOND)]
+    store.apply("b", [ObjectChange("Node", "n", None, SECOND)])
+    assert store.apply("a", [ObjectChange("Node", "n", FIRST, None)]) == [ObjectChange("Node", "n", FIRST, SECOND)]
     assert store.snapshot().nodes == {"n": SECOND}
 
 
 def test_a_snapshot_as_changes():
-    assert listed(Objects(nodes={"n": FIRST})) == [Change("Node", "n", None, FIRST)]
+    assert listed(Objects(nodes={"n": FIRST})) == [ObjectChange("Node", "n", None, FIRST)]
 
 
 async def test_synthetic_services():

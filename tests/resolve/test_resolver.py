@@ -13,12 +13,12 @@ from lbagent.model.ids import IdAllocator, IdBook
 from lbagent.model.kinds import Algorithm
 from lbagent.objects.records import (
     BackendState,
-    Change,
     Endpoint,
     Endpoints,
     EndpointSlice,
     HostPort,
     Node,
+    ObjectChange,
     Objects,
     Origin,
     Pod,
@@ -107,7 +107,7 @@ def play(history):
     held = {}
     for obj, there in history:
         key = (type(obj).__name__, obj.key)
-        change = Change(*key, held.get(key), obj if there else None)
+        change = ObjectChange(*key, held.get(key), obj if there else None)
         held[key] = change.new
         yield store.apply("test", [change]), store
 
@@ -226,7 +226,7 @@ def test_a_change_of_one_service_leaves_the_rows_of_the_others_untouched():
     resolver.replace(Objects(services=many))
     before = resolver.resolve().state.services
     piece = EndpointSlice("d", "x", "7", 4, ports=(SlicePort("", L4Type.TCP, 8080),), endpoints=(Endpoint(PODS[0]),))
-    resolver.update([Change("EndpointSlice", piece.key, None, piece)])
+    resolver.update([ObjectChange("EndpointSlice", piece.key, None, piece)])
     after = resolver.resolve().state.services
     changed = [new.name.name for old, new in zip(before, after, strict=True) if old is not new]
     assert changed == ["7"]  # and not its wildcard row, which says the same as before

@@ -14,7 +14,7 @@ from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.objects.records import BackendState, Change
+from lbagent.objects.records import BackendState, ObjectChange
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.manifest_files import Files
 from lbagent.sync.dry_run import dry_run
@@ -84,7 +84,7 @@ class Agent:
         options = Options(self.given.node, tuple(map(parse_ip, self.given.node_ips)), keep_existing=True)
         self.resolver, self.files, self.shadow = Resolver(options), Files(), shadow
         self.book = IdBook(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
-        self.resolver.update(Change("BackendState", name, None, state) for name, state in self.said.items())
+        self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.said.items())
 
     def restart(self) -> None:
         found = restore(self.maps)
@@ -96,7 +96,7 @@ class Agent:
     def set_state(self, state: str, text: str) -> None:
         address = L3n4Addr.parse(text)
         new = BackendState(text, address, State.parse(state))
-        self.resolver.update([Change("BackendState", text, self.said.get(text), new)])
+        self.resolver.update([ObjectChange("BackendState", text, self.said.get(text), new)])
         self.said[text] = new
 
     def sync(self) -> None:

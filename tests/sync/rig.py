@@ -12,10 +12,10 @@ from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L4Type
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.objects.records import (
-    Change,
     Endpoint,
     EndpointSlice,
     Message,
+    ObjectChange,
     Objects,
     Origin,
     Service,
@@ -54,13 +54,13 @@ class ListSource:
         changes = []
         for obj in objects:
             kind = type(obj).__name__
-            changes.append(Change(kind, obj.key, self.objects.get((kind, obj.key)), obj))  # type: ignore[arg-type]
+            changes.append(ObjectChange(kind, obj.key, self.objects.get((kind, obj.key)), obj))  # type: ignore[arg-type]
             self.objects[kind, obj.key] = obj
         self.changed(changes)
 
     def drop(self, *objects: Service | EndpointSlice) -> None:
         self.changed(
-            [Change(type(o).__name__, o.key, self.objects.pop((type(o).__name__, o.key)), None) for o in objects]
+            [ObjectChange(type(o).__name__, o.key, self.objects.pop((type(o).__name__, o.key)), None) for o in objects]
         )  # type: ignore[arg-type]
 
     def first_list(self, *objects: Service | EndpointSlice) -> None:

@@ -10,23 +10,23 @@ import pytest
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, cooperative
-from lbagent.sync.cooperative import shared
+from lbagent.sync.cooperative import run_cooperatively
 from lbagent.sync.target import failures
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 
-def work(steps: int) -> Slices[int]:
+def work(steps: int) -> Cooperative[int]:
     for _ in range(steps):
         yield
     return steps
 
 
 async def test_the_result_is_the_same_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert whole(work(7)) == 7
-    assert await shared(work(7)) == 7
+    assert run_whole(work(7)) == 7
+    assert await run_cooperatively(work(7)) == 7
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
     turns = 0
 
@@ -37,7 +37,7 @@ async def test_the_result_is_the_same_alone_and_among_others(monkeypatch: pytest
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    assert await shared(work(7)) == 7
+    assert await run_cooperatively(work(7)) == 7
     task.cancel()
     assert turns >= 7
 

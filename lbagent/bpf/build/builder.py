@@ -16,8 +16,8 @@ from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build.artifact import Artifact, Program
 from lbagent.bpf.build.c_source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
 from lbagent.bpf.build.compile import MISSING, bcc_version, compile_text
-from lbagent.bpf.build.join_entries import linked
-from lbagent.bpf.build.rewrite import mend
+from lbagent.bpf.build.join_entries import joined
+from lbagent.bpf.build.rewrite import rewrite
 from lbagent.errors import CompileError, LbError
 from lbagent.maps import layout
 
@@ -68,7 +68,7 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         old_ones = [item for item in keep.programs.values() if item.unit == name] if keep else []
         _add(programs, old_ones if fresh is None else fresh)
     whole = artifacts.text_hash("", list(hashes.values()))
-    made = Artifact(linked(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
+    made = Artifact(joined(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
     made.save(path)
     return made
 
@@ -95,7 +95,7 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     if done.warnings:
         print(done.warnings, file=sys.stderr)
     config = layout.MAP_BASE + layout.MAP_NAMES.index("lb_config")
-    mended = {name: mend(code, config) for name, code in sorted(done.functions.items())}
+    mended = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
     return [
         Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
         for name, code in mended.items()

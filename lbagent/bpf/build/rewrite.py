@@ -33,9 +33,9 @@ MAP_WORDS = {"MAP_WORD_FD": 0x7E620001, "MAP_WORD_VALUE": 0x7E620002, "MAP_WORD_
 _LOAD_U64 = 0x79
 
 
-def mend(insns: bytes, config: int = 0) -> bytes:
+def rewrite(insns: bytes, config: int = 0) -> bytes:
     """Return the instructions with all mending done; `config` is the symbolic descriptor of lb_config."""
-    return mend_loops(put_compare_and_swap(put_maps(insns, config)))[0]
+    return separate_loops(put_compare_and_swap(put_maps(insns, config)))[0]
 
 
 def put_maps(insns: bytes, config: int) -> bytes:
@@ -64,7 +64,7 @@ def put_compare_and_swap(insns: bytes) -> bytes:
     return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
 
 
-def mend_loops(insns: bytes) -> tuple[bytes, list[int]]:
+def separate_loops(insns: bytes) -> tuple[bytes, list[int]]:
     """Return the instructions with an empty jump at every place an old kernel would refuse, and those places.
 
     The places are indexes into the old instructions; the jump stands in front of each.

@@ -19,7 +19,7 @@ _LD_IMM64, _LDX_U64, _NOP = 0x18, 0x79, struct.pack("<BBhi", 0x05, 0, 0, 0)  # t
 _JUMP_CLASSES, _CALL, _EXIT = (5, 6), 0x80, 0x90
 
 
-def folded(program: Program, config: bytes) -> Program:
+def with_constants(program: Program, config: bytes) -> Program:
     """Return the program with the loads from lb_config that follow their address directly put in as constants.
 
     Only `rX = &lb_config; rX = *(u64 *)(rX + offset)` is touched, and only where nothing jumps between the two.

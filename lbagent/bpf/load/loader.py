@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.load.constants import folded
+from lbagent.bpf.load.constants import with_constants
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel import bpfsys as maps
@@ -38,7 +38,9 @@ CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
 OWN_MAPS = ("lb_config", *CALLS.values())  # one set a generation
 ENTRIES = ("xdp", "tc_ingress", "tc_egress")  # pinned under v1/prog/
 PROG_TYPES = {"xdp": ProgType.XDP, "tc": ProgType.SCHED_CLS}
-MODESTY = 2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
+PRIORITY_STEP = (
+    2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
+)
 LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
 
 _CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
@@ -83,11 +85,11 @@ def load_generation(
 
         def load(program: Program) -> None:
             start = time.perf_counter()
-            made.programs[program.name] = load_program(folded(program, config), fds, log_dir)
+            made.programs[program.name] = load_program(with_constants(program, config), fds, log_dir)
             made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
 
         largest_first = sorted(artifact.programs.values(), key=lambda program: -len(program.insns))
-        with ThreadPoolExecutor(os.cpu_count(), "verifier", _be_modest) as pool:  # the kernel verifies side by side
+        with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies side by side
             list(pool.map(load, largest_first))
         for (hook, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
@@ -99,11 +101,11 @@ def load_generation(
     return made
 
 
-def _be_modest() -> None:
+def lower_priority() -> None:
     """Let the thread that plans have its processor: a first start has 100,000 backends to plan meanwhile."""
     with contextlib.suppress(OSError):
         me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + MODESTY)
+        os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + PRIORITY_STEP)
 
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from lbagent.objects.decode.decode_other import read_backend_state, read_node, r
 from lbagent.objects.decode.decode_service import read_service
 from lbagent.objects.decode.decode_slice import read_endpoints, read_slice
 from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import Path
+from lbagent.objects.decode.wire import FieldPath
 from lbagent.objects.records import KObject, Last, Message, Origin
 
 
@@ -62,7 +62,7 @@ def is_used(api_version: object, kind: object) -> bool:
 def read_object(
     raw: dict[str, Any],
     origin: Origin,
-    locate: Callable[[Path], int] | None = None,
+    locate: Callable[[FieldPath], int] | None = None,
     last: Callable[[str, str], Last | None] = lambda _kind, _key: None,
 ) -> Read:
     """Read one parsed object of a kind that `is_used`; `raw` may be changed.
@@ -93,7 +93,7 @@ def read_object(
 
 
 # Without one of these the rest means something else: the whole object stays as it was.
-_WHOLE: set[Path] = {
+_WHOLE: set[FieldPath] = {
     ("metadata",),
     ("metadata", "labels"),
     ("metadata", "annotations"),

@@ -8,7 +8,7 @@ from lbagent.model.backend import UnknownState
 from lbagent.objects.decode.last_good_parts import keep_families, keep_host_ports
 from lbagent.objects.decode.report import Report, label, present
 from lbagent.objects.decode.wire import BackendState as WireState
-from lbagent.objects.decode.wire import BackendStateSpec, Meta, Path, PodSpec, PodStatus
+from lbagent.objects.decode.wire import BackendStateSpec, FieldPath, Meta, PodSpec, PodStatus
 from lbagent.objects.decode.wire import ContainerPort as WirePort
 from lbagent.objects.decode.wire import Node as WireNode
 from lbagent.objects.decode.wire import Pod as WirePod
@@ -52,7 +52,7 @@ def read_pod(raw: WirePod, namespace: str, name: str, report: Report) -> Pod:
 
 def _pod_ips(status: PodStatus, report: Report) -> tuple[bytes, ...]:
     found: dict[bytes, None] = {}
-    texts: list[tuple[Path, str | None]] = [
+    texts: list[tuple[FieldPath, str | None]] = [
         (("status", "podIPs", index, "ip"), entry.ip) for index, entry in present((status.podIPs or [])[:MAX_ADDRESSES])
     ]
     for path, text in texts or [(("status", "podIP"), status.podIP)]:
@@ -77,7 +77,7 @@ def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:
     return tuple(found[:MAX_HOST_PORTS])
 
 
-def _host_port(raw: WirePort, path: Path, report: Report) -> list[HostPort]:
+def _host_port(raw: WirePort, path: FieldPath, report: Report) -> list[HostPort]:
     kept = "the hostPort is left out"
     port = report.port((*path, "hostPort"), raw.hostPort, kept)
     target = report.port((*path, "containerPort"), raw.containerPort, kept)

@@ -8,7 +8,7 @@ from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
-from lbagent.objects.decode.wire import Ingress, Meta, Path, ServiceSpec
+from lbagent.objects.decode.wire import FieldPath, Ingress, Meta, ServiceSpec
 from lbagent.objects.decode.wire import Service as Wire
 from lbagent.objects.records import Service, ServicePort
 
@@ -91,7 +91,7 @@ def _health_port(spec: ServiceSpec, report: Report) -> int:
     """Return healthCheckNodePort, 0 for none."""
     if not spec.healthCheckNodePort:
         return 0
-    path: Path = ("spec", "healthCheckNodePort")
+    path: FieldPath = ("spec", "healthCheckNodePort")
     port = report.port(path, spec.healthCheckNodePort, "it is ignored")
     if not port and (port := report.was("health_check_node_port") or 0):
         report.keep(path, str(port))
@@ -124,7 +124,7 @@ def _cluster_ips(spec: ServiceSpec, report: Report) -> list[bytes]:
     return found
 
 
-def _addresses(texts: list[str | None] | None, path: Path, report: Report, *field: str) -> list[bytes]:
+def _addresses(texts: list[str | None] | None, path: FieldPath, report: Report, *field: str) -> list[bytes]:
     found: dict[bytes, None] = {}
     for index, text in present(texts):
         if index >= MAX_ADDRESSES:
@@ -148,7 +148,7 @@ def _ingress(raw: Wire, report: Report) -> list[bytes]:
     return keep_addresses(path, None if entries is None else mine, found, report.was("ingress"), report)
 
 
-def _is_vip(entry: Ingress, path: Path, report: Report) -> bool:
+def _is_vip(entry: Ingress, path: FieldPath, report: Report) -> bool:
     if entry.ipMode in (None, "", "VIP"):
         return True
     if entry.ipMode != "Proxy":
@@ -177,7 +177,9 @@ def family_of(address: bytes) -> int:
     return 4 if len(address) == 4 else 6
 
 
-def _of_families(addresses: list[bytes], families: tuple[int, ...], path: Path, report: Report) -> tuple[bytes, ...]:
+def _of_families(
+    addresses: list[bytes], families: tuple[int, ...], path: FieldPath, report: Report
+) -> tuple[bytes, ...]:
     fit = tuple(address for address in addresses if family_of(address) in families)
     if len(fit) != len(addresses):
         report.warn(path, "the Service has no such IP family", "the addresses of that family have no frontend")
@@ -189,7 +191,7 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
     taken: set[tuple[int, L4Type]] = set()
     node_ports: set[tuple[int, L4Type]] = set()
     for index, raw in present(spec.ports):
-        path: Path = ("spec", "ports", index)
+        path: FieldPath = ("spec", "ports", index)
         if index >= MAX_PORTS:
             report.error(("spec", "ports"), f"more than {MAX_PORTS} ports", "the rest is left out")
             break
@@ -214,7 +216,7 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
 
 def _affinity(spec: ServiceSpec, report: Report) -> int:
     """Return the affinity time-out in seconds, 0 without affinity. `None` beats a left-over config."""
-    path: Path = ("spec", "sessionAffinity")
+    path: FieldPath = ("spec", "sessionAffinity")
     wanted = report.choice(path, spec.sessionAffinity, _AFFINITY, "None", "has_affinity")
     if not wanted:
         return 0
@@ -237,7 +239,7 @@ def _source_ranges(
     meta: Meta, spec: ServiceSpec, vips: tuple[bytes, ...], report: Report
 ) -> tuple[tuple[CIDR, ...], bool, bool]:
     """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
-    path: Path = ("spec", "loadBalancerSourceRanges")
+    path: FieldPath = ("spec", "loadBalancerSourceRanges")
     by_place: dict[int, CIDR] = {}
     for index, text in present(spec.loadBalancerSourceRanges):
         if index >= MAX_RANGES:
@@ -296,12 +298,12 @@ def _l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
     return port
 
 
-def _say_not_yet(path: Path, word: str, report: Report) -> None:
+def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:
     """Nothing is accepted in silence that does not act."""
     if instead := _NOT_YET.get(word):
         report.warn(path, f"{word} is understood, not acted on yet", instead)
 
 
-def _no_port(found: tuple[Path, str], report: Report) -> int:
+def _no_port(found: tuple[FieldPath, str], report: Report) -> int:
     report.error(found[0], f"{found[1]!r} is not a port of 1-65535", "no L7 proxy is used")
     return 0

@@ -9,7 +9,7 @@ from sys import intern
 from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME, family_of
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
-from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, Path, Port, Reference, Subset
+from lbagent.objects.decode.wire import Address, Conditions, FieldPath, Hints, Meta, Port, Reference, Subset
 from lbagent.objects.decode.wire import Endpoint as WireEndpoint
 from lbagent.objects.decode.wire import Endpoints as WireEndpoints
 from lbagent.objects.decode.wire import EndpointSlice as WireSlice
@@ -56,7 +56,7 @@ def _is_for_others(meta: Meta) -> bool:
 
 
 def _kept(
-    path: Path,
+    path: FieldPath,
     raw: Sequence[WireEndpoint | Address | None],
     found: dict[int, Endpoint],
     namespace: str,
@@ -71,7 +71,7 @@ def _kept(
 
 
 def _slice_ports(
-    raw: list[Port | None] | None, path: Path, last: Callable[[], Sequence[SlicePort] | None], report: Report
+    raw: list[Port | None] | None, path: FieldPath, last: Callable[[], Sequence[SlicePort] | None], report: Report
 ) -> tuple[SlicePort, ...]:
     ports: dict[int, SlicePort] = {}
     for index, entry in present(raw):
@@ -152,7 +152,7 @@ def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report
 
 
 def _subset(raw: Subset, namespace: str, name: str, number: int, old: OldSlices, report: Report) -> list[EndpointSlice]:
-    path: Path = ("subsets", number)
+    path: FieldPath = ("subsets", number)
     ports = _slice_ports(raw.ports, (*path, "ports"), lambda: next((piece.ports for piece in old()), ()), report)
     found = [
         *_addresses(raw.addresses, namespace, True, (*path, "addresses"), old, report),
@@ -166,7 +166,7 @@ def _subset(raw: Subset, namespace: str, name: str, number: int, old: OldSlices,
 
 
 def _addresses(
-    raw: list[Address | None] | None, namespace: str, ready: bool, path: Path, old: OldSlices, report: Report
+    raw: list[Address | None] | None, namespace: str, ready: bool, path: FieldPath, old: OldSlices, report: Report
 ) -> list[Endpoint]:
     entries = (raw or [])[:MAX_ENDPOINTS]
     found: dict[int, Endpoint] = {}
@@ -180,7 +180,7 @@ def _addresses(
     return _kept(path, entries, found, namespace, last, report)
 
 
-def _address(raw: Address, namespace: str, ready: bool, path: Path, report: Report) -> Endpoint | None:
+def _address(raw: Address, namespace: str, ready: bool, path: FieldPath, report: Report) -> Endpoint | None:
     address = report.address((*path, "ip"), raw.ip, "the endpoint is left out")
     if address is None:
         return None

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import Path
+from lbagent.objects.decode.wire import FieldPath
 from lbagent.objects.records import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:
     """Return the ports of a Service with those that were good before in place of faulty ones."""
-    path: Path = ("spec", "ports")
+    path: FieldPath = ("spec", "ports")
     old: tuple[ServicePort, ...] = report.was("ports") if report.is_faulty(path) else ()
     if not old:
         return tuple(ports)
@@ -56,11 +56,11 @@ def _keep_port(last: ServicePort, index: int, now: dict[int, ServicePort], repor
         report.keep(("spec", "ports", index), f"port {last.port}")
 
 
-def _name(entry: Any, path: Path, report: Report) -> str:
+def _name(entry: Any, path: FieldPath, report: Report) -> str:
     return (entry.name or "") if entry is not None else report.lost_names.get(path, "")
 
 
-def keep_families(path: Path, found: list[bytes], old: Sequence[bytes] | None, report: Report) -> list[bytes]:
+def keep_families(path: FieldPath, found: list[bytes], old: Sequence[bytes] | None, report: Report) -> list[bytes]:
     """Return the addresses found and, when one of them is faulty, those from before of families that have none now."""
     if not old or not report.is_faulty(path):
         return found
@@ -71,7 +71,7 @@ def keep_families(path: Path, found: list[bytes], old: Sequence[bytes] | None, r
 
 
 def keep_addresses(
-    path: Path, raw: Sequence[Any] | None, found: list[bytes], old: Sequence[bytes] | None, report: Report
+    path: FieldPath, raw: Sequence[Any] | None, found: list[bytes], old: Sequence[bytes] | None, report: Report
 ) -> list[bytes]:
     """Return the addresses found and those from before in place of faulty ones."""
     if not old or not report.is_faulty(path):
@@ -88,7 +88,7 @@ def keep_addresses(
 
 
 def keep_ranges(
-    path: Path, raw: Sequence[str | None] | None, found: dict[int, CIDR], report: Report, *, deny: bool
+    path: FieldPath, raw: Sequence[str | None] | None, found: dict[int, CIDR], report: Report, *, deny: bool
 ) -> tuple[CIDR, ...]:
     """Return the ranges, by place, and those from before that keep the door as closed as it was.
 
@@ -111,7 +111,7 @@ def keep_ranges(
 
 
 def keep_slice_ports(
-    path: Path,
+    path: FieldPath,
     raw: Sequence[Any],
     ports: dict[int, SlicePort],
     last: Callable[[], Sequence[SlicePort] | None],
@@ -134,7 +134,7 @@ def keep_slice_ports(
 
 
 def keep_endpoints(
-    path: Path,
+    path: FieldPath,
     raw: Sequence[Any],
     found: dict[int, Endpoint],
     pods: dict[int, str],
@@ -162,7 +162,7 @@ def keep_endpoints(
 
 def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointSlice]:
     """Return the slices that a faulty subset was before; none when its place says nothing."""
-    path: Path = ("subsets", index)
+    path: FieldPath = ("subsets", index)
     old: Sequence[EndpointSlice] = (report.was("slices") if report.is_faulty(path) else ()) or ()
     if old and len(raw) <= max(piece.subset for piece in old):
         return []
@@ -184,7 +184,7 @@ def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[Ho
     return sorted(found + kept, key=lambda port: port.place) if kept else found
 
 
-def _faulty_around(spec: Any, place: Path, report: Report) -> Path:
+def _faulty_around(spec: Any, place: FieldPath, report: Report) -> FieldPath:
     """Return where the fault is that took a place of a Pod's spec out; () when it is there, or went without one."""
     here = spec
     for depth, step in enumerate(place[1:], 2):
@@ -199,7 +199,7 @@ def _faulty_around(spec: Any, place: Path, report: Report) -> Path:
     return place if report.is_faulty(place) else ()
 
 
-def _faulty(path: Path, raw: Sequence[Any], old: Sequence[Any], report: Report) -> list[int]:
+def _faulty(path: FieldPath, raw: Sequence[Any], old: Sequence[Any], report: Report) -> list[int]:
     """Return the places whose last value is known."""
     if len(raw) < len(old):
         return []

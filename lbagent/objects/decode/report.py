@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
-from lbagent.objects.decode.wire import Meta, Path, path_text
+from lbagent.objects.decode.wire import FieldPath, Meta, path_text
 from lbagent.objects.records import Last, Message, Origin
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Report:
         self,
         origin: Origin,
         subject: str,
-        locate: Callable[[Path], int] | None = None,
+        locate: Callable[[FieldPath], int] | None = None,
         last: Callable[[], Last | None] | None = None,
     ) -> None:
         """Name the object that is read."""
@@ -37,20 +37,20 @@ class Report:
         self.subject = subject
         self.messages: list[Message] = []
         self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
-        self.lost_fields: set[Path] = set()
-        self.lost_names: dict[Path, str] = {}  # what list items were called that are not readable as a whole
+        self.lost_fields: set[FieldPath] = set()
+        self.lost_names: dict[FieldPath, str] = {}  # what list items were called that are not readable as a whole
         self._locate = locate
         self._find_last = last
         self._last: Last | None = None
-        self._faults: dict[Path, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
+        self._faults: dict[FieldPath, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
 
-    def error(self, path: Path, problem: str, kept: str = "") -> None:
+    def error(self, path: FieldPath, problem: str, kept: str = "") -> None:
         """Say that a part was left out."""
         for length in range(len(path) + 1):
             self._faults.setdefault(path[:length], []).append(len(self.messages))
         self._add(path, problem, kept, warning=False)
 
-    def lost(self, path: Path, problem: str, kept: str, item: Any) -> None:
+    def lost(self, path: FieldPath, problem: str, kept: str, item: Any) -> None:
         """Say that a part is of a wrong type; `item` is what was taken out, with all that is in it."""
         self.error(path, problem, kept)
         self.lost_fields.add(path)
@@ -58,7 +58,7 @@ class Report:
             at = max(place for place, step in enumerate(path) if isinstance(step, int)) + 1
             self.lost_names[path[:at]] = item["name"]
 
-    def warn(self, path: Path, problem: str, kept: str = "") -> None:
+    def warn(self, path: FieldPath, problem: str, kept: str = "") -> None:
         """Say that something is understood and does not act."""
         self._add(path, problem, kept, warning=True)
 
@@ -69,14 +69,14 @@ class Report:
                 if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
                     self.warn(("metadata", field, key), f"unknown {what}", "it has no effect")
 
-    def _add(self, path: Path, problem: str, kept: str, *, warning: bool) -> None:
+    def _add(self, path: FieldPath, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
         text = path_text(path)
         self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
 
     # --- what was good before ---
 
-    def is_faulty(self, path: Path) -> bool:
+    def is_faulty(self, path: FieldPath) -> bool:
         """Return whether a field, or anything in it, has an error."""
         return path in self._faults
 
@@ -92,7 +92,7 @@ class Report:
         last = self.last
         return getattr(last.obj, field) if last is not None else None
 
-    def keep(self, path: Path, what: str) -> None:
+    def keep(self, path: FieldPath, what: str) -> None:
         """Say in the messages about a field that its last good value was kept."""
         last, text = self.last, path_text(path)
         assert last is not None
@@ -102,7 +102,7 @@ class Report:
 
     # --- fields that more than one kind has ---
 
-    def address(self, path: Path, text: str | None, kept: str) -> bytes | None:
+    def address(self, path: FieldPath, text: str | None, kept: str) -> bytes | None:
         """Return the packed address; None and an error when it is not one that a packet may carry as its destination."""
         if (plain := plain_ip(text)) is not None:
             return plain
@@ -116,7 +116,7 @@ class Report:
             return None
         return packed
 
-    def port(self, path: Path, number: int | None, kept: str) -> int:
+    def port(self, path: FieldPath, number: int | None, kept: str) -> int:
         """Return a port of 1-65535; 0 and an error when it is not one."""
         if number is None:
             self.error(path, "the port is missing", kept)
@@ -126,7 +126,7 @@ class Report:
             self.error(path, f"{number} is not a port of 1-65535", kept)
         return 0
 
-    def protocol(self, path: Path, text: str | None, kept: str) -> L4Type | None:
+    def protocol(self, path: FieldPath, text: str | None, kept: str) -> L4Type | None:
         """Return the protocol, TCP when none is given; None and an error for an unknown one. Case counts, as in Kubernetes."""
         if not text:
             return L4Type.TCP
@@ -135,7 +135,7 @@ class Report:
             self.error(path, f"unknown protocol {text!r}; TCP, UDP or SCTP is possible", kept)
         return known
 
-    def choice(self, path: Path, text: str | None, words: dict[str, T], default: str, field: str) -> T:
+    def choice(self, path: FieldPath, text: str | None, words: dict[str, T], default: str, field: str) -> T:
         """Return the value of a word; an error for an unknown one, and what our `field` was, else that of `default`."""
         if text and text not in words:
             self.error(path, f"unknown value {text!r}; one of {', '.join(words)} is possible", f"{default} is used")
@@ -159,7 +159,7 @@ class Report:
             return self._was_created(path)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
-    def _was_created(self, path: Path) -> float:
+    def _was_created(self, path: FieldPath) -> float:
         if not (created := self.was("created")):
             return 0.0
         self.keep(path, datetime.fromtimestamp(created, UTC).isoformat())
@@ -225,7 +225,7 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[Path, str] | None:
+def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[FieldPath, str] | None:
     """Return (path, text) of an annotation of ours, else a label of ours, else Cilium's annotation; None when none is there."""
     notes = meta.annotations or {}
     key = OURS + name

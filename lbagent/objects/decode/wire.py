@@ -245,13 +245,13 @@ class BackendState(Struct, gc=False):
 
 
 T = TypeVar("T")
-Path = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
 
 
-def path_text(path: Path) -> str:
+def path_text(path: FieldPath) -> str:
     """Return `spec.ports[1].port`."""
     text = ""
     for step in path:
@@ -259,7 +259,7 @@ def path_text(path: Path) -> str:
     return text
 
 
-def convert(raw: Any, kind: type[T], complain: Callable[[Path, str, str, Any], None]) -> T | None:
+def convert(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
     """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
 
     `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes
@@ -275,7 +275,7 @@ def convert(raw: Any, kind: type[T], complain: Callable[[Path, str, str, Any], N
     return None
 
 
-def _take_out(raw: Any, text: str, complain: Callable[[Path, str, str, Any], None]) -> bool:
+def _take_out(raw: Any, text: str, complain: Callable[[FieldPath, str, str, Any], None]) -> bool:
     match = _WHERE.match(text)
     what, where = (match["what"], match["path"] or "") if match else (text, "")
     path: list[str | int] = [m[1] or int(m[2]) for m in _STEP.finditer(where)]

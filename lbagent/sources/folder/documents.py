@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lbagent.objects.decode.decode_object import Read, is_used, read_object
 from lbagent.objects.decode.report import OURS
-from lbagent.objects.decode.wire import Path, path_text
+from lbagent.objects.decode.wire import FieldPath, path_text
 from lbagent.objects.records import KObject, Last, Message, Origin
 from lbagent.sources.folder import yamldoc
 from lbagent.sources.folder.yamldoc import Lines, YamlError
@@ -228,7 +228,7 @@ class _JsonList(Struct, gc=False):
     apiVersion: Any = None  # noqa: N815
 
 
-def _flatten(document: Any, at: Path, path: str, line: int) -> Iterator[tuple[Path, Any]]:
+def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tuple[FieldPath, Any]]:
     """Iterate over (place in the document, object, or what is there instead); a List gives its items."""
     if document is None:
         return
@@ -284,10 +284,10 @@ class _LineFinder:
             self._lines, self._number = None, MAX_BYTES
         return self._lines if self._number == document else None
 
-    def bound(self, document: int, at: Path, first: int) -> Callable[[Path], int]:
+    def bound(self, document: int, at: FieldPath, first: int) -> Callable[[FieldPath], int]:
         """Return the finder of one object's fields."""
 
-        def find(path: Path) -> int:
+        def find(path: FieldPath) -> int:
             lines = self._lines_of(document)
             return first if lines is None else yamldoc.find_line(lines, (*at, *path))
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.objects.records import FIELD_OF_KIND, Change, KObject, Last, Message, Objects
+from lbagent.objects.records import FIELD_OF_KIND, KObject, Last, Message, ObjectChange, Objects
 from lbagent.sources.folder import documents
 from lbagent.sources.folder.documents import Kept, Parsed, Unparsable
 
@@ -63,7 +63,7 @@ class Files:
         """The files known."""
         return self._files.keys()
 
-    def read(self, path: str, *, any_file: bool = False) -> list[Change]:
+    def read(self, path: str, *, any_file: bool = False) -> list[ObjectChange]:
         """Read a file again; one that does not parse keeps its last good objects."""
         return self.accept(self.prepare(path, any_file=any_file))
 
@@ -109,11 +109,11 @@ class Files:
     def _failed(self, path: str, message: Message) -> Reading:
         return Reading(path, None, message, Parsed() if path in self._files else self._recalled(path))
 
-    def accept(self, reading: Reading) -> list[Change]:
+    def accept(self, reading: Reading) -> list[ObjectChange]:
         """Take over what was read."""
         return [change for part in self.accept_parts(reading) for change in part]
 
-    def accept_parts(self, reading: Reading) -> Iterator[list[Change]]:
+    def accept_parts(self, reading: Reading) -> Iterator[list[ObjectChange]]:
         """Take over what was read, some objects at a time; to be iterated to its end."""
         path, parsed = reading.path, reading.parsed
         if parsed is None:
@@ -131,9 +131,9 @@ class Files:
         if not changed:
             known.generation = old.generation if old else self.generation
 
-    def _fail(self, path: str, message: Message, recalled: Parsed) -> list[Change]:
+    def _fail(self, path: str, message: Message, recalled: Parsed) -> list[ObjectChange]:
         """Keep what a file held when it was good, and say so."""
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         known = self._files.get(path)
         if known is None:
             known = self._files[path] = _File(recalled, 0)
@@ -147,7 +147,7 @@ class Files:
             self.revision += 1
         return changes
 
-    def adopt(self, path: str) -> list[Change]:
+    def adopt(self, path: str) -> list[ObjectChange]:
         """Take over what a file held before the agent was restarted; it counts as not read yet."""
         recalled = self._recalled(path)
         self._files[path] = _File(recalled, 0)
@@ -168,7 +168,7 @@ class Files:
         known = self._files.get(path)
         return known is not None and known.failure is None and not known.parsed.kept
 
-    def remove(self, path: str) -> list[Change]:
+    def remove(self, path: str) -> list[ObjectChange]:
         """Take a file and its objects away."""
         old = self._files.pop(path, None)
         if old is None:
@@ -176,13 +176,13 @@ class Files:
         self.revision += 1
         return [change for part in self._exchange(old.parsed, Parsed()) for change in part]
 
-    def _exchange(self, old: Parsed, new: Parsed) -> Iterator[list[Change]]:
+    def _exchange(self, old: Parsed, new: Parsed) -> Iterator[list[ObjectChange]]:
         """Replace the objects of a file. An object that is equal stays the same object and is no change."""
         pairs: dict[Key, tuple[list[KObject], list[KObject]]] = {}
         for side, parsed in enumerate((old, new)):
             for kind, obj in parsed.objects:
                 pairs.setdefault((kind, obj.key), ([], []))[side].append(obj)
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         for number, (key, (gone, come)) in enumerate(pairs.items(), 1):
             first = self._first(key)
             holders = self._holders.setdefault(key, [])
@@ -202,7 +202,7 @@ class Files:
         holders = self._holders.get(key)
         return holders[0] if holders else None
 
-    def _settle(self, key: Key, old: KObject | None) -> Change | None:
+    def _settle(self, key: Key, old: KObject | None) -> ObjectChange | None:
         holders = self._holders[key]
         if len(holders) > 1:
             self._duplicates.add(key)
@@ -212,8 +212,8 @@ class Files:
             self.revision += 1
         if not holders:
             del self._holders[key]
-            return Change(*key, old, None) if old is not None else None
-        return Change(*key, old, holders[0]) if old != holders[0] else None
+            return ObjectChange(*key, old, None) if old is not None else None
+        return ObjectChange(*key, old, holders[0]) if old != holders[0] else None
 
     def snapshot(self) -> Objects:
         """Return every object that holds."""

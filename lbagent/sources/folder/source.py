@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from lbagent.errors import Unsupported
 from lbagent.kernel.inotify import LOST, Event, Mask, Watch
-from lbagent.objects.message_log import Told
-from lbagent.objects.records import Change, Message, Objects
+from lbagent.objects.message_log import MessageLog
+from lbagent.objects.records import Message, ObjectChange, Objects
 from lbagent.objects.source import Changed
 from lbagent.sources.folder.copies import LastGood, Signature, signature_of
 from lbagent.sources.folder.manifest_files import Files, is_manifest, manifest_names
@@ -61,7 +61,7 @@ class FolderSource:
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
         self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
-        self._told = Told(log, "manifest refused")
+        self._told = MessageLog(log, "manifest refused")
         self._recovering = False
         self._wake = asyncio.Event()
         self._rescan = True
@@ -156,7 +156,7 @@ class FolderSource:
         if self._rescan:
             self._rescan = False
             await self._scan(None if first else changed)
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         if first and self._problem and self.adopts:
             changes += await self._adopt(self._problem.problem)
         while self._pending:
@@ -174,13 +174,13 @@ class FolderSource:
         if refused:
             self._told.tell(self.problems())
 
-    def _tell(self, changed: Changed, changes: list[Change]) -> None:
+    def _tell(self, changed: Changed, changes: list[ObjectChange]) -> None:
         self._files.generation += bool(changes)
         changed(changes)
 
-    async def _adopt(self, problem: str) -> list[Change]:
+    async def _adopt(self, problem: str) -> list[ObjectChange]:
         """Take over the copies of an earlier agent's manifests: what it served has names again."""
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         for name in self._copies.names() if self._copies else ():
             path = os.path.join(self._folder, name)
             changes += self._files.adopt(path)
@@ -190,9 +190,9 @@ class FolderSource:
         self._doubt(problem)
         return changes
 
-    async def _read_some(self) -> list[Change]:
+    async def _read_some(self) -> list[ObjectChange]:
         """Read pending files for a moment; a large one in a thread, so that others may run meanwhile."""
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         until = time.monotonic() + BATCH_S
         while self._pending and time.monotonic() < until:
             path = next(iter(self._pending))
@@ -213,8 +213,8 @@ class FolderSource:
             self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
         return changes
 
-    async def _read_large(self, path: str) -> list[Change]:
-        changes: list[Change] = []
+    async def _read_large(self, path: str) -> list[ObjectChange]:
+        changes: list[ObjectChange] = []
         for part in self._files.accept_parts(await asyncio.to_thread(self._files.prepare, path)):
             changes += part
             await asyncio.sleep(0)
@@ -225,12 +225,12 @@ class FolderSource:
             pause = SETTLE_S if self._recovering else GRACE_S
             self._missing.setdefault(path, time.monotonic() + pause)
 
-    def _delete(self) -> list[Change]:
+    def _delete(self) -> list[ObjectChange]:
         now = time.monotonic()
         due = [path for path, deadline in self._missing.items() if deadline <= now]
         if due and self._list() is None:
             return []
-        changes: list[Change] = []
+        changes: list[ObjectChange] = []
         for path in due:
             del self._missing[path]
             if os.path.lexists(path):

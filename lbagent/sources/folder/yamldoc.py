@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lbagent.objects.decode.wire import Path
+from lbagent.objects.decode.wire import FieldPath
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
 MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size
@@ -181,7 +181,7 @@ def load_lines(text: str) -> Iterator[Lines]:
     return (value for _, value in _documents(text, lines=True))
 
 
-def find_line(lines: Lines, path: Path) -> int:
+def find_line(lines: Lines, path: FieldPath) -> int:
     """Return the line of a field, or of the nearest thing around it that is there."""
     for step in path:
         inner = lines.inside.get(step)

@@ -14,14 +14,14 @@ from msgspec import Struct, field
 
 from lbagent.errors import KernelError, LbError
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.sync.target.backends import tokens
 from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
 from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, entries_of
-from lbagent.sync.target.steps import GUARDED, Change, Kind, Owner, Phase, Plan, Step
+from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
 ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
@@ -47,10 +47,10 @@ class Applied(Struct):
 
 def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
     """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result."""
-    return whole(applying(plan, maps, shadow))
+    return run_whole(applying(plan, maps, shadow))
 
 
-def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Slices[Applied]:
+def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Cooperative[Applied]:
     """Do what `apply` does; nobody may compare maps and Shadow before the end."""
     run = _Run(plan, maps, shadow)
     for index, step in enumerate(plan.steps):
@@ -76,7 +76,7 @@ class _Run:
 
     # --- steps ---
 
-    def step(self, index: int, step: Step) -> Slices[None]:
+    def step(self, index: int, step: Step) -> Cooperative[None]:
         """Do every entry whose owners still stand."""
         position, end = 0, len(step.owners)
         while position < end:
@@ -192,7 +192,7 @@ class _Run:
             for ident in ids(start, stop):
                 self.shadow.set_row(family, ident, None)
 
-    def commit(self) -> Slices[None]:
+    def commit(self) -> Cooperative[None]:
         """Take over what each change has become."""
         plan, shadow = self.plan, self.shadow
         shadow.refs.update((ident, refs) for ident, refs in plan.refs.items() if refs)
@@ -228,7 +228,7 @@ class _Run:
             bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits
         }
 
-    def _replace(self, change: Change, new: Entry | None) -> None:
+    def _replace(self, change: FrontendChange, new: Entry | None) -> None:
         shadow, old = self.shadow, change.old
         bit = codec.vip_bit(change.frontend.address)
         digit = codec.family(change.frontend.address)
@@ -246,7 +246,7 @@ class _Run:
             shadow.count_filter(bit, -1)
             del shadow.frontends[change.frontend]
 
-    def _keep_partial(self, owner: int, change: Change, done: list[tuple[Step, int]]) -> None:
+    def _keep_partial(self, owner: int, change: FrontendChange, done: list[tuple[Step, int]]) -> None:
         """Remember the entries a failed change has really got, and pin every backend they may name."""
         shadow = self.shadow
         before, after = tokens(change.old), tokens(change.svc)
@@ -258,7 +258,7 @@ class _Run:
         pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
         for ident in pins:
             shadow.refs[ident] = shadow.refs.get(ident, 0) - counted.get(ident, _NOTHING)[0] + PIN
-        if change.old is not None or pins or rows != Rows(rows.id, {}):
+        if change.old is not None or pins or rows != FrontendEntries(rows.id, {}):
             self._replace(change, Partial(rows, pins))
 
     def clear_stale_bits(self) -> None:

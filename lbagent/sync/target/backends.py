@@ -11,11 +11,11 @@ from lbagent.maps import codec
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.cooperative import Slices
+from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.sync.target.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
-from lbagent.sync.target.steps import NOBODY, Change, Owner, Phase, Steps
+from lbagent.sync.target.steps import NOBODY, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
@@ -62,7 +62,7 @@ class BackendPlanner:
         self._leavers: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
         self.bits: dict[int, None] = {}
 
-    def count(self, owner: int, change: Change) -> None:
+    def count(self, owner: int, change: FrontendChange) -> None:
         """Add a change to the refs of the backends it touches."""
         before = tokens(change.old)
         if isinstance(change.old, Partial):
@@ -95,7 +95,7 @@ class BackendPlanner:
         found = self._refs.get(ident)
         return self._shadow.refs.get(ident, 0) if found is None else found
 
-    def planning(self) -> Slices[dict[int, int]]:
+    def planning(self) -> Cooperative[dict[int, int]]:
         """Add the steps of every backend touched; return the new refs."""
         for number, (ident, refs) in enumerate(self._refs.items()):
             if not refs:

@@ -13,7 +13,7 @@ from lbagent.sync.backoff import delays
 from lbagent.sync.target.shadow import Shadow
 
 log = logging.getLogger(__name__)
-LOGGED_MOST = 20  # failing frontends named one by one in a pass
+MAX_LOGGED = 20  # failing frontends named one by one in a pass
 
 
 class Failure(Struct):
@@ -66,7 +66,7 @@ class Failures:
             pause = next(again)
             self.frontends[frontend] = Failure(error, now + pause, again)
             self.count += 1
-            if number < LOGGED_MOST and (known is None or str(known.error) != str(error)):
+            if number < MAX_LOGGED and (known is None or str(known.error) != str(error)):
                 log.error(
                     "a frontend could not be written",
                     extra={"frontend": frontend.with_protocol(), "error": str(error), "retry_s": round(pause, 2)},

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lbagent.errors import LbError
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps, ranges_needed
 from lbagent.sync.target.retention import RESTORED, as_found
 from lbagent.sync.target.shadow import Shadow, rows_of
-from lbagent.sync.target.steps import NOBODY, Change, Phase, Plan, Steps
+from lbagent.sync.target.steps import NOBODY, FrontendChange, Phase, Plan, Steps
 
 Paths = Callable[[Backend], PathInfo]
 
@@ -32,10 +32,10 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
     `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
     leave them. A service that cannot be written at all (too many slots, backend id beyond the maps) is in `refused`.
     """
-    return whole(planning(desired, shadow, paths, snat))
+    return run_whole(planning(desired, shadow, paths, snat))
 
 
-def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Slices[Plan]:
+def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Cooperative[Plan]:
     """Do what `plan` does; nobody may change the Shadow before the end."""
     steps = Steps()
     changes = _changes(desired, shadow)
@@ -44,8 +44,8 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
-        old = rows_of(change.old) or Rows(0, {})
-        new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+        old = rows_of(change.old) or FrontendEntries(0, {})
+        new = codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)
         if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
@@ -81,7 +81,7 @@ def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: Paths) -> Pla
 # --- what changed ---
 
 
-def _changes(desired: State, shadow: Shadow) -> list[Change]:
+def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
     wanted: dict[L3n4Addr, SVC] = {}
     if shadow.full:
         wanted.update(desired.by_frontend)
@@ -91,8 +91,8 @@ def _changes(desired: State, shadow: Shadow) -> list[Change]:
         if shadow.dirty:
             _add_dirty(desired, shadow, wanted, gone)
     known = shadow.frontends
-    changes = [Change(frontend, known.get(frontend), svc) for frontend, svc in wanted.items()]
-    return changes + [Change(frontend, known[frontend], None) for frontend in gone if frontend in known]
+    changes = [FrontendChange(frontend, known.get(frontend), svc) for frontend, svc in wanted.items()]
+    return changes + [FrontendChange(frontend, known[frontend], None) for frontend in gone if frontend in known]
 
 
 def differences(
@@ -149,7 +149,7 @@ class Room:
         self._specs = shadow.specs
         self._used = dict(shadow.used)
 
-    def take(self, frontend: L3n4Addr, old: Rows, new: Rows) -> LbError | None:
+    def take(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
         digit = codec.family(frontend.address)
         needs = {f"lb{digit}_service": len(new.slots) - len(old.slots)}
@@ -169,7 +169,9 @@ class Room:
 # --- one frontend ---
 
 
-def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows, table_size: int) -> None:
+def _service_steps(
+    steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
+) -> None:
     digit = codec.family(frontend.address)
     _slot_steps(steps, owner, frontend, old, new)
     _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
@@ -182,7 +184,7 @@ def _service_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new:
         steps.at(Phase.REVERSE_OUT, name).add(owner, ident(old.id), bytes(len(old.reverse)))
 
 
-def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Rows) -> None:
+def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:
     name = f"lb{codec.family(frontend.address)}_service"
     head, tail = codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
@@ -201,13 +203,13 @@ def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: Rows, new: Ro
             steps.at(Phase.SLOT_OUT if slot else Phase.MASTER_OUT, name).add(owner, head + number(slot) + tail)
 
 
-def _selectable(rows: Rows) -> int:
+def _selectable(rows: FrontendEntries) -> int:
     """Return the COUNT of a master, 0 without one."""
     master = rows.slots.get(0)
     return int.from_bytes(master[4:6], codec.ORDER) if master else 0
 
 
-def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size: int) -> None:
+def _table_steps(steps: Steps, owner: int, name: str, old: FrontendEntries, new: FrontendEntries, size: int) -> None:
     if new.members:
         same = new.id == old.id and (
             old.members == new.members if old.table is None else old.table == codec.table_bytes(new.members, size)
@@ -220,7 +222,7 @@ def _table_steps(steps: Steps, owner: int, name: str, old: Rows, new: Rows, size
         steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
 
 
-def _affinity_steps(steps: Steps, owner: int, old: Rows, new: Rows) -> None:
+def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: FrontendEntries) -> None:
     if not (old.affinity or new.affinity):
         return
     had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)

@@ -15,7 +15,7 @@ but those of longer ones that come too, and of the entries that go the longest t
 from __future__ import annotations
 
 from lbagent.maps import codec
-from lbagent.maps.codec import PRESENT, Rows
+from lbagent.maps.codec import PRESENT, FrontendEntries
 from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
@@ -24,7 +24,7 @@ from lbagent.sync.target.steps import Phase, Steps
 _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS_OUT,))
 
 
-def range_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> None:
+def range_steps(steps: Steps, owner: int, digit: str, old: FrontendEntries, new: FrontendEntries) -> None:
     """Add what turns the ranges of a frontend into others."""
     turns = _turns(old, new)
     if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
@@ -51,7 +51,7 @@ def range_steps(steps: Steps, owner: int, digit: str, old: Rows, new: Rows) -> N
         steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
 
 
-def ranges_needed(digit: str, old: Rows, new: Rows) -> int:
+def ranges_needed(digit: str, old: FrontendEntries, new: FrontendEntries) -> int:
     """Return how many entries a change takes beyond those it has, at its widest."""
     more = len(new.ranges - old.ranges)
     if not _turns(old, new):
@@ -59,14 +59,14 @@ def ranges_needed(digit: str, old: Rows, new: Rows) -> int:
     return more + (_everybody(new.id, digit) not in old.ranges | new.ranges)
 
 
-def _denies(rows: Rows) -> bool | None:
+def _denies(rows: FrontendEntries) -> bool | None:
     """Return whether the master keeps listed clients out; None when it does not ask, or is not there."""
     master = rows.slots.get(0)
     flags = codec.flags_of(master) if master else 0
     return bool(flags & ServiceFlags.SOURCE_RANGE_DENY) if flags & ServiceFlags.SOURCE_RANGE else None
 
 
-def _turns(old: Rows, new: Rows) -> bool:
+def _turns(old: FrontendEntries, new: FrontendEntries) -> bool:
     """Return whether one master's write makes listed clients of those that are not."""
     before, after = _denies(old), _denies(new)
     return old.id == new.id and None not in (before, after) and before is not after

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.sync.target.shadow import rows_of
-from lbagent.sync.target.steps import Change, Kind, Phase, Plan, Step
+from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
 # --- words ---
 
@@ -44,21 +44,23 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
     return out
 
 
-def replay(change: Change, done: Sequence[tuple[Step, int]]) -> Rows:
+def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
     """Return the rows of a change after the entries that were done."""
     old = rows_of(change.old)
-    new = codec.encode(change.svc) if change.svc is not None else Rows(0, {})
+    new = codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
     rows = (
-        Rows(old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table)
+        FrontendEntries(
+            old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table
+        )
         if old
-        else Rows(new.id, {})
+        else FrontendEntries(new.id, {})
     )
     for step, entry in done:
         _replay_one(rows, new, step, entry)
     return rows
 
 
-def _replay_one(rows: Rows, new: Rows, step: Step, entry: int) -> None:
+def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: int) -> None:
     key = step.key(entry)
     if step.map.endswith("_service"):
         slot = codec.split_service_key(key)[1]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
@@ -94,12 +94,12 @@ def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]
 
 
 def _read_frontends(maps: LBMaps, found: Restored) -> None:
-    groups: dict[L3n4Addr, Rows] = {}
+    groups: dict[L3n4Addr, FrontendEntries] = {}
     slots: dict[L3n4Addr, bytes] = {}
     for family in FAMILIES:
         for name, packed in _read_slots(maps, family).items():
             frontend = codec.frontend_of(name)
-            groups[frontend], slots[frontend] = Rows(_id_in(packed), {}), bytes(packed)
+            groups[frontend], slots[frontend] = FrontendEntries(_id_in(packed), {}), bytes(packed)
         _read_reverse(maps, family, groups, found.shadow)
     named = {frontend: rows.id for frontend, rows in groups.items() if rows.id}
     found.service_ids += zip(named, _side_by_side(named.values()), strict=True)
@@ -137,21 +137,21 @@ def _id_in(packed: bytearray) -> int:
     return codec.service_id_of(packed[2:_SLOT_BYTES])
 
 
-def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
     name = f"lb{family}_reverse_nat"
     for key, value in maps.items(name):
         ident, frontend = codec.U32.unpack(key)[0], codec.reverse_frontend(value)
-        rows = groups.setdefault(frontend, Rows(ident, {}))
+        rows = groups.setdefault(frontend, FrontendEntries(ident, {}))
         if rows.id == ident and not rows.reverse:
             rows.reverse = value
         else:
             shadow.orphans.append((name, key))
 
 
-def _attach(maps: LBMaps, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
+def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give affinity matches, source ranges and tables to the service of their id; what has none is an orphan."""
-    owners: dict[tuple[int, str], Rows] = {}
+    owners: dict[tuple[int, str], FrontendEntries] = {}
     for frontend, rows in groups.items():
         if rows.id:
             owners.setdefault((rows.id, codec.family(frontend.address)), rows)
@@ -174,7 +174,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, Rows], shadow: Shadow) -> None:
                 shadow.orphans.append((f"lb{family}_maglev", codec.U32.pack(service)))
 
 
-def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows], shadow: Shadow) -> None:
+def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], FrontendEntries], shadow: Shadow) -> None:
     name = f"lb{family}_source_range"
     ranges: dict[int, set[bytes]] = {}
     for key, value in maps.items(name):
@@ -190,7 +190,7 @@ def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Rows
         owners[service, family].ranges = frozenset(keys)
 
 
-def _count(shadow: Shadow, digit: str, rows: Rows, slots: int) -> None:
+def _count(shadow: Shadow, digit: str, rows: FrontendEntries, slots: int) -> None:
     for name, number in (
         (f"lb{digit}_service", slots),
         (f"lb{digit}_reverse_nat", int(bool(rows.reverse))),

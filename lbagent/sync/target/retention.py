@@ -15,11 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.layout import TARGET_ALGORITHM_SHIFT, TARGET_SECONDS_MASK, PathFlag
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.cooperative import Slices, whole
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName
 from lbagent.model.state import State
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     sliced: Collection[str]
 
 
-class Doubt(Struct):
+class Retention(Struct):
     """What the maps held when the agent started and no trusted source has told whole; `kept` frontends no object names now."""
 
     found: dict[L3n4Addr, SVC]
@@ -109,7 +109,7 @@ def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
     )
 
 
-def as_found(new: Rows, old: Rows) -> Rows:
+def as_found(new: FrontendEntries, old: FrontendEntries) -> FrontendEntries:
     """Return the rows of a restored frontend: what a Service's own words would decide is left as it is in the maps."""
     table = old.table
     if table is not None and set(codec.numbers(table)) == {member[0] for member in new.members}:
@@ -121,7 +121,7 @@ def as_found(new: Rows, old: Rows) -> Rows:
 # --- from bytes back to services ---
 
 
-def restoring(shadow: Shadow, node_name: str) -> Slices[dict[L3n4Addr, SVC]]:
+def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]]:
     """Return every whole frontend of a Shadow just read, in a stable order; names, ports' names and weights are not in the maps."""
     backends: dict[tuple[str, int], Backend | None] = {}
 
@@ -141,7 +141,7 @@ def restoring(shadow: Shadow, node_name: str) -> Slices[dict[L3n4Addr, SVC]]:
 
 def restored_state(shadow: Shadow, node_name: str) -> State:
     """Return what the maps hold as a State, for whoever asks before the first list is there."""
-    return State(0, tuple(whole(restoring(shadow, node_name)).values()))
+    return State(0, tuple(run_whole(restoring(shadow, node_name)).values()))
 
 
 def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
@@ -157,7 +157,7 @@ def _backend(shadow: Shadow, family: str, ident: int, node_name: str) -> Backend
     return Backend(ident, address, state, node_name=node_name if local else _ELSEWHERE, local=local)
 
 
-def _service(frontend: L3n4Addr, rows: Rows, backend: Callable[[int], Backend | None]) -> SVC:
+def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int], Backend | None]) -> SVC:
     master = rows.slots[0]
     target, count, flags = codec.target_of(master), codec.count_of(master), ServiceFlags(codec.flags_of(master))
     number, rest = target >> TARGET_ALGORITHM_SHIFT, target & TARGET_SECONDS_MASK

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from lbagent.maps import codec
-from lbagent.maps.codec import Rows
+from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.layout import (
     LB4_BACKEND,
     LB4_PATH,
@@ -44,17 +44,17 @@ class Partial(Struct):
     that are not in `rest`: a start holds 100,000 of them for a moment.
     """
 
-    rest: Rows
+    rest: FrontendEntries
     pins: frozenset[int] = frozenset()
     slots: bytes = b""
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> FrontendEntries:
         """The entries; do not change them."""
         if not self.slots:
             return self.rest
         rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
-        return Rows(
+        return FrontendEntries(
             rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table
         )
 
@@ -63,7 +63,7 @@ _SLOT_AND_VALUE = struct.Struct("=H12s")
 Entry = SVC | Partial
 
 
-def rows_of(entry: Entry | None) -> Rows | None:
+def rows_of(entry: Entry | None) -> FrontendEntries | None:
     """Return what the maps hold for an entry."""
     if entry is None:
         return None

@@ -131,7 +131,7 @@ class Step(Struct):
         return (values[at : at + size] for at in range(0, len(values), size))
 
 
-class Change(Struct):
+class FrontendChange(Struct):
     """One frontend: what the maps hold (`old`) and what they shall (`svc`); None is nothing."""
 
     frontend: L3n4Addr
@@ -142,7 +142,7 @@ class Change(Struct):
 class Plan(Struct):
     """Everything `apply` must do, in order. `refused` are changes (by index) that cannot be written at all."""
 
-    changes: list[Change]
+    changes: list[FrontendChange]
     steps: list[Step]
     refs: dict[int, int]
     services: tuple[SVC, ...] | None = None  # None: path writes only

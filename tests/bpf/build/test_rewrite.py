@@ -11,10 +11,10 @@ from lbagent.bpf.build.rewrite import (
     CAS_CALL,
     MAP_WORDS,
     falling_back_edges,
-    mend,
-    mend_loops,
     put_compare_and_swap,
     put_maps,
+    rewrite,
+    separate_loops,
 )
 from lbagent.kernel import bpf_prog
 
@@ -61,13 +61,13 @@ def test_the_fall_into_the_head_is_found():
 
 
 def test_code_without_such_a_loop_is_left_alone():
-    assert mend_loops(JUMPING_BACK) == (JUMPING_BACK, [])
+    assert separate_loops(JUMPING_BACK) == (JUMPING_BACK, [])
 
 
 @pytest.mark.root
 @pytest.mark.bpf
 def test_mended_code_counts_the_same():
-    mended, places = mend_loops(BODY_FIRST)
+    mended, places = separate_loops(BODY_FIRST)
     assert places == [7]
     assert len(mended) == len(BODY_FIRST) + 8
     assert falling_back_edges(mended) == []
@@ -91,7 +91,7 @@ def swapping(old, new):
 @pytest.mark.parametrize(("old", "new", "result"), [(5, 7, 507), (4, 7, 505)])
 def test_the_call_becomes_a_compare_and_swap(old, new, result):
     code = swapping(old, new).replace(insn(JA, offset=4), insn(MOV, 0))
-    assert run(mend(code)) == result
+    assert run(rewrite(code)) == result
 
 
 def test_jumps_around_a_replaced_call_still_reach_their_places():

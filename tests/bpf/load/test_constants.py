@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from lbagent.bpf.build.artifact import Program, Relocation
-from lbagent.bpf.load.constants import folded, jump_targets
+from lbagent.bpf.load.constants import jump_targets, with_constants
 
 CONFIG = struct.pack("<4Q", 1, 0xFFFF_FFFF_8000_0001, 3, 4)
 EXIT = struct.pack("<BBhi", 0x95, 0, 0, 0)
@@ -32,7 +32,7 @@ CONFIG_AT_0 = Relocation(0, "lb_config", True)
 
 def test_a_load_becomes_its_constant() -> None:
     """Both halves of the 64 bits, the register kept, the relocation gone, the length unchanged."""
-    out = folded(program(address(3) + load(3, 3, 8) + EXIT, CONFIG_AT_0), CONFIG)
+    out = with_constants(program(address(3) + load(3, 3, 8) + EXIT, CONFIG_AT_0), CONFIG)
     low, high = struct.unpack_from("<I", out.insns, 4)[0], struct.unpack_from("<I", out.insns, 12)[0]
     assert (high << 32 | low) == 0xFFFF_FFFF_8000_0001
     assert out.insns[:2] == bytes([0x18, 3])
@@ -52,7 +52,7 @@ def test_what_is_not_that_pattern_stays() -> None:
         program(address(3) + load(3, 3, 32) + EXIT, CONFIG_AT_0),
     ]
     for case in cases:
-        assert folded(case, CONFIG) == case
+        assert with_constants(case, CONFIG) == case
 
 
 def test_a_jump_between_the_two_keeps_them() -> None:
@@ -61,4 +61,4 @@ def test_a_jump_between_the_two_keeps_them() -> None:
     insns = jump + address(3) + load(3, 3, 8) + EXIT
     case = program(insns, Relocation(1, "lb_config", True))
     assert jump_targets(insns) == {3}
-    assert folded(case, CONFIG) == case
+    assert with_constants(case, CONFIG) == case

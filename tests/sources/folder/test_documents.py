@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L4Type
-from lbagent.objects.records import Change, EndpointSlice, Last, Service
+from lbagent.objects.records import EndpointSlice, Last, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.documents import Unparsable, decode, parse, read_text
 
@@ -162,7 +162,7 @@ def test_a_faulty_part_of_a_service_changes_nothing_of_it(place, junk):
 
 def resolved(parsed):
     resolver = Resolver(Options("n1", (bytes((192, 168, 0, 1)),), keep_existing=True))
-    resolver.update(Change(kind, obj.key, None, obj) for kind, obj in parsed.objects)
+    resolver.update(ObjectChange(kind, obj.key, None, obj) for kind, obj in parsed.objects)
     return resolver.resolve().state.services
 
 

@@ -22,7 +22,7 @@ def written(done) -> dict[str, int]:
     return dict(done.written)
 
 
-def path(node: Node, text: str) -> codec.Path:
+def path(node: Node, text: str) -> codec.PathRecord:
     """Return the record of a backend, as the map has it."""
     address = L3n4Addr.parse(text)
     digit, size = ("4", 16) if len(address.address) == 4 else ("6", 64)
