@@ -120,7 +120,7 @@ _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("PATH", layout.PathFlag),
     ("DEVICE", layout.DeviceFlag),
     ("CONFIG", layout.ConfigFlag),
-    ("MOVE", layout.Move),
+    ("MIGRATE", layout.MigrateWhat),
     ("REASON", Reason),
 )
 

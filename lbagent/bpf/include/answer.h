@@ -34,7 +34,7 @@ AI bool answer_allowed(u64 *bucket)
 /* Only one sender's own address can be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
 AI bool answerable(const struct lb_pkt *pk)
 {
-	return is_host(&pk->saddr) && (u8)pk->daddr.w[0] < (LB_FAMILY == 4 ? 224 : 0xff);
+	return addr_valid_source(&pk->saddr) && (u8)pk->daddr.w[0] < (LB_FAMILY == 4 ? 224 : 0xff);
 }
 
 /* Read what the packet will no longer show once it is reshaped. False: cannot or must not be answered. */
@@ -70,7 +70,7 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 }
 
 /* The answer program: the packet becomes the answer s->answer asks for and goes back, or is dropped. */
-AI int answer_run(lb_ctx *ctx)
+AI int answer_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	struct lb_answer a = {};

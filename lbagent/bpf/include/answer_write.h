@@ -13,14 +13,12 @@
 #if LB_FAMILY == 4
 #define ADDRS_AT 12
 #define QUOTE_MAX 544 /* bytes, whole words: the error stays within 576 (RFC 1812 §4.3.2.3) */
-#define PROTO_ICMPX PROTO_ICMP
 #define ICMP_PORT_UNREACHABLE 0x0303 /* type, code */
 #define ICMP_TOO_BIG 0x0304
 #define ICMP_TIME_EXCEEDED 0x0b00
 #else
 #define ADDRS_AT 8
 #define QUOTE_MAX 1232 /* bytes: the error stays within 1280 (RFC 4443 §2.4 c) */
-#define PROTO_ICMPX PROTO_ICMP6
 #define ICMP_PORT_UNREACHABLE 0x0104
 #define ICMP_TOO_BIG 0x0200
 #define ICMP_TIME_EXCEEDED 0x0300
@@ -220,7 +218,7 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	if (data + L2_COPY > CTX_END(ctx) || icmp + ICMP_HLEN > CTX_END(ctx))
 		return false;
 	answer_write_l2(data, a);
-	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMPX);
+	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMP_FAMILY);
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
 #ifdef LB_HOOK_XDP
 	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));

@@ -3,14 +3,14 @@
  * This file contains the entry of a frame: filter, MAC, the quick parser, the two frequent cases, and the way to everybody else.
  */
 #pragma once
-#include "filter.h"
-#include "known.h"
+#include "prefilter.h"
+#include "fast_path.h"
 
 /* Does the entry of this family ask the filter? On XDP that of IPv4 has asked for IPv6 too. */
 #ifdef LB_HOOK_XDP
-#define ENTRY_ASKS (LB_FAMILY == 4)
+#define ENTRY_PREFILTERS (LB_FAMILY == 4)
 #else
-#define ENTRY_ASKS 1
+#define ENTRY_PREFILTERS 1
 #endif
 
 /* Hands a frame to a program that parses it from the start. */
@@ -31,7 +31,7 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
 /* A frame that is not of this family, or too short for the quick parser: tags and small datagrams have a program of their own. */
-AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
+AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 {
 	u16 type;
 
@@ -39,33 +39,33 @@ AI int entry_other(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 		return LB_PASS;
 	type = *(u16 *)(data + 12);
 	if (type == ETH_FAMILY)
-		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
-	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, SLOT_GENERAL) : LB_PASS;
+		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
+	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, CALL_PARSE_FULL) : LB_PASS;
 }
 
 /* Hands a plain frame to another program of this family. */
-AI int entry_slow(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
+AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 {
 	struct lb_scratch *s = scratch();
 	u8 *data = CTX_DATA(ctx);
 
-	if (s && data + QUICK_HLEN <= CTX_END(ctx)) {
-		PKT_AGAIN(data, &s->pk);
+	if (s && data + PLAIN_HLEN <= CTX_END(ctx)) {
+		PKT_REPARSE(data, &s->pk);
 		s->pk.concern = concern;
 		s->pk.flags |= flags;
-		pkt_whole(ctx, &s->pk);
-		lb_call(ctx, FAMILY_SLOT(slot));
+		pkt_segment_len(ctx, &s->pk);
+		lb_call(ctx, FAMILY_CALL(slot));
 	}
 	return LB_DROP;
 }
 
-/* A plain frame, towards an address of ours or from a local backend. Returns GO_SLOW or GO_REPLY if another program must see it, at
- * SLOT_FLOW or SLOT_REPLY. */
-#define GO_REPLY (-2)
+/* A plain frame, towards an address of ours or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if another program must see it, at
+ * CALL_SLOW_PATH or CALL_REPLY. */
+#define TO_REPLY (-2)
 
-AI int entry_known(lb_ctx *ctx, struct quick *q, u64 concern)
+AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 {
-	struct slot_view view;
+	struct snat_view view;
 	struct lb_pkt pk;
 	struct ct_key key;
 	struct ct_flow flow;
@@ -74,20 +74,20 @@ AI int entry_known(lb_ctx *ctx, struct quick *q, u64 concern)
 
 	if (UNLIKELY(concern != CONCERN_VIP)) {
 		if (concern == CONCERN_SOURCE)
-			return GO_REPLY;
-		PKT_AGAIN(q->data, &pk);
-		if ((!ENTRY_ASKS || snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) /* not asked: only such ports come here */ {
-			rc = reply_quick(ctx, q, &view);
-			return LIKELY(rc >= 0) ? rc : GO_REPLY;
+			return TO_REPLY;
+		PKT_REPARSE(q->data, &pk);
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) /* not asked: only such ports come here */ {
+			rc = fast_path_reply(ctx, q, &view);
+			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
 	}
-	PKT_AGAIN(q->data, &pk);
+	PKT_REPARSE(q->data, &pk);
 	hash = ct_key_make(&key, &pk.saddr, pk.sport, &pk.daddr, pk.dport, pk.proto);
 	if (LIKELY(ct_find_frame(ct_bucket(hash), &key, q->data, &flow)))
-		return flow_quick(ctx, q, &flow, false);
+		return fast_path_request(ctx, q, &flow, false);
 	if (stamp_fresh(CT_STAMPS(ct_bucket(hash))[0], q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
-		return flow_quick(ctx, q, &flow, true);
-	return GO_SLOW;
+		return fast_path_request(ctx, q, &flow, true);
+	return TO_SLOW_PATH;
 }
 
 #ifdef LB_HOOK_XDP
@@ -115,13 +115,13 @@ AI u16 hook_flags(lb_ctx *ctx, u16 flags)
 #endif
 
 /* Neither address concerns us. Only on its way out an ICMP error may still: the node's own, about a packet for a local backend. */
-AI int entry_nobody(lb_ctx *ctx, const u8 *data, u16 flags)
+AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 {
 #ifdef LB_HOOK_TC
 	u8 proto = data[ETH_HLEN + (LB_FAMILY == 4 ? 9 : 6)];
 
 	if (flags & PKT_EGRESS && UNLIKELY(proto == PROTO_ICMP_FAMILY))
-		return entry_call(ctx, flags, FAMILY_SLOT(SLOT_GENERAL));
+		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 #endif
 	return LB_PASS;
 }
@@ -130,7 +130,7 @@ AI int entry_nobody(lb_ctx *ctx, const u8 *data, u16 flags)
 AI int entry(lb_ctx *ctx, u16 flags)
 {
 	struct lb_pkt pk;
-	struct quick q;
+	struct fast_path q;
 	u64 concern;
 	u8 *end;
 	int rc;
@@ -141,13 +141,13 @@ AI int entry(lb_ctx *ctx, u16 flags)
 #endif
 	q.data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
-	if (UNLIKELY(q.data + QUICK_HLEN > end))
-		return entry_other(ctx, q.data, end, flags);
+	if (UNLIKELY(q.data + PLAIN_HLEN > end))
+		return entry_not_plain(ctx, q.data, end, flags);
 #if LB_FAMILY == 4
 	if (UNLIKELY(*(u16 *)(q.data + 12) != ETH_IP4)) {
 		if (*(u16 *)(q.data + 12) != ETH_IP6)
-			return entry_other(ctx, q.data, end, flags);
-		if (!(flags & PKT_EGRESS) && !filter_frame6(q.data)) /* what leaves may be the node's own ICMP error */
+			return entry_not_plain(ctx, q.data, end, flags);
+		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* what leaves may be the node's own ICMP error */
 			return LB_PASS;
 		entry6(ctx);
 		__builtin_unreachable();
@@ -155,30 +155,30 @@ AI int entry(lb_ctx *ctx, u16 flags)
 #endif
 	addrs_load(q.data, &pk);
 	concern = CONCERN_VIP; /* IPv6: xdp has asked. Exactly which is asked again only where it matters */
-	if (ENTRY_ASKS || snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + 2)))
-		concern = filter_dst(&pk.daddr);
+	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + 2)))
+		concern = prefilter_dst(&pk.daddr);
 	if (LIKELY(!concern)) {
-		if (LIKELY(!filter_src(&pk.saddr)))
-			return entry_nobody(ctx, q.data, flags);
+		if (LIKELY(!prefilter_src(&pk.saddr)))
+			return entry_not_service(ctx, q.data, flags);
 		concern = CONCERN_SOURCE;
 	}
-	quick_moment(&q);
+	fast_path_begin(&q);
 	q.ifindex = CTX_IFINDEX(ctx);
 	q.flags = hook_flags(ctx, flags);
 #ifdef LB_HOOK_XDP
-	if (UNLIKELY(!frame_is_ours(q.ifindex, q.data)))
+	if (UNLIKELY(!frame_is_for_device(q.ifindex, q.data)))
 		return LB_PASS;
 #endif
 	q.len = FRAME_LEN(ctx, q.data, end);
-	PKT_AGAIN(q.data, &pk);
+	PKT_REPARSE(q.data, &pk);
 	rc = pkt_kind(q.data, q.len, &pk);
 	if (UNLIKELY(rc == PKT_NOT_PLAIN))
-		return entry_call(ctx, q.flags, FAMILY_SLOT(SLOT_GENERAL));
-	if (UNLIKELY(rc == PKT_TURNS))
-		rc = concern == CONCERN_SOURCE ? GO_REPLY : GO_SLOW;
+		return entry_call(ctx, q.flags, FAMILY_CALL(CALL_PARSE_FULL));
+	if (UNLIKELY(rc == PKT_TCP_CONTROL))
+		rc = concern == CONCERN_SOURCE ? TO_REPLY : TO_SLOW_PATH;
 	else
-		rc = entry_known(ctx, &q, concern);
+		rc = entry_established(ctx, &q, concern);
 	if (LIKELY(rc >= 0))
 		return rc;
-	return rc == GO_REPLY ? entry_slow(ctx, concern, q.flags, SLOT_REPLY) : entry_slow(ctx, concern, q.flags, SLOT_FLOW);
+	return rc == TO_REPLY ? entry_call_plain(ctx, concern, q.flags, CALL_REPLY) : entry_call_plain(ctx, concern, q.flags, CALL_SLOW_PATH);
 }

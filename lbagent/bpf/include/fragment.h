@@ -38,7 +38,7 @@ AI bool frag_ports(struct lb_pkt *pk, const struct ip_info *info)
 	return true;
 }
 
-AI void frag_note(const struct lb_pkt *pk, const struct ip_info *info)
+AI void frag_remember(const struct lb_pkt *pk, const struct ip_info *info)
 {
 	struct FAMILY(frag_key) key;
 	struct lb_frag_value v = {pk->sport, pk->dport};

@@ -4,7 +4,7 @@
  * none. The way out is found before the packet is touched.
  */
 #pragma once
-#include "filter.h"
+#include "prefilter.h"
 #include "nat.h"
 #include "path.h"
 #include "scratch.h"
@@ -108,7 +108,7 @@ AI u64 nexthop_index(const struct nexthop *nh)
 
 #ifdef LB_HOOK_XDP
 /* Takes the VLAN tags off: the frame leaves by a device that is not the one they belong to. */
-AI int untag(lb_ctx *ctx, const struct lb_pkt *pk)
+AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
 	u8 *data;
@@ -130,7 +130,7 @@ AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const s
 	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
 
 	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back) {
-		if (untag(ctx, pk))
+		if (vlan_untag(ctx, pk))
 			return LB_DROP;
 		data = CTX_DATA(ctx);
 		end = CTX_END(ctx);

@@ -112,8 +112,8 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 	return 0;
 }
 
-/* The same for a plain frame of QUICK_HLEN bytes or more, whose L4 checksum changes by `sum`, its addresses by `diff`. */
-AI int nat_quick(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
+/* The same for a plain frame of PLAIN_HLEN bytes or more, whose L4 checksum changes by `sum`, its addresses by `diff`. */
+AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
 {
 	nat_l4(data + ETH_HLEN + IP_HLEN, 0, pk, to, sum, true);
 	nat_l3(data + ETH_HLEN, pk, to, diff, hops);

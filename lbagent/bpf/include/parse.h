@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the record of a parsed packet and the quick parser: Ethernet, an IP header without options or extension
- * headers, no fragment, TCP or UDP. Everything else is for general.h, which fills the same record.
+ * headers, no fragment, TCP or UDP. Everything else is for parse_full.h, which fills the same record.
  */
 #pragma once
 #include "types.h"
@@ -42,7 +42,7 @@ struct lb_pkt {
 };
 
 /* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
-AI void pkt_whole(lb_ctx *ctx, struct lb_pkt *pk)
+AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
 #ifdef LB_HOOK_TC
 	if (ctx->gso_size)
@@ -56,7 +56,7 @@ AI bool is_syn(const struct lb_pkt *pk)
 }
 
 /* May a packet come from this address? Not from none, the loopback, a group (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3, §2.7). */
-AI bool is_host(const lb_addr *a)
+AI bool addr_valid_source(const lb_addr *a)
 {
 	u8 first = a->w[0];
 
@@ -73,8 +73,8 @@ AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 	addr_load(&pk->daddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 16 : 24));
 }
 
-/* Reads a frame of this family that has QUICK_HLEN bytes as if it were a plain one. The caller asks whether it is. */
-#define QUICK_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
+/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one. The caller asks whether it is. */
+#define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
 
 AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 {
@@ -100,7 +100,7 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 }
 
 /* Reads it once more, so that what was read before need not be kept until here: a load costs what a load from the stack does. */
-#define PKT_AGAIN(data, pk) \
+#define PKT_REPARSE(data, pk) \
 	do { \
 		OPAQUE(data); \
 		pkt_load(data, pk); \
@@ -108,7 +108,7 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 
 #define PKT_NOT_PLAIN 0
 #define PKT_PLAIN 1 /* no options, no fragment, TCP or UDP, as long as it says */
-#define PKT_TURNS 2 /* the same with SYN, FIN or RST */
+#define PKT_TCP_CONTROL 2 /* the same with SYN, FIN or RST */
 
 AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 {
@@ -126,7 +126,7 @@ AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 	if (LIKELY(pk->proto == PROTO_TCP)) {
 		if (UNLIKELY(pk->l3_len < IP_HLEN + TCP_HLEN))
 			return PKT_NOT_PLAIN;
-		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TURNS : PKT_PLAIN;
+		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TCP_CONTROL : PKT_PLAIN;
 	}
 	return pk->proto == PROTO_UDP && pk->l3_len >= IP_HLEN + UDP_HLEN ? PKT_PLAIN : PKT_NOT_PLAIN;
 }

@@ -5,58 +5,58 @@
  */
 #pragma once
 #include "answer.h"
-#include "general.h"
+#include "parse_full.h"
 #include "icmp.h"
-#include "move.h"
+#include "migrate.h"
 #include "reply.h"
-#include "steal.h"
+#include "snat_reclaim.h"
 #include "sweep.h"
 
 #if LB_FAMILY == 4
-#define GENERAL_NAME CALL_NAME(1, general4)
-#define FLOW_NAME CALL_NAME(3, flow4)
-#define CREATE_NAME CALL_NAME(5, create4)
+#define PARSE_FULL_NAME CALL_NAME(1, parse_full4)
+#define SLOW_PATH_NAME CALL_NAME(3, slow_path4)
+#define FLOW_CREATE_NAME CALL_NAME(5, flow_create4)
 #define ICMP_NAME CALL_NAME(7, icmp4)
 #define ANSWER_NAME CALL_NAME(9, answer4)
 #define REPLY_NAME CALL_NAME(11, reply4)
-#define STEAL_NAME CALL_NAME(15, steal4)
+#define SNAT_RECLAIM_NAME CALL_NAME(15, snat_reclaim4)
 #define SWEEP_NAME sweep4
-#define MOVE_NAME move4
+#define MIGRATE_NAME migrate4
 #else
-#define GENERAL_NAME CALL_NAME(2, general6)
-#define FLOW_NAME CALL_NAME(4, flow6)
-#define CREATE_NAME CALL_NAME(6, create6)
+#define PARSE_FULL_NAME CALL_NAME(2, parse_full6)
+#define SLOW_PATH_NAME CALL_NAME(4, slow_path6)
+#define FLOW_CREATE_NAME CALL_NAME(6, flow_create6)
 #define ICMP_NAME CALL_NAME(8, icmp6)
 #define ANSWER_NAME CALL_NAME(10, answer6)
 #define REPLY_NAME CALL_NAME(12, reply6)
-#define STEAL_NAME CALL_NAME(16, steal6)
+#define SNAT_RECLAIM_NAME CALL_NAME(16, snat_reclaim6)
 #define SWEEP_NAME sweep6
-#define MOVE_NAME move6
+#define MIGRATE_NAME migrate6
 #endif
 
-int GENERAL_NAME(lb_ctx *ctx)
+int PARSE_FULL_NAME(lb_ctx *ctx)
 {
-	return general_main(ctx);
+	return parse_full_main(ctx);
 }
 
-int FLOW_NAME(lb_ctx *ctx)
+int SLOW_PATH_NAME(lb_ctx *ctx)
 {
-	return flow_main(ctx);
+	return slow_path_main(ctx);
 }
 
-int CREATE_NAME(lb_ctx *ctx)
+int FLOW_CREATE_NAME(lb_ctx *ctx)
 {
-	return create_main(ctx);
+	return flow_create_main(ctx);
 }
 
 int ICMP_NAME(lb_ctx *ctx)
 {
-	return icmp_run(ctx);
+	return icmp_main(ctx);
 }
 
 int ANSWER_NAME(lb_ctx *ctx)
 {
-	return answer_run(ctx);
+	return answer_main(ctx);
 }
 
 int REPLY_NAME(lb_ctx *ctx)
@@ -64,9 +64,9 @@ int REPLY_NAME(lb_ctx *ctx)
 	return reply_main(ctx);
 }
 
-int STEAL_NAME(lb_ctx *ctx)
+int SNAT_RECLAIM_NAME(lb_ctx *ctx)
 {
-	return steal_main(ctx);
+	return snat_reclaim_main(ctx);
 }
 
 #ifdef LB_HOOK_XDP
@@ -75,8 +75,8 @@ int SWEEP_NAME(lb_ctx *ctx)
 	return sweep_main(ctx);
 }
 #else
-int MOVE_NAME(lb_ctx *ctx)
+int MIGRATE_NAME(lb_ctx *ctx)
 {
-	return move_main(ctx);
+	return migrate_main(ctx);
 }
 #endif

@@ -4,24 +4,24 @@
  *
  * Conventions: the caller fills `pk` (and the fields named at the slot), then lb_call(). A tail call that fails falls through,
  * so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
- * Slots are for IPv4; IPv6 is one more (FAMILY_SLOT).
+ * Slots are for IPv4; IPv6 is one more (FAMILY_CALL).
  */
 #pragma once
 #include "maps.h"
 #include "parse.h"
 
-#define SLOT_GENERAL 1 /* nothing in the record but hook_flags: parse all of it */
-#define SLOT_FLOW 3    /* pk: flow look-up, then service and selection */
-#define SLOT_INSERT 5  /* pk, choice: make the flow and forward */
-#define SLOT_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
-#define SLOT_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
-#define SLOT_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
-#define SLOT_SWEEP 13
-#define SLOT_STEAL 15  /* pk, choice: no SNAT port was free at first sight */
+#define CALL_PARSE_FULL 1 /* nothing in the record but hook_flags: parse all of it */
+#define CALL_SLOW_PATH 3    /* pk: flow look-up, then service and selection */
+#define CALL_FLOW_CREATE 5  /* pk, choice: make the flow and forward */
+#define CALL_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
+#define CALL_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
+#define CALL_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
+#define CALL_SWEEP 13
+#define CALL_SNAT_RECLAIM 15  /* pk, choice: no SNAT port was free at first sight */
 
 /* Why a packet of a flow gets a backend chosen. */
 #define CHOICE_NEW 0
-#define CHOICE_AGAIN 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
+#define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
 /* Whether a flow needs a SNAT port, and where it is looked for. */
 #define SNAT_NONE 0
@@ -33,7 +33,7 @@ struct lb_scratch {
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
-	u64 old_value;   /* CHOICE_AGAIN: the value word to replace */
+	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
 	u32 backend;     /* chosen backend id */
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
@@ -81,6 +81,6 @@ AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
 {
 	s->answer = reason;
 	s->answer_mtu = mtu;
-	lb_call(ctx, FAMILY_SLOT(SLOT_ANSWER));
+	lb_call(ctx, FAMILY_CALL(CALL_ANSWER));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

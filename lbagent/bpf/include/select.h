@@ -8,10 +8,10 @@
 #include "service.h"
 
 #define SELECT_TRIES 4
-#define SECOND 1000000000ULL /* ns */
+#define NS_PER_S 1000000000ULL /* ns */
 #define GOLDEN 0x9E3779B97F4A7C15ULL
 
-AI u64 slot_backend(lb_key *key, u64 slot)
+AI u64 svc_slot_backend(lb_key *key, u64 slot)
 {
 	struct lb_service *row;
 
@@ -28,7 +28,7 @@ AI void affinity_key(const struct lb_pkt *pk, const struct lb_service *svc, stru
 }
 
 /* Returns the backend this client had, if its time is not over and the service still has it. */
-AI u64 affinity_find(const struct lb_pkt *pk, const struct lb_service *svc)
+AI u64 affinity_lookup(const struct lb_pkt *pk, const struct lb_service *svc)
 {
 	struct FAMILY(affinity_key) key;
 	struct lb_affinity_value *v;
@@ -38,14 +38,14 @@ AI u64 affinity_find(const struct lb_pkt *pk, const struct lb_service *svc)
 		return 0;
 	affinity_key(pk, svc, &key);
 	v = map_lookup(FAMILY_FD(affinity), &key);
-	if (!v || coarse_ns() - v->last_used >= SVC_AFFINITY_S(svc) * SECOND)
+	if (!v || coarse_ns() - v->last_used >= SVC_AFFINITY_S(svc) * NS_PER_S)
 		return 0;
 	match.backend_id = v->backend_id;
 	match.rev_nat_index = svc->rev_nat_index;
 	return map_lookup(MAPFD(lb_affinity_match), &match) ? match.backend_id : 0;
 }
 
-AI void affinity_note(const struct lb_pkt *pk, const struct lb_service *svc, u64 backend)
+AI void affinity_update(const struct lb_pkt *pk, const struct lb_service *svc, u64 backend)
 {
 	struct FAMILY(affinity_key) key;
 	struct lb_affinity_value v = {};
@@ -83,7 +83,7 @@ AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
 }
 
 /* Uniform over 0..count-1, the same for the same flow. */
-AI u64 flow_draw(const struct lb_pkt *pk, u64 hash, u64 count)
+AI u64 select_random(const struct lb_pkt *pk, u64 hash, u64 count)
 {
 	u64 x = (hash ^ (u64)pk->dport << 48 ^ addr_sum(&pk->daddr)) * GOLDEN;
 
@@ -93,12 +93,12 @@ AI u64 flow_draw(const struct lb_pkt *pk, u64 hash, u64 count)
 }
 
 /* The n-th proposal. */
-AI u64 propose(const struct lb_pkt *pk, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
+AI u64 select_candidate(const struct lb_pkt *pk, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
 {
 	u64 count = svc->count, at, id;
 
 	if (!n) {
-		id = affinity_find(pk, svc);
+		id = affinity_lookup(pk, svc);
 		if (id)
 			return id;
 		if (SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV) {
@@ -107,15 +107,15 @@ AI u64 propose(const struct lb_pkt *pk, const struct lb_service *svc, lb_key *ke
 				return id;
 		}
 	}
-	at = flow_draw(pk, hash, count) + n;
+	at = select_random(pk, hash, count) + n;
 	if (at >= count)
 		at -= count;
 	if (at >= count)
 		at = 0;
-	return slot_backend(key, at + 1);
+	return svc_slot_backend(key, at + 1);
 }
 
-struct selected {
+struct selection {
 	u64 backend, meta;
 	bool snat;
 };
@@ -123,13 +123,13 @@ struct selected {
 /* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
  * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
 AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const struct lb_service *svc, lb_key *key,
-		      const struct ct_key *flow, u64 now, struct selected *out)
+		      const struct ct_key *flow, u64 now, struct selection *out)
 {
 	u64 clashing = 0;
 
 	NO_UNROLL
 	for (u64 n = 0; n < SELECT_TRIES; n++) {
-		u64 id = propose(pk, svc, key, s->hash, n), meta, clash;
+		u64 id = select_candidate(pk, svc, key, s->hash, n), meta, clash;
 		lb_path *path = path_of(id);
 		lb_addr own;
 

@@ -35,7 +35,7 @@ AI void service_key(const struct lb_pkt *pk, lb_key *key)
 }
 
 /* Finds the master row; leaves `key` with its scope, ready for slots. */
-AI struct lb_service *service_find(const struct lb_pkt *pk, lb_key *key)
+AI struct lb_service *service_lookup(const struct lb_pkt *pk, lb_key *key)
 {
 	struct lb_service *svc, *inner;
 

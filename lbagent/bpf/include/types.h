@@ -68,7 +68,7 @@ typedef struct {
 #define PROTO_ICMP_FAMILY PROTO_ICMP
 #define FAMILY(name) lb4_##name /* struct FAMILY(key) */
 #define FAMILY_MAP(name) MAP_lb4_##name
-#define FAMILY_SLOT(n) (n)
+#define FAMILY_CALL(n) (n)
 #else
 typedef u64 lb_word;
 typedef struct {
@@ -81,7 +81,7 @@ typedef struct {
 #define PROTO_ICMP_FAMILY PROTO_ICMP6
 #define FAMILY(name) lb6_##name
 #define FAMILY_MAP(name) MAP_lb6_##name
-#define FAMILY_SLOT(n) ((n) + 1)
+#define FAMILY_CALL(n) ((n) + 1)
 #endif
 
 AI bool addr_eq(const lb_addr *a, const lb_addr *b)

@@ -21,7 +21,7 @@
 #define V_STATE_MASK (3ULL << 16)
 #define V_FIN_CLIENT (1ULL << 18)
 #define V_FIN_BACKEND (1ULL << 19)
-#define V_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
+#define V_SNAT_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
 #define CT_NEW 0ULL /* a SYN, or UDP without a reply */
 #define CT_EST 1ULL
 #define CT_CLOSING 2ULL /* RST, or FIN of both sides */
@@ -44,7 +44,7 @@ AI u64 mix(u64 k)
 }
 
 #if LB_FAMILY == 4
-#define ENTRY_WORDS 4
+#define CT_ENTRY_WORDS 4
 #define E_VALUE 2
 #define E_SEEN 3
 /* k0: client address 32 | client port 16 | protocol 2; k1: VIP address 32 | VIP port 16 */
@@ -65,7 +65,7 @@ AI u64 addr_hash(const lb_addr *a, u16 port, u8 proto)
 }
 
 /* Does the entry hold the flow? The three words must carry one generation. */
-AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
+AI bool ct_entry_match(u64 *e, const struct ct_key *k, u64 *value)
 {
 	u64 gen = RD64(e) ^ k->k0;
 
@@ -75,10 +75,10 @@ AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
 	return (RD64(e + 1) ^ k->k1) == gen && !((*value ^ gen) & GEN_MASK);
 }
 
-#define entry_match_frame(e, k, data, value) entry_match(e, k, value)
+#define ct_entry_match_frame(e, k, data, value) ct_entry_match(e, k, value)
 
 /* Is it some flow of this client address, port and protocol? Reads its value and its VIP. */
-AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)
+AI bool ct_entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)
 {
 	u64 gen = RD64(e) ^ k->k0, w1;
 
@@ -91,7 +91,7 @@ AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *
 	return !(((w1 ^ gen) | (*value ^ gen)) & GEN_MASK);
 }
 
-AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
+AI void ct_entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 {
 	WR64(e + 1, k->k1 | gen);
 }
@@ -99,7 +99,7 @@ AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 #define KEY_OWNER(k) ((k)->k0)
 #define KEY_CLIENT(k) ((lb_addr *)0) /* the owner word holds it */
 #else
-#define ENTRY_WORDS 8
+#define CT_ENTRY_WORDS 8
 #define E_VALUE 5
 #define E_SEEN 6
 /* owner: client port 16 | VIP port 16 | some bits of the VIP 16 | protocol 2 */
@@ -132,7 +132,7 @@ AI u64 addr_hash(const lb_addr *a, u16 port, u8 proto)
 	return mix6(a, (u64)port << 16 | proto | 0x8000);
 }
 
-AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
+AI bool ct_entry_match(u64 *e, const struct ct_key *k, u64 *value)
 {
 	u64 owner = RD64(e), gen = owner ^ k->owner, differ;
 
@@ -147,7 +147,7 @@ AI bool entry_match(u64 *e, const struct ct_key *k, u64 *value)
 }
 
 /* The same with the addresses of a plain frame, which are where they are: four of them are too many to keep. */
-AI bool entry_match_frame(u64 *e, const struct ct_key *k, const u8 *data, u64 *value)
+AI bool ct_entry_match_frame(u64 *e, const struct ct_key *k, const u8 *data, u64 *value)
 {
 	const u8 *at = data + ETH_HLEN + 8;
 	u64 owner = RD64(e), gen = owner ^ k->owner;
@@ -162,7 +162,7 @@ AI bool entry_match_frame(u64 *e, const struct ct_key *k, const u8 *data, u64 *v
 	return !((*value ^ gen) & GEN_MASK) && RD64(e) == owner;
 }
 
-AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)
+AI bool ct_entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *vip, u16 *vip_port)
 {
 	u64 owner = RD64(e), differ;
 
@@ -178,7 +178,7 @@ AI bool entry_match_client(u64 *e, const struct ct_key *k, u64 *value, lb_addr *
 	return !(differ | ((*value ^ owner) & GEN_MASK)) && RD64(e) == owner;
 }
 
-AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
+AI void ct_entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 {
 	WR64(e + 1, k->client.w[0]);
 	WR64(e + 2, k->client.w[1]);
@@ -190,4 +190,4 @@ AI void entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 #define KEY_CLIENT(k) (&(k)->client)
 #endif
 
-_Static_assert(ENTRY_WORDS * 8 == (LB_FAMILY == 4 ? FLOW4_SIZE : FLOW6_SIZE), "entry size");
+_Static_assert(CT_ENTRY_WORDS * 8 == (LB_FAMILY == 4 ? FLOW4_SIZE : FLOW6_SIZE), "entry size");

@@ -8,49 +8,49 @@
 #include "parse.h"
 
 /* Position of an address; the same sums as filter_hash() in maps/layout.py. */
-AI u64 filter_position4(u64 word)
+AI u64 prefilter_position4(u64 word)
 {
 	return (word * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
 }
 
-AI u64 filter_position6(u64 high, u64 low)
+AI u64 prefilter_position6(u64 high, u64 low)
 {
 	high *= 0x9E3779B97F4A7C15ULL;
 	return (high ^ high >> 32 ^ low) * 0xBF58476D1CE4E5B9ULL >> (64 - FILTER_BITS);
 }
 
 #if LB_FAMILY == 4
-#define filter_position(a) filter_position4((a)->w[0])
+#define prefilter_position(a) prefilter_position4((a)->w[0])
 #else
-#define filter_position(a) filter_position6((a)->w[0], (a)->w[1])
+#define prefilter_position(a) prefilter_position6((a)->w[0], (a)->w[1])
 #endif
 
-AI u64 filter_dst_at(u64 position)
+AI u64 prefilter_dst_at(u64 position)
 {
 	return RD64((u8 *)MAPVAL(lb_filter) + (position >> 5) * 8) >> ((position & 31) * 2) & 3;
 }
 
-AI bool filter_src_at(u64 position)
+AI bool prefilter_src_at(u64 position)
 {
 	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (position >> 6) * 8) >> (position & 63) & 1;
 }
 
 /* Returns CONCERN_VIP | CONCERN_SNAT. */
-AI u64 filter_dst(const lb_addr *a)
+AI u64 prefilter_dst(const lb_addr *a)
 {
-	return filter_dst_at(filter_position(a));
+	return prefilter_dst_at(prefilter_position(a));
 }
 
-AI bool filter_src(const lb_addr *a)
+AI bool prefilter_src(const lb_addr *a)
 {
-	return filter_src_at(filter_position(a));
+	return prefilter_src_at(prefilter_position(a));
 }
 
 /* Asks for both addresses of an untagged IPv6 frame, whose header is there, from the entry point of either family. */
-AI bool filter_frame6(const u8 *data)
+AI bool prefilter_frame6(const u8 *data)
 {
-	return filter_dst_at(filter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
-	       filter_src_at(filter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
+	return prefilter_dst_at(prefilter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
+	       prefilter_src_at(prefilter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */
@@ -90,7 +90,7 @@ AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 }
 
 /* Is the frame for this device's MAC address? A device nobody told us about is taken at its word, multicast excepted. */
-AI bool frame_is_ours(u64 ifindex, const u8 *data)
+AI bool frame_is_for_device(u64 ifindex, const u8 *data)
 {
 	u64 *d = device_at(ifindex);
 

@@ -112,7 +112,7 @@ AI void ct_evict(u64 *e, u64 owner)
 	client.w[0] = 0;
 #endif
 	if (owner >> 16)
-		snat_free(RD64(e + E_VALUE), owner, &client);
+		snat_release(RD64(e + E_VALUE), owner, &client);
 }
 
 /* Takes way `e` over for the flow. Returns false if another CPU took it first. */
@@ -131,7 +131,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 	WR16(f->seen_at, rules->now);
 	WR16(&SEEN_SERVICE(f->seen_at), service);
 	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
-	entry_write_key(e, key, gen);
+	ct_entry_write_key(e, key, gen);
 	WR64(e + E_VALUE, f->value);
 	MB();
 	WR64(e, KEY_OWNER(key) | gen);

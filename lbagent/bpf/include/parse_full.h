@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at SLOT_GENERAL: the parser of everything the quick one leaves: up to two VLAN tags, IPv4
+ * This file contains the program at CALL_PARSE_FULL: the parser of everything the quick one leaves: up to two VLAN tags, IPv4
  * options, IPv6 extension headers (bounded), fragments, ICMP. It fills the same record and goes on with the same programs.
  */
 #pragma once
-#include "filter.h"
+#include "prefilter.h"
 #include "fragment.h"
-#include "quote.h"
+#include "icmp_quote.h"
 
 #define VLAN_TAGS 2
 #define VLAN_HLEN 4
 #define EXTENSIONS 6    /* IPv6 extension headers stepped over */
 #define EXTENSIONS_MAX 400 /* bytes of them; L4_MASK bounds the sum */
-#define GENERAL_PULL 512 /* bytes: what tc makes linear */
+#define PARSE_FULL_PULL 512 /* bytes: what tc makes linear */
 
 /* Steps over Ethernet and tags. Returns the offset of the IP header, 0 if this is not the family's packet. */
-AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
+AI u64 parse_full_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 {
 	u64 at = 12;
 	u16 type;
@@ -32,7 +32,7 @@ AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 	}
 #if LB_FAMILY == 4
 	if (type == ETH_IP6)
-		lb_call(ctx, SLOT_GENERAL + 1);
+		lb_call(ctx, CALL_PARSE_FULL + 1);
 #endif
 	return type == ETH_FAMILY ? at + 2 : 0;
 }
@@ -46,7 +46,7 @@ AI u64 general_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 
 /* Is there a source route that is not at its end? Then the destination is a stop and not the last one (RFC 791 §3.1).
  * `step` lies in a map: what is read back from there has no history, so the verifier does not follow each chain of options. */
-AI bool general_routed(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
+AI bool parse_full_source_route(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
 {
 	*step = IP_HLEN;
 	NO_UNROLL
@@ -66,7 +66,7 @@ AI bool general_routed(const u8 *l3, const u8 *end, u64 size, volatile u16 *step
 }
 
 /* Returns the length of the header with its options, 0 if it is malformed. */
-AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
+AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
 {
 	u64 size = (*l3 & 15) << 2;
 	u16 fragment = *(u16 *)(l3 + 6);
@@ -83,7 +83,7 @@ AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info
 		pk->flags |= PKT_FRAGMENT | PKT_LATER;
 	else if (info->more)
 		pk->flags |= PKT_FRAGMENT;
-	info->strange = UNLIKELY(size > IP_HLEN) && general_routed(l3, end, size, &pk->l4_off);
+	info->strange = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
 	return size;
 }
 #else
@@ -106,7 +106,7 @@ AI void extension_fragment(const u8 *h, struct lb_pkt *pk, struct ip_info *info)
 		pk->flags |= PKT_FRAGMENT;
 }
 
-AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
+AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info *info)
 {
 	u64 size = IP_HLEN;
 	u8 next = l3[6];
@@ -141,7 +141,7 @@ AI u64 general_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_info
 #endif
 
 /* Ports and flags from the L4 header. Returns false if it is not all there. */
-AI bool general_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
+AI bool parse_full_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
 {
 	u64 size = pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN;
 
@@ -158,7 +158,7 @@ AI bool general_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
 }
 
 /* Reads the whole packet into the record. Returns 0, or the reason why it is not ours to touch. */
-AI u32 general_parse(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
+AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 {
 	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l3 = data + (at & L3_MASK), *l4;
 	u64 size;
@@ -169,7 +169,7 @@ AI u32 general_parse(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 a
 	pk->flags |= at > ETH_HLEN ? PKT_TAGGED : 0;
 	pk->sport = pk->dport = 0;
 	pk->tcp_flags = 0;
-	size = general_l3(l3, end, pk, info);
+	size = parse_full_l3(l3, end, pk, info);
 	pk->l4_off = at + size;
 	if (!size || info->strange || pk->l3_len < size || pk->l3_len + at > CTX_LEN(ctx))
 		return REASON_PASS_UNSUPPORTED;
@@ -184,22 +184,22 @@ AI u32 general_parse(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 a
 		return pk->concern & CONCERN_VIP && !(pk->concern & CONCERN_SNAT) ? REASON_DROP_FRAGMENT : REASON_PASS_NOT_SERVICE;
 	}
 	l4 = data + L4_OFF(pk);
-	if (!general_l4(l4, end, pk))
+	if (!parse_full_l4(l4, end, pk))
 		return REASON_PASS_UNSUPPORTED;
 	if (pk->flags & PKT_FRAGMENT)
-		frag_note(pk, info);
+		frag_remember(pk, info);
 	return 0;
 }
 
 /* An ICMP error behind a plain header: the kernel's own on its way out. */
-AI bool general_icmp_error(const u8 *l3, const u8 *end)
+AI bool parse_full_icmp_error(const u8 *l3, const u8 *end)
 {
 	if (l3 + IP_HLEN + 1 > end || l3[LB_FAMILY == 4 ? 9 : 6] != PROTO_ICMP_FAMILY)
 		return false;
 	return icmp_is_error(l3[IP_HLEN]);
 }
 
-AI int general_main(lb_ctx *ctx)
+AI int parse_full_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	struct ip_info info = {};
@@ -211,11 +211,11 @@ AI int general_main(lb_ctx *ctx)
 	if (!s)
 		return LB_PASS;
 #ifdef LB_HOOK_TC
-	skb_pull(ctx, CTX_LEN(ctx) < GENERAL_PULL ? CTX_LEN(ctx) : GENERAL_PULL);
+	skb_pull(ctx, CTX_LEN(ctx) < PARSE_FULL_PULL ? CTX_LEN(ctx) : PARSE_FULL_PULL);
 #endif
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
-	at = general_l2(ctx, data, end);
+	at = parse_full_l2(ctx, data, end);
 	l3 = data + (at & L3_MASK);
 	if (!at || l3 + IP_HLEN > end)
 		return LB_PASS;
@@ -223,25 +223,25 @@ AI int general_main(lb_ctx *ctx)
 	pk->flags = HOOK_FLAGS(s);
 	addr_load(&pk->saddr, l3 + (LB_FAMILY == 4 ? 12 : 8));
 	addr_load(&pk->daddr, l3 + (LB_FAMILY == 4 ? 16 : 24));
-	pk->concern = filter_dst(&pk->daddr) | (filter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
-	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && general_icmp_error(l3, end)))
+	pk->concern = prefilter_dst(&pk->daddr) | (prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
+	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && parse_full_icmp_error(l3, end)))
 		return LB_PASS;
 #ifdef LB_HOOK_XDP
-	if (!frame_is_ours(CTX_IFINDEX(ctx), data))
+	if (!frame_is_for_device(CTX_IFINDEX(ctx), data))
 		return LB_PASS;
 #endif
-	reason = general_parse(ctx, pk, &info, at);
+	reason = parse_full(ctx, pk, &info, at);
 	if (reason)
 		return verdict(ctx, reason, reason == REASON_DROP_FRAGMENT ? LB_DROP : LB_PASS);
 	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6) {
 		if (pk->proto == PROTO_ICMP_FAMILY && !(pk->flags & PKT_FRAGMENT))
-			lb_call(ctx, FAMILY_SLOT(SLOT_ICMP));
+			lb_call(ctx, FAMILY_CALL(CALL_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
-	pkt_whole(ctx, pk);
+	pkt_segment_len(ctx, pk);
 	if (pk->concern & (CONCERN_VIP | CONCERN_SNAT))
-		lb_call(ctx, FAMILY_SLOT(SLOT_FLOW));
+		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
 	else
-		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }
