@@ -4,7 +4,7 @@
  * the entry points of lb6.c, which bpf/build/join_entries.py puts behind these.
  */
 #define LB_FAMILY 4
-#include "entry_point.h"
+#include "entry.h"
 #include "programs.h"
 
 #ifdef LB_HOOK_XDP

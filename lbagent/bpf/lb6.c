@@ -3,7 +3,7 @@
  * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry points here become parts of those in lb4.c (bpf/build/join_entries.py).
  */
 #define LB_FAMILY 6
-#include "entry_point.h"
+#include "entry.h"
 #include "programs.h"
 
 #ifdef LB_HOOK_XDP
