@@ -88,11 +88,7 @@ AI int answer_main(lb_ctx *ctx)
 	if (rst ? !answer_rst(ctx, &s->pk, &a) : !answer_icmp(ctx, s, &a))
 		goto drop;
 	count(s->answer, length);
-#ifdef LB_HOOK_XDP
-	return XDP_TX;
-#else
-	return redirect_to(ctx->ifindex, s->pk.flags & PKT_EGRESS ? REDIRECT_INGRESS : 0); /* on its way out: back up to who sent it */
-#endif
+	return ctx_send_back(ctx, s->pk.flags & PKT_EGRESS);
 drop:
 	count(REASON_DROP_NO_BACKEND, length);
 	return LB_DROP;

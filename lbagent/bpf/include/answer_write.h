@@ -8,8 +8,6 @@
 #include "csum.h"
 #include "scratch.h"
 
-#define HTONL(x) ((u32)__builtin_bswap32((u32)(x)))
-#define ICMP_HLEN 8
 #if LB_FAMILY == 4
 #define ADDRS_AT 12
 #define QUOTE_MAX 544 /* bytes, whole words: the error stays within 576 (RFC 1812 §4.3.2.3) */
@@ -25,13 +23,6 @@
 #endif
 #define L2_COPY 24     /* bytes: Ethernet and two VLAN tags, rounded up to whole words */
 #define ANSWER_HOPS 64 /* TTL of an answer */
-
-#ifdef LB_HOOK_XDP
-static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
-#else
-static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
-static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
-#endif
 
 /* What is kept of the packet while it is being reshaped. */
 struct lb_answer {
@@ -63,23 +54,6 @@ AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
 	if (len & 1 && p + 1 <= end)
 		sum += *p;
 	return sum;
-}
-
-/* Cut the frame to `keep` bytes, then put `front` bytes before it. All packet pointers are void afterwards. */
-AI bool answer_reshape(lb_ctx *ctx, u64 keep, u64 front)
-{
-#ifdef LB_HOOK_XDP
-	u64 have = CTX_LEN(ctx);
-
-	if (keep != have && adjust_tail(ctx, (int)keep - (int)have))
-		return false;
-	return !front || !adjust_head(ctx, -(int)front);
-#else
-	/* also where the length stays: it makes the whole frame linear and writable, and ends segmentation offload */
-	if (skb_change_tail(ctx, keep, 0))
-		return false;
-	return !front || !skb_change_head(ctx, front, 0);
-#endif
 }
 
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
@@ -115,25 +89,12 @@ AI u64 answer_write_ip(u8 *ip, const struct lb_pkt *pk, u64 payload, u64 proto)
 	return addresses + HTONS(payload) + HTONS(proto);
 }
 
-#ifdef LB_HOOK_TC
-/* Must the device still complete this skb's checksum (CHECKSUM_PARTIAL)? Nothing tells a program directly, but the kernel
- * leaves a checksum without pseudo header alone in just that case. `at` is the offset of a field that holds 0 and is
- * written later. All packet pointers are void afterwards. */
-AI bool skb_partial(lb_ctx *ctx, u64 at)
-{
-	l4_csum(ctx, at, 0, 1, 2);
-	u8 *field = CTX_DATA(ctx) + at;
-
-	return field + 2 <= CTX_END(ctx) && !*(u16 *)field;
-}
-#endif
-
 /* The packet becomes a RST; true when it may be sent. */
 AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer *a)
 {
 	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN;
 
-	if (!answer_reshape(ctx, at + TCP_HLEN, 0))
+	if (!ctx_resize(ctx, at + TCP_HLEN, 0))
 		return false;
 	u8 *data = CTX_DATA(ctx), *ip = data + l3, *tcp;
 
@@ -152,13 +113,13 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 	*(u32 *)(tcp + 12) = flags;
 	*(u32 *)(tcp + 16) = 0;
 	u16 sum = (u16)~csum_fold(pseudo + pk->sport + pk->dport + a->seq + a->ack + flags);
-#ifdef LB_HOOK_TC
-	if (skb_partial(ctx, at + 16))
-		sum = (u16)csum_fold(pseudo); /* the device adds the rest */
-	tcp = CTX_DATA(ctx) + at;
-	if (tcp + TCP_HLEN > CTX_END(ctx))
-		return false;
-#endif
+	if (HOOK_KERNEL_CSUM) {
+		if (ctx_csum_partial(ctx, at + TCP_CSUM))
+			sum = (u16)csum_fold(pseudo); /* the device adds the rest */
+		tcp = CTX_DATA(ctx) + at;
+		if (tcp + TCP_HLEN > CTX_END(ctx))
+			return false;
+	}
 	*(u16 *)(tcp + 16) = sum;
 	return true;
 }
@@ -174,17 +135,16 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
-#ifdef LB_HOOK_TC
 /* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
  * so for the quoted transport header: ours must then cover what that one turns into. */
-AI bool answer_sum_skb(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
+AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
 	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
 	u8 *quote = CTX_DATA(ctx) + at + ICMP_HLEN;
 	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
 
 	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
-	if (skb_partial(ctx, at + 2)) {
+	if (ctx_csum_partial(ctx, at + 2)) {
 		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + (pk->proto == PROTO_TCP ? 16 : 6);
 
 		if (field + 2 <= CTX_END(ctx))
@@ -197,7 +157,6 @@ AI bool answer_sum_skb(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted,
 	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum);
 	return true;
 }
-#endif
 
 /* The packet becomes an ICMP error that quotes its beginning; true when it may be sent. */
 AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_answer *a)
@@ -209,7 +168,7 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 		quoted = QUOTE_MAX;
 	if (l3 + quoted > CTX_LEN(ctx) || L4_OFF(pk) + UDP_HLEN > l3 + quoted)
 		return false;
-	if (!answer_reshape(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
+	if (!ctx_resize(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
 		return false;
 	u8 *data = CTX_DATA(ctx), *ip = data + l3, *icmp;
 
@@ -220,10 +179,8 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	answer_write_l2(data, a);
 	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMP_FAMILY);
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
-#ifdef LB_HOOK_XDP
+	if (HOOK_KERNEL_CSUM)
+		return answer_icmp_csum(ctx, pk, at, quoted, sum);
 	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
 	return true;
-#else
-	return answer_sum_skb(ctx, pk, at, quoted, sum);
-#endif
 }

@@ -7,22 +7,18 @@
 #include "fast_path.h"
 
 /* Does the entry of this family ask the filter? On XDP that of IPv4 has asked for IPv6 too. */
-#ifdef LB_HOOK_XDP
-#define ENTRY_PREFILTERS (LB_FAMILY == 4)
-#else
-#define ENTRY_PREFILTERS 1
-#endif
+#define ENTRY_PREFILTERS (LB_FAMILY == 4 || HOOK_HAS_EGRESS)
 
 /* Hands a frame to a program that parses it from the start. */
 AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 {
-#ifdef LB_HOOK_TC
-	struct lb_scratch *s = scratch();
+	if (HOOK_MARKS_SCOPE) {
+		struct lb_scratch *s = scratch();
 
-	if (!s)
-		return LB_PASS;
-	s->hook_flags = flags;
-#endif
+		if (!s)
+			return LB_PASS;
+		s->hook_flags = flags;
+	}
 	lb_call(ctx, slot);
 	return LB_PASS;
 }
@@ -90,39 +86,19 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 	return TO_SLOW_PATH;
 }
 
-#ifdef LB_HOOK_XDP
-#define hook_flags(ctx, flags) 0
-#else
-#define PACKET_HOST 0
-
-/* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. The headers must be linear. */
-AI bool hook_ready(lb_ctx *ctx, u16 flags)
+/* The flags of a frame. What the node itself sends has internal scope as well. */
+AI u16 entry_flags(lb_ctx *ctx, u16 flags)
 {
-	u64 need = ETH_HLEN + IP_HLEN + TCP_HLEN, len = CTX_LEN(ctx);
-
-	if (ctx->vlan_present || (ctx->pkt_type != PACKET_HOST && !(flags & PKT_EGRESS)))
-		return false;
-	if (UNLIKELY(CTX_DATA(ctx) + need > CTX_END(ctx)))
-		skb_pull(ctx, len < need ? len : need);
-	return true;
+	if (!HOOK_MARKS_SCOPE || flags & PKT_EGRESS)
+		return flags;
+	return device_scope(CTX_IFINDEX(ctx));
 }
-
-/* What the node itself sends has internal scope as well. */
-AI u16 hook_flags(lb_ctx *ctx, u16 flags)
-{
-	return flags & PKT_EGRESS ? flags : device_scope(CTX_IFINDEX(ctx));
-}
-#endif
 
 /* Neither address concerns us. Only on its way out an ICMP error may still: the node's own, about a packet for a local backend. */
 AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 {
-#ifdef LB_HOOK_TC
-	u8 proto = data[ETH_HLEN + (LB_FAMILY == 4 ? 9 : 6)];
-
-	if (flags & PKT_EGRESS && UNLIKELY(proto == PROTO_ICMP_FAMILY))
+	if (flags & PKT_EGRESS && UNLIKELY(data[ETH_HLEN + IP_PROTO] == PROTO_ICMP_FAMILY))
 		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
-#endif
 	return LB_PASS;
 }
 
@@ -135,10 +111,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	u8 *end;
 	int rc;
 
-#ifdef LB_HOOK_TC
-	if (!hook_ready(ctx, flags))
+	if (!ctx_ready(ctx, flags & PKT_EGRESS, PLAIN_HLEN))
 		return LB_PASS;
-#endif
 	q.data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
 	if (UNLIKELY(q.data + PLAIN_HLEN > end))
@@ -164,11 +138,9 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	}
 	fast_path_begin(&q);
 	q.ifindex = CTX_IFINDEX(ctx);
-	q.flags = hook_flags(ctx, flags);
-#ifdef LB_HOOK_XDP
-	if (UNLIKELY(!frame_is_for_device(q.ifindex, q.data)))
+	q.flags = entry_flags(ctx, flags);
+	if (HOOK_CHECKS_MAC && UNLIKELY(!frame_is_for_device(q.ifindex, q.data)))
 		return LB_PASS;
-#endif
 	q.len = FRAME_LEN(ctx, q.data, end);
 	PKT_REPARSE(q.data, &pk);
 	rc = pkt_kind(q.data, q.len, &pk);

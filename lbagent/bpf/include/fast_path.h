@@ -46,7 +46,6 @@ AI bool stays_local(u64 meta, u64 value)
 	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
 }
 
-#ifdef LB_HOOK_XDP
 #if LB_FAMILY == 6
 /* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
  * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
@@ -83,8 +82,10 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, con
 	u64 sum = 0, diff = 0;
 
 #if LB_FAMILY == 6
-	sum = fast_path_csum(f, data, path, port);
-	OPAQUE(path);
+	if (!HOOK_KERNEL_CSUM) {
+		sum = fast_path_csum(f, data, path, port);
+		OPAQUE(path);
+	}
 #endif
 	PKT_REPARSE(data, &pk);
 	tuple_of(&pk, &to);
@@ -104,39 +105,10 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, con
 /* Writes a plain reply. */
 AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
 {
-	u64 diff = nat_diff(data + ETH_HLEN, pk, to);
+	u64 diff = HOOK_KERNEL_CSUM ? 0 : nat_diff(data + ETH_HLEN, pk, to);
 
 	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
 }
-
-/* Writes a next hop's MACs; before all else, so that they need not be kept. */
-AI int macs_write(u8 *data, const struct nexthop *nh)
-{
-	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
-	return 0;
-}
-
-/* Sends a frame whose MACs are written. */
-AI int fast_path_send(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct nexthop *nh, u64 ifindex)
-{
-	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#else
-AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
-{
-	struct lb_tuple to;
-	struct lb_pkt pk;
-
-	pkt_load(data, &pk);
-	flow_tuple(&pk, path, path->port, f->value, &to);
-	return nat_write(ctx, data, 0, &pk, &to, port != 0);
-}
-
-#define fast_path_write_reply(ctx, data, pk, to) nat_write(ctx, data, 0, pk, to, 1)
-#define macs_write(data, nh) 0
-#define fast_path_send(ctx, data, pk, nh, ifindex) out_send(ctx, data, 0, pk, nh)
-#endif
 
 /* What stays with a packet on the fast path. Clock and counters are asked for once, before there is much to keep meanwhile. */
 struct fast_path {
@@ -167,7 +139,7 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
 	if (fast_path_write(ctx, q->data, path, port, f))
 		return LB_DROP;
-	return fast_path_send(ctx, q->data, &pk, &nh, q->ifindex);
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }
 
 /* A packet of a flow that stays on this node. */
@@ -240,5 +212,5 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	to.dport = view->client_port;
 	if (fast_path_write_reply(ctx, q->data, &pk, &to))
 		return LB_DROP;
-	return fast_path_send(ctx, q->data, &pk, &nh, q->ifindex);
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }

@@ -4,9 +4,8 @@
  * none. The way out is found before the packet is touched.
  */
 #pragma once
+#include "hook_write.h"
 #include "prefilter.h"
-#include "nat.h"
-#include "path.h"
 #include "scratch.h"
 
 #define AF_INET 2
@@ -46,10 +45,8 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	if (rc == FIB_NOT_FORWARDED)
 		return OUT_STACK;
 	nh->rest = (u64)p.ifindex << 32;
-#ifdef LB_HOOK_TC
-	if (rc == FIB_NO_NEIGHBOR)
+	if (HOOK_FINDS_NEIGHBOR && rc == FIB_NO_NEIGHBOR)
 		return OUT_NEIGHBOR;
-#endif
 	if (rc && rc != FIB_FRAG_NEEDED)
 		return OUT_NONE;
 	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
@@ -85,10 +82,8 @@ AI int out_client(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to
 {
 	int out = out_find(ctx, index, from, to, nh);
 
-#ifdef LB_HOOK_XDP
-	if (out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
+	if (!HOOK_REACHES_PODS && out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
 		return OUT_STACK;
-#endif
 	return out;
 }
 
@@ -106,62 +101,12 @@ AI u64 nexthop_index(const struct nexthop *nh)
 	return index ? *index & (NEXTHOPS - 1) : 0;
 }
 
-#ifdef LB_HOOK_XDP
-/* Takes the VLAN tags off: the frame leaves by a device that is not the one they belong to. */
-AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
-{
-	u64 tags = L3_OFF(pk) - ETH_HLEN;
-	u8 *data;
-
-	if (tags != 4 && tags != 8)
-		return -1;
-	if (adjust_head(ctx, tags))
-		return -1;
-	data = CTX_DATA(ctx);
-	if (data + ETH_HLEN > CTX_END(ctx))
-		return -1;
-	*(u16 *)(data + 12) = ETH_FAMILY;
-	return 0;
-}
-
-/* Sends the frame by a next hop. */
-AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
-{
-	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
-
-	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back) {
-		if (vlan_untag(ctx, pk))
-			return LB_DROP;
-		data = CTX_DATA(ctx);
-		end = CTX_END(ctx);
-	}
-	if (data + ETH_HLEN > end)
-		return LB_DROP;
-	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
-	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#else
-AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
-{
-	u64 macs[2] = {nh->macs, nh->rest};
-
-	if (skb_store(ctx, 0, macs, 12, 0))
-		return LB_DROP;
-	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
-		return LB_PASS; /* it is leaving by that device already */
-	return redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#endif
-
 /* Sends the translated frame the way out_find() found. */
 AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nexthop *nh)
 {
 	if (out == OUT_STACK)
 		return LB_PASS;
-#ifdef LB_HOOK_TC
-	if (out == OUT_NEIGHBOR)
-		return redirect_neigh(NEXTHOP_IFINDEX(nh), 0, 0, 0);
-#endif
+	if (HOOK_FINDS_NEIGHBOR && out == OUT_NEIGHBOR)
+		return ctx_redirect_neighbor(NEXTHOP_IFINDEX(nh));
 	return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, nh);
 }

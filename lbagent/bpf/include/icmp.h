@@ -96,9 +96,7 @@ AI int icmp_main(lb_ctx *ctx)
 	if (!s)
 		return LB_PASS;
 	q = QUOTE_OF(s);
-#ifdef LB_HOOK_TC
-	skb_pull(ctx, CTX_LEN(ctx) < QUOTE_PULL ? CTX_LEN(ctx) : QUOTE_PULL);
-#endif
+	ctx_linearize(ctx, QUOTE_PULL);
 	/* an error is for whom the quoted packet came from; one that is not is forged or for somebody else */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);

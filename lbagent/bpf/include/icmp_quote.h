@@ -10,7 +10,6 @@
 #include "nat.h"
 #include "scratch.h"
 
-#define ICMP_HLEN 8
 #define QUOTE_HEADERS 4  /* IPv6 extension headers stepped over */
 #define QUOTE_MASK 0x3ff /* bounds an offset in the frame: 511 + 8, and 60 or 255 of quoted headers */
 #define QUOTE_PULL 512   /* bytes: what tc makes linear */
@@ -157,28 +156,21 @@ AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple
 AI bool outer_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 *sum)
 {
 	u64 addresses = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
-	u8 *l3;
+	u8 *l3, ttl = pk->ttl - hops;
 
-#if LB_FAMILY == 6 && defined(LB_HOOK_TC)
-	u8 limit = pk->ttl - hops;
-
-	if (skb_store(ctx, L3_OFF(pk) + 7, &limit, 1, RECOMPUTE))
+	if (LB_FAMILY == 6 && HOOK_KERNEL_CSUM && !ctx_store_hop_limit(ctx, L3_OFF(pk) + IP_TTL, ttl))
 		return false;
-#endif
 	l3 = frame_at(ctx, L3_OFF(pk), IP_HLEN);
 	if (!l3)
 		return false;
 #if LB_FAMILY == 4
-	u8 ttl = pk->ttl - hops;
-
 	l3[8] = ttl;
 	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), addresses + word_diff(pk->ttl, ttl));
 	addr_store(l3 + 12, &to->saddr);
 	addr_store(l3 + 16, &to->daddr);
 #else
-#ifdef LB_HOOK_XDP
-	l3[7] = pk->ttl - hops;
-#endif
+	if (!HOOK_KERNEL_CSUM)
+		l3[7] = ttl;
 	addr_store(l3 + 8, &to->saddr);
 	addr_store(l3 + 24, &to->daddr);
 	*sum += addresses;

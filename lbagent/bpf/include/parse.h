@@ -4,7 +4,7 @@
  * headers, no fragment, TCP or UDP. Everything else is for parse_full.h, which fills the same record.
  */
 #pragma once
-#include "types.h"
+#include "hook.h"
 
 #define PKT_DF 1       /* IPv4 "do not fragment"; always set for IPv6 */
 #define PKT_FRAGMENT 2 /* first or later fragment: checksums span datagrams, header lengths hold for this frame only */
@@ -12,12 +12,6 @@
 #define PKT_INTERNAL 8 /* from a pod or this node: internal scope */
 #define PKT_EGRESS 16  /* tc_egress: routed already, leaves by this device */
 #define PKT_TAGGED 32  /* VLAN tags between Ethernet and IP */
-
-#define NH_HOP_BY_HOP 0 /* IPv6 extension headers */
-#define NH_ROUTING 43
-#define NH_FRAGMENT 44
-#define NH_AUTH 51
-#define NH_DEST_OPTIONS 60
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* destination is a SNAT address of this node */
@@ -44,10 +38,8 @@ struct lb_pkt {
 /* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
 AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
-#ifdef LB_HOOK_TC
-	if (ctx->gso_size)
-		pk->l3_len = ctx->gso_size + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
-#endif
+	if (CTX_GSO_SIZE(ctx))
+		pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
 }
 
 AI bool is_syn(const struct lb_pkt *pk)

@@ -210,9 +210,7 @@ AI int parse_full_main(lb_ctx *ctx)
 
 	if (!s)
 		return LB_PASS;
-#ifdef LB_HOOK_TC
-	skb_pull(ctx, CTX_LEN(ctx) < PARSE_FULL_PULL ? CTX_LEN(ctx) : PARSE_FULL_PULL);
-#endif
+	ctx_linearize(ctx, PARSE_FULL_PULL);
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
 	at = parse_full_l2(ctx, data, end);
@@ -226,10 +224,8 @@ AI int parse_full_main(lb_ctx *ctx)
 	pk->concern = prefilter_dst(&pk->daddr) | (prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && parse_full_icmp_error(l3, end)))
 		return LB_PASS;
-#ifdef LB_HOOK_XDP
-	if (!frame_is_for_device(CTX_IFINDEX(ctx), data))
+	if (HOOK_CHECKS_MAC && !frame_is_for_device(CTX_IFINDEX(ctx), data))
 		return LB_PASS;
-#endif
 	reason = parse_full(ctx, pk, &info, at);
 	if (reason)
 		return verdict(ctx, reason, reason == REASON_DROP_FRAGMENT ? LB_DROP : LB_PASS);

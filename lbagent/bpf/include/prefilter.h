@@ -83,7 +83,6 @@ AI u16 device_scope(u64 ifindex)
 	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
 }
 
-#ifdef LB_HOOK_XDP
 AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 {
 	return RD64(d) == (ifindex | (u64)*(u32 *)mac << 32) && (u16)RD64(d + 1) == *(u16 *)(mac + 4);
@@ -97,6 +96,5 @@ AI bool frame_is_for_device(u64 ifindex, const u8 *data)
 	if (LIKELY(device_has_mac(d, ifindex, data)))
 		return true;
 	d = device_find(ifindex);
-	return d ? device_has_mac(d, ifindex, data) : !(*data & 1);
+	return d ? device_has_mac(d, ifindex, data) : !(*data & MAC_GROUP);
 }
-#endif

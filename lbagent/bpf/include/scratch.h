@@ -46,12 +46,8 @@ struct lb_scratch {
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
 
-/* Flags that come with the packet from an earlier program: on XDP there are none. */
-#ifdef LB_HOOK_XDP
-#define HOOK_FLAGS(s) 0
-#else
-#define HOOK_FLAGS(s) ((s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS))
-#endif
+/* Flags that come with the packet from the entry. */
+#define HOOK_FLAGS(s) (HOOK_MARKS_SCOPE ? (s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS) : 0)
 
 /* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
 AI struct lb_scratch *scratch(void)

@@ -23,22 +23,10 @@ AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 	return CONTINUE;
 }
 
-/* A request on tc_egress to this node itself was about to leave it: back up through the same device, to our own address. */
+/* To this node itself. A request that was about to leave it (tc_egress) comes back up through the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
 {
-#ifdef LB_HOOK_TC
-	u8 *data = CTX_DATA(ctx), mac[6];
-
-	if (pk->flags & PKT_EGRESS) {
-		if (data + ETH_HLEN > CTX_END(ctx))
-			return LB_DROP;
-		__builtin_memcpy(mac, data + 6, 6);
-		if (skb_store(ctx, 0, mac, 6, 0))
-			return LB_DROP;
-		return redirect_to(CTX_IFINDEX(ctx), REDIRECT_INGRESS);
-	}
-#endif
-	return LB_PASS;
+	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
 }
 
 /* The most telling reason: where the packet goes, and what it is, come before how its flow was found. */
@@ -157,9 +145,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	lb_key key;
 	u32 reason;
 
-#ifdef LB_HOOK_XDP
-	s->pk.flags |= device_scope(CTX_IFINDEX(ctx)); /* tc has asked at its entry */
-#endif
+	if (!HOOK_MARKS_SCOPE)
+		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
 	svc = service_lookup(&s->pk, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s);

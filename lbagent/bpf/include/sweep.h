@@ -52,7 +52,7 @@ AI void sweep_snat_slot(u64 index, u64 now)
 		CAS(s, s0, s0 & SNAT_SLOT_GEN);
 }
 
-AI int sweep_main(struct xdp_md *ctx)
+AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
 	u64 now = now_ticks(), first, count, half, live = 0;
