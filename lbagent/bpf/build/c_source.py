@@ -16,6 +16,7 @@ from lbagent.bpf.build.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
+from lbagent.maps.tail_calls import FAMILIES, TAIL_CALLS, call_slot, program_names
 
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
@@ -43,18 +44,30 @@ class Unit:
     path: Path
     hook: str  # "xdp" or "tc"
     flags: tuple[str, ...]
+    family: int = 0  # 4 or 6: it has the programs of maps/tail_calls.py
 
 
 UNITS: tuple[Unit, ...] = tuple(
-    Unit(f"{stem}_{hook}", BPF_DIR / f"{stem}.c", hook, (f"-DLB_HOOK_{hook.upper()}",))
+    Unit(f"lb{family}_{hook}", BPF_DIR / f"lb{family}.c", hook, (f"-DLB_HOOK_{hook.upper()}",), family)
     for hook in ("xdp", "tc")
-    for stem in ("lb4", "lb6")
+    for family in FAMILIES
 )
 
 
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
-    """Return everything BCC is given for a unit: the prelude, then the flattened file."""
-    return prelude() + flatten(unit.path, include_dirs)
+    """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of maps/tail_calls.py."""
+    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit) if unit.family else "")
+
+
+def programs_text(unit: Unit) -> str:
+    """Return the programs behind the entry points, one call of a C function each.
+
+    They are text, not a macro's expansion: BCC finds no function that a macro made.
+    """
+    lines = ['#line 1 "generated from maps/tail_calls.py"']
+    for name, function in program_names(unit.hook, unit.family).items():
+        lines += [f"int {name}(lb_ctx *ctx)", "{", f"\treturn {function}(ctx);", "}"]
+    return "\n".join(lines) + "\n"
 
 
 def flatten(path: Path, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
@@ -133,6 +146,7 @@ def constants() -> dict[str, int]:
         if name.isupper() and type(value) is int and not name.startswith(("_", "F_"))
     }
     found["REASON_SLOTS"] = REASON_SLOTS
+    found.update((f"CALL_{call.name.upper()}", call_slot(call.name, FAMILIES[0])) for call in TAIL_CALLS)
     found.update(CAS_CALL=CAS_CALL, ENTRY6_CALL=ENTRY6_CALL)
     found.update(MAP_WORDS)
     found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)

@@ -26,6 +26,7 @@ from lbagent.kernel import bpfsys as maps
 from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
+from lbagent.maps.tail_calls import CALL_SLOTS, hook_and_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,8 +43,6 @@ PRIORITY_STEP = (
     2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
 )
 LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
-
-_CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
 
 
 @dataclass
@@ -144,14 +143,14 @@ def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
 
 
 def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
-    """Return the tail call slots by hook and number, from the names `call_<hook>_<n>_<what>`."""
+    """Return the programs by hook and tail call slot (maps/tail_calls.py)."""
     slots: dict[tuple[str, int], str] = {}
     for name, program in programs.items():
-        match = _CALL_NAME.match(name)
-        if not match:
+        place = hook_and_slot(name)
+        if not place:
             continue
-        hook, slot = match[1], int(match[2])
-        if hook != program.hook or slot >= layout.CALLS:
+        hook, slot = place
+        if hook != program.hook or slot >= CALL_SLOTS:
             raise CompileError(f"program {name} of unit {program.unit}: no such slot in {CALLS[program.hook]}")
         if (hook, slot) in slots:
             raise CompileError(f"programs {slots[hook, slot]} and {name} claim one tail call slot")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lbagent.bpf.build import builder
 from lbagent.bpf.build.artifact import Program
 from lbagent.bpf.load import loader
 from lbagent.bpf.load.loader import call_slots, load_generation, load_program
@@ -17,6 +18,7 @@ from lbagent.bpf.run import test_run
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel import bpfsys as maps
+from lbagent.maps.tail_calls import FAMILIES, hook_and_slot, program_names
 from tests.bpf.support import ENTRY, FELL_THROUGH, TAIL, config_record, counter
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -87,6 +89,19 @@ def test_a_failed_generation_leaves_no_descriptor(artifact, fds, tmp_path):
 def test_bad_tail_call_names_are_refused(names, message):
     with pytest.raises(CompileError, match=message):
         call_slots({name: Program(name, "u", "xdp", b"", ()) for name in names})
+
+
+def test_the_build_has_every_program_of_the_list():
+    programs = builder.ensure().programs
+    assert call_slots(programs) == {
+        (hook, slot): name
+        for hook in loader.CALLS
+        for family in FAMILIES
+        for name in program_names(hook, family)
+        for _, slot in [hook_and_slot(name) or ("", 0)]
+        if slot
+    }
+    assert {name for hook in loader.CALLS for family in FAMILIES for name in program_names(hook, family)} < {*programs}
 
 
 def test_an_old_kernel_is_refused_before_anything_happens(monkeypatch):
