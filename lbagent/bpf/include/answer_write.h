@@ -5,7 +5,7 @@
  * completes (CHECKSUM_PARTIAL): nothing ends that, so what is written is right after the completion.
  */
 #pragma once
-#include "csum.h"
+#include "nat.h"
 #include "scratch.h"
 
 #if LB_FAMILY == 4
@@ -79,12 +79,12 @@ AI u64 answer_write_ip(u8 *ip, const struct lb_pkt *pk, u64 payload, u64 proto)
 	u32 third = HTONL(ANSWER_HOPS << 24 | proto << 16);
 
 	*(u32 *)ip = first;
-	*(u32 *)(ip + 4) = HTONL(0x4000);
-	*(u32 *)(ip + 8) = third;
-	*(u16 *)(ip + 10) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
+	*(u32 *)(ip + IP4_ID) = HTONL(0x4000);
+	*(u32 *)(ip + IP4_TTL) = third;
+	*(u16 *)(ip + IP4_CSUM) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
 #else
 	*(u32 *)ip = HTONL(0x60000000);
-	*(u32 *)(ip + 4) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
+	*(u32 *)(ip + IP6_PAYLOAD_LEN) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
 #endif
 	return addresses + HTONS(payload) + HTONS(proto);
 }
@@ -106,12 +106,12 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 	u64 pseudo = answer_write_ip(ip, pk, TCP_HLEN, PROTO_TCP);
 	u32 flags = HTONL(0x50000000 | a->flags << 16); /* 20 bytes, no window */
 
-	*(u16 *)tcp = pk->dport;
-	*(u16 *)(tcp + 2) = pk->sport;
-	*(u32 *)(tcp + 4) = a->seq;
-	*(u32 *)(tcp + 8) = a->ack;
-	*(u32 *)(tcp + 12) = flags;
-	*(u32 *)(tcp + 16) = 0;
+	*(u16 *)(tcp + L4_SPORT) = pk->dport;
+	*(u16 *)(tcp + L4_DPORT) = pk->sport;
+	*(u32 *)(tcp + TCP_SEQ) = a->seq;
+	*(u32 *)(tcp + TCP_ACK_SEQ) = a->ack;
+	*(u32 *)(tcp + TCP_DATA_OFFSET) = flags;
+	*(u32 *)(tcp + TCP_CSUM) = 0;
 	u16 sum = (u16)~csum_fold(pseudo + pk->sport + pk->dport + a->seq + a->ack + flags);
 	if (HOOK_KERNEL_CSUM) {
 		if (ctx_csum_partial(ctx, at + TCP_CSUM))
@@ -120,7 +120,7 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 		if (tcp + TCP_HLEN > CTX_END(ctx))
 			return false;
 	}
-	*(u16 *)(tcp + 16) = sum;
+	*(u16 *)(tcp + TCP_CSUM) = sum;
 	return true;
 }
 
@@ -131,7 +131,7 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 	u32 rest = reason == REASON_ANSWER_TOO_BIG ? HTONL(mtu) : 0;
 
 	*(u32 *)icmp = HTONS(what);
-	*(u32 *)(icmp + 4) = rest;
+	*(u32 *)(icmp + ICMP_REST) = rest;
 	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
@@ -144,8 +144,8 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
 
 	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
-	if (ctx_csum_partial(ctx, at + 2)) {
-		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + (pk->proto == PROTO_TCP ? 16 : 6);
+	if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
+		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + L4_CSUM(pk->proto);
 
 		if (field + 2 <= CTX_END(ctx))
 			sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;
@@ -154,7 +154,7 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 
 	if (icmp + ICMP_HLEN > CTX_END(ctx))
 		return false;
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum);
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum);
 	return true;
 }
 
@@ -181,6 +181,6 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
 	if (HOOK_KERNEL_CSUM)
 		return answer_icmp_csum(ctx, pk, at, quoted, sum);
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
 	return true;
 }

@@ -33,7 +33,7 @@ AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 
 	if (data + ETH_HLEN > end)
 		return LB_PASS;
-	type = *(u16 *)(data + 12);
+	type = *(u16 *)(data + ETH_TYPE);
 	if (type == ETH_FAMILY)
 		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, CALL_PARSE_FULL) : LB_PASS;
@@ -118,8 +118,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(q.data + PLAIN_HLEN > end))
 		return entry_not_plain(ctx, q.data, end, flags);
 #if LB_FAMILY == 4
-	if (UNLIKELY(*(u16 *)(q.data + 12) != ETH_IP4)) {
-		if (*(u16 *)(q.data + 12) != ETH_IP6)
+	if (UNLIKELY(*(u16 *)(q.data + ETH_TYPE) != ETH_IP4)) {
+		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
 			return entry_not_plain(ctx, q.data, end, flags);
 		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* what leaves may be the node's own ICMP error */
 			return LB_PASS;
@@ -129,7 +129,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 #endif
 	addrs_load(q.data, &pk);
 	concern = CONCERN_VIP; /* IPv6: xdp has asked. Exactly which is asked again only where it matters */
-	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + 2)))
+	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
 	if (LIKELY(!concern)) {
 		if (LIKELY(!prefilter_src(&pk.saddr)))

@@ -60,7 +60,7 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 	if (port)
 		path_snat(path, &from);
 	else
-		addr_load(&from, data + ETH_HLEN + 8);
+		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
 	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
 	mark = (mark ^ (f->value & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND))) * 0x9FB21C651E98DF25ULL;
 	if (LIKELY(!((kept ^ mark) >> 16)))

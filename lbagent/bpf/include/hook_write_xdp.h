@@ -10,16 +10,16 @@ AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 d
 #if LB_FAMILY == 4
 	if (hops) {
 		diff += HOP_DIFF;
-		l3[8] = pk->ttl - 1;
+		l3[IP4_TTL] = pk->ttl - 1;
 	}
-	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), diff);
-	addr_store(l3 + 12, &to->saddr);
-	addr_store(l3 + 16, &to->daddr);
+	*(u16 *)(l3 + IP4_CSUM) = csum_apply(*(u16 *)(l3 + IP4_CSUM), diff);
+	addr_store(l3 + IP4_SADDR, &to->saddr);
+	addr_store(l3 + IP4_DADDR, &to->daddr);
 #else
 	if (hops)
-		l3[7] = pk->ttl - 1;
-	addr_store(l3 + 8, &to->saddr);
-	addr_store(l3 + 24, &to->daddr);
+		l3[IP6_HOP_LIMIT] = pk->ttl - 1;
+	addr_store(l3 + IP6_SADDR, &to->saddr);
+	addr_store(l3 + IP6_DADDR, &to->daddr);
 #endif
 }
 
@@ -27,17 +27,17 @@ AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 d
 AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum, bool plain)
 {
 	if (pk->proto == PROTO_TCP) {
-		if (!plain && l4 + 18 > end)
+		if (!plain && l4 + TCP_CSUM + 2 > end)
 			return -1;
-		*(u16 *)(l4 + 16) = csum_apply(*(u16 *)(l4 + 16), sum);
+		*(u16 *)(l4 + TCP_CSUM) = csum_apply(*(u16 *)(l4 + TCP_CSUM), sum);
 	} else {
 		if (!plain && l4 + UDP_HLEN > end)
 			return -1;
-		if (*(u16 *)(l4 + 6))
-			*(u16 *)(l4 + 6) = csum_apply_udp(*(u16 *)(l4 + 6), sum);
+		if (*(u16 *)(l4 + UDP_CSUM))
+			*(u16 *)(l4 + UDP_CSUM) = csum_apply_udp(*(u16 *)(l4 + UDP_CSUM), sum);
 	}
-	*(u16 *)l4 = to->sport;
-	*(u16 *)(l4 + 2) = to->dport;
+	*(u16 *)(l4 + L4_SPORT) = to->sport;
+	*(u16 *)(l4 + L4_DPORT) = to->dport;
 	return 0;
 }
 
@@ -85,14 +85,14 @@ AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
 	u8 *data;
 
-	if (tags != 4 && tags != 8)
+	if (tags != VLAN_HLEN && tags != 2 * VLAN_HLEN)
 		return -1;
 	if (adjust_head(ctx, tags))
 		return -1;
 	data = CTX_DATA(ctx);
 	if (data + ETH_HLEN > CTX_END(ctx))
 		return -1;
-	*(u16 *)(data + 12) = ETH_FAMILY;
+	*(u16 *)(data + ETH_TYPE) = ETH_FAMILY;
 	return 0;
 }
 

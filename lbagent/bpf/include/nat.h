@@ -14,7 +14,7 @@ struct lb_tuple {
 	__be16 sport, dport;
 };
 
-#define L4_CSUM(proto) ((proto) == PROTO_TCP ? 16 : 6) /* bytes into the L4 header */
+#define L4_CSUM(proto) ((proto) == PROTO_TCP ? TCP_CSUM : UDP_CSUM)
 
 AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 {
@@ -55,6 +55,6 @@ AI u64 nat_diff(const u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to
 #if LB_FAMILY == 4
 	return nat_addresses(pk, to);
 #else
-	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + 8);
+	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + IP6_SADDR);
 #endif
 }

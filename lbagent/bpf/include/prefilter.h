@@ -49,8 +49,10 @@ AI bool prefilter_src(const lb_addr *a)
 /* Asks for both addresses of an untagged IPv6 frame, whose header is there, from the entry point of either family. */
 AI bool prefilter_frame6(const u8 *data)
 {
-	return prefilter_dst_at(prefilter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
-	       prefilter_src_at(prefilter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
+	const u8 *src = data + ETH_HLEN + IP6_SADDR, *dst = data + ETH_HLEN + IP6_DADDR;
+
+	return prefilter_dst_at(prefilter_position6(*(u64 *)dst, *(u64 *)(dst + 8))) ||
+	       prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */

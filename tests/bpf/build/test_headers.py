@@ -86,3 +86,9 @@ def test_a_program_without_packets_can_choose_a_backend(family: int, tmp_path: P
     )
     done = compile_text(prelude() + flatten(source), BASE_FLAGS, "sock")
     assert done.functions.keys() == {"connect_choose"}
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=name)
+def test_wire_offsets_have_names(path: Path) -> None:
+    """wire.h names the fields of a packet's headers; no bare number stands for one."""
+    assert not re.findall(r"\b(?:data|l3|l4|ip|tcp|icmp|quote)(?: \+ |\[)\d+\b", path.read_text())
