@@ -172,7 +172,6 @@ class ConfigFlag(IntEnum):
     """Bits of lb_config.flags."""
 
     EXTERNAL_CLUSTERIP = 1
-    COUNT_PASSED = 2
 
 
 class MapType(IntEnum):
@@ -185,7 +184,6 @@ class MapType(IntEnum):
     LRU_HASH = 9
     LPM_TRIE = 11
     HASH_OF_MAPS = 13
-    RINGBUF = 27
 
 
 F_NO_PREALLOC = 1
@@ -285,12 +283,14 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
-        MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALL_SLOTS),
         MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALL_SLOTS),
     ]
     return {spec.name: spec for spec in specs}
+
+
+RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 
 
 def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:

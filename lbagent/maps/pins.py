@@ -15,6 +15,7 @@ from lbagent.maps.layout import (
     FLOW4_SIZE,
     FLOW6_SIZE,
     LB4_PATH,
+    RETIRED_MAPS,
     SCHEMA,
     SNAT4_SIZE,
     SNAT6_SIZE,
@@ -157,6 +158,14 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
     slowest_first = sorted(missing, key=lambda spec: (spec.type is not MapType.PERCPU_ARRAY, -spec.max_entries))
     with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # 100 MiB to be zeroed
         list(pool.map(create, slowest_first))
+
+
+def remove_retired(bpffs: str | Path) -> None:
+    """Take the pins of maps away that an earlier version had and no program of this one or that one writes. Raises KernelError."""
+    for name in RETIRED_MAPS:
+        path = pin_dir(bpffs) / name
+        with kernel_errors("remove", str(path)):
+            path.unlink(missing_ok=True)
 
 
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:

@@ -59,11 +59,13 @@ AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
 AI void answer_write_l2(u8 *data, const struct lb_answer *a)
 {
-	*(u32 *)data = a->l2[1] >> 16 | a->l2[2] << 16;
-	*(u32 *)(data + 4) = a->l2[2] >> 16 | a->l2[0] << 16;
-	*(u32 *)(data + 8) = a->l2[0] >> 16 | a->l2[1] << 16;
+	u32 *words = (u32 *)data;
+
+	words[0] = a->l2[1] >> 16 | a->l2[2] << 16;
+	words[1] = a->l2[2] >> 16 | a->l2[0] << 16;
+	words[2] = a->l2[0] >> 16 | a->l2[1] << 16;
 	for (u64 i = 3; i < L2_COPY / 4; i++)
-		*(u32 *)(data + i * 4) = a->l2[i];
+		words[i] = a->l2[i];
 }
 
 /* Write the IP header of `payload` bytes from the VIP to the client; return the pseudo header's sum. */

@@ -69,7 +69,7 @@ AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const str
 AI int macs_write(u8 *data, const struct nexthop *nh)
 {
 	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
+	*(u32 *)(data + sizeof(nh->macs)) = nh->rest;
 	return 0;
 }
 
@@ -110,6 +110,6 @@ AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const s
 	if (data + ETH_HLEN > end)
 		return LB_DROP;
 	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
+	*(u32 *)(data + sizeof(nh->macs)) = nh->rest;
 	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }

@@ -80,7 +80,7 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 
 	OPAQUE(icmp);
 	l3 = icmp + ICMP_HLEN;
-	if (l3 + IP_HLEN > end || !icmp_is_error(*icmp))
+	if (l3 + IP_HLEN > end || !icmp_is_error(icmp[ICMP_TYPE]))
 		return false;
 	size = quote_header(l3, end, &q->pk.proto);
 	if (!size || (q->pk.proto != PROTO_TCP && q->pk.proto != PROTO_UDP))

@@ -195,7 +195,7 @@ AI bool parse_full_icmp_error(const u8 *l3, const u8 *end)
 {
 	if (l3 + IP_HLEN + 1 > end || l3[IP_PROTO] != PROTO_ICMP_FAMILY)
 		return false;
-	return icmp_is_error(l3[IP_HLEN]);
+	return icmp_is_error(l3[IP_HLEN + ICMP_TYPE]);
 }
 
 AI int parse_full_main(lb_ctx *ctx)

@@ -18,7 +18,6 @@ struct lb_tuple5 {
 typedef struct FAMILY(key) lb_key;
 
 /* lb_service.flags and flags2: the service's 16 bits. Source: cilium bpf/lib/lb.h (behaviour). */
-#define SVC_EXT_LOCAL 0x04
 #define SVC_AFFINITY 0x10
 #define SVC_ROUTABLE 0x40
 #define SVC_SOURCE_RANGE 0x80

@@ -182,7 +182,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
-	s->snat = chosen.snat;
+	s->snat = chosen.snat ? SNAT_FIRST : SNAT_NONE;
 	return CONTINUE;
 }
 
