@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound
-from lbagent.kernel import bpfsys
+from lbagent.kernel import bpf_map
+from lbagent.kernel.bpfsys import ENOTSUPP
+from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
@@ -18,7 +20,7 @@ from lbagent.maps.layout import MapSpec, MapType, Sizes, counter_row, maglev_inn
 from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, map_full
 from lbagent.maps.maglev_tables import InnerTables
 
-_NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
+_NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
@@ -48,7 +50,7 @@ class KernelMaps:
         self.sizes = sizes
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n not in GENERATION_MAPS}
         self.fds = fds
-        self._cpus = bpfsys.possible_cpus()
+        self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
         tables = {name: InnerTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
         self._tables: dict[str, InnerTables] = {**tables}
@@ -62,7 +64,7 @@ class KernelMaps:
         Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
-            pins.ensure_bpffs(bpffs)
+            pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
         found, specs, fds = _open_pins(bpffs, sizes)
         try:
@@ -110,7 +112,7 @@ class KernelMaps:
         """Write entries start..stop of keys and values lying side by side. Raises MapFull or KernelError with `done`."""
         spec, fd, at = self.specs[map_name], self.fds[map_name], start
         if stop - start > 1:
-            result = bpfsys.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
+            result = bpf_map.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
             at += result.done
             if result.errno and result.errno not in _NO_BATCH:
                 raise self._failed("update", map_name, result.errno, result.done)
@@ -120,7 +122,7 @@ class KernelMaps:
                 values[i * spec.value_size : (i + 1) * spec.value_size],
             )
             try:
-                bpfsys.map_update(fd, key, value)
+                bpf_map.map_update(fd, key, value)
             except OSError as error:
                 raise self._failed("update", map_name, error.errno or 0, i - start) from None
 
@@ -138,14 +140,14 @@ class KernelMaps:
         fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
         done = 0
         while done < count:
-            result = bpfsys.map_delete_batch(fd, joined, len(keys[0]), done, count)
+            result = bpf_map.map_delete_batch(fd, joined, len(keys[0]), done, count)
             done += result.done
             if result.errno == errno.ENOENT:
                 done += 1  # the batch stops at a key that is not there
             elif result.errno in _NO_BATCH:
                 with kernel_errors("delete", map_name):
                     for key in keys[done:]:
-                        bpfsys.map_delete(fd, key)
+                        bpf_map.map_delete(fd, key)
                 return
             elif result.errno:
                 raise self._failed("delete", map_name, result.errno, done)
@@ -154,7 +156,7 @@ class KernelMaps:
         """Return the value of a key; of a per-CPU map the values of all CPUs, each padded to 8 bytes."""
         spec = self.specs[map_name]
         with kernel_errors("look up", map_name):
-            return bpfsys.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
+            return bpf_map.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
 
     def _value_bytes(self, spec: MapSpec) -> int:
         if spec.type is MapType.PERCPU_ARRAY:
@@ -181,7 +183,7 @@ class KernelMaps:
         """Yield (keys side by side, values side by side, count). Raises KernelError."""
         spec, fd = self.specs[map_name], self.fds[map_name]
         size = self._value_bytes(spec)
-        reader = bpfsys.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
+        reader = bpf_map.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
         with kernel_errors("read", map_name):
             try:
                 piece = reader.read()
@@ -195,12 +197,12 @@ class KernelMaps:
                 piece = reader.read()
 
     def _one_by_one(self, fd: int, spec: MapSpec, size: int) -> Iterator[tuple[bytes, bytes, int]]:
-        key = bpfsys.map_next_key(fd, None, spec.key_size)
+        key = bpf_map.map_next_key(fd, None, spec.key_size)
         while key is not None:
-            value = bpfsys.map_lookup(fd, key, size)
+            value = bpf_map.map_lookup(fd, key, size)
             if value is not None:
                 yield key, value, 1
-            key = bpfsys.map_next_key(fd, key, spec.key_size)
+            key = bpf_map.map_next_key(fd, key, spec.key_size)
 
     # --- Maglev ---
 

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from lbagent.kernel.bpfsys import possible_cpus
+from lbagent.kernel.cpus import possible_cpus
 
 SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
 

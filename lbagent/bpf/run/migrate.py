@@ -11,6 +11,7 @@ from msgspec import Struct
 from lbagent.bpf.load.loader import create_map, load_program, own_maps, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, LB_MOVE, OLD_MAPS, Move, map_specs
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def _pass(fd: int, what: Move, count: int, done: Moved, dry: bool) -> None:
     for first in range(0, count, CHUNK):
         length = min(CHUNK, count - first)
         data = LB_MOVE.pack(first, length, what, dry, 0, 0, 0, 0)
-        out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
+        with kernel_errors("test run", "the program that moves flows"):
+            out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
         _, left, _, _, flows, spilled, lost, again = map(int, LB_MOVE.unpack(out.data[: LB_MOVE.size]))
         if left:
             raise LbError(f"the mover stopped {left} positions early; flows go on where they are")

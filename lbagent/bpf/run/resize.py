@@ -26,7 +26,7 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.migrate import Moved, move, moved_tables, try_move
 from lbagent.errors import ConfigError, LbError, NotFound
-from lbagent.kernel import bpfsys, jiffies
+from lbagent.kernel import bpffs, jiffies
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
@@ -242,8 +242,7 @@ class _Change:
             for name in (name for name, spec in after.items() if spec != before[name]):
                 change.names.append(name)
                 change._made[name] = pins.create_map(after[name])
-                with kernel_errors("pin", name):
-                    bpfsys.obj_pin(change._made[name], str(stage / name))
+                bpffs.pin(change._made[name], stage / name)
             new = KernelMaps(maps.bpffs, sizes, maps.fds | change._made)
             for name in change.names:
                 if name not in NOT_COPIED:
@@ -263,7 +262,7 @@ class _Change:
         with kernel_errors("open", str(stage)):
             for pin in sorted(stage.iterdir()):
                 if pin.name not in (MOVING, MOVED):
-                    made[pin.name] = bpfsys.obj_get(str(pin))
+                    made[pin.name] = bpffs.open_pin(pin)
         return cls(maps, sizes, made, settings)
 
     def load(self, artifact: Artifact) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.reasons import Reason
@@ -96,7 +97,8 @@ class Sweeper:
         for first in range(0, buckets, CHUNK):
             count = min(CHUNK, buckets - first)
             program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
-            output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
+            with kernel_errors("test run", f"sweep{family}"):
+                output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval
         return live
 
