@@ -16,9 +16,9 @@ from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
-from lbagent.maps.layout import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, map_full
-from lbagent.maps.maglev_tables import InnerTables
+from lbagent.maps.maglev_tables import MaglevTables
+from lbagent.maps.specs import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 
 _NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
@@ -52,8 +52,8 @@ class KernelMaps:
         self.fds = fds
         self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
-        tables = {name: InnerTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
-        self._tables: dict[str, InnerTables] = {**tables}
+        tables = {name: MaglevTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
+        self._tables: dict[str, MaglevTables] = {**tables}
 
     @classmethod
     def open(cls, bpffs: str | Path = pins.DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
@@ -106,9 +106,9 @@ class KernelMaps:
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries in order. Raises MapFull or KernelError with `done`."""
         keys, values = b"".join([key for key, _ in items]), b"".join([value for _, value in items])
-        self.put_packed(map_name, keys, values, 0, len(items))
+        self.put_batch(map_name, keys, values, 0, len(items))
 
-    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
         """Write entries start..stop of keys and values lying side by side. Raises MapFull or KernelError with `done`."""
         spec, fd, at = self.specs[map_name], self.fds[map_name], start
         if stop - start > 1:
@@ -169,7 +169,7 @@ class KernelMaps:
         size = self._value_bytes(spec)
         zero = bytes(size) if spec.type in _ARRAYS else b""
         out: list[Item] = []
-        for keys, values, count in self.pieces(map_name):
+        for keys, values, count in self.batches(map_name):
             if zero and not values.strip(b"\0"):
                 continue
             split = [
@@ -179,7 +179,7 @@ class KernelMaps:
             out += [item for item in split if item[1] != zero] if zero else split
         return out
 
-    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield (keys side by side, values side by side, count). Raises KernelError."""
         spec, fd = self.specs[map_name], self.fds[map_name]
         size = self._value_bytes(spec)

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lbagent.kernel import bpf_map
 from lbagent.kernel.bpfsys import ENOTSUPP
-from lbagent.maps.layout import MapSpec
 from lbagent.maps.pins import create_map
+from lbagent.maps.specs import MapSpec
 
 _INDEX0 = bytes(4)
 CHUNK = 512  # inner maps open at a time: each is a descriptor until the outer map holds it
 
 
-class InnerTables:
+class MaglevTables:
     """The tables of one lb{4,6}_maglev."""
 
     def __init__(self, outer_fd: int, inner: MapSpec) -> None:

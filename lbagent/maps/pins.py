@@ -10,20 +10,9 @@ from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.bpffs import ensure_bpffs, pin
 from lbagent.kernel.kernel_error import kernel_errors
-from lbagent.maps.layout import (
-    FLOW4_SIZE,
-    FLOW6_SIZE,
-    LB4_PATH,
-    SCHEMA,
-    SNAT4_SIZE,
-    SNAT6_SIZE,
-    MapSpec,
-    MapType,
-    Sizes,
-    maglev_inner,
-    map_specs,
-)
+from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.maps.specs import MapSpec, MapType, Sizes, maglev_inner, map_specs
 
 DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
 

@@ -10,7 +10,7 @@ from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes, map_specs
+from lbagent.maps.specs import Sizes, map_specs
 from tests.maps.conftest import SMALL
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]

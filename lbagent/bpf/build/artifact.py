@@ -20,6 +20,7 @@ from lbagent.bpf.build.c_source import constants
 from lbagent.errors import CompileError, LayoutMismatch
 from lbagent.kernel.opcodes import CALL, INSN_BYTES, LD_IMM64, PSEUDO_CALL, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, decode
 from lbagent.maps import layout
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,7 +123,7 @@ def current_layouts() -> dict[str, Any]:
     """Return what a program relies on: records, numbers, each map's type and key size (the rest is the operator's)."""
     return {
         "record": {item.name: [list(pair) for pair in item.fields] for item in layout.LAYOUTS},
-        "map": {name: [int(spec.type), spec.key_size] for name, spec in layout.map_specs().items()},
+        "map": {name: [int(spec.type), spec.key_size] for name, spec in map_specs().items()},
         "constant": constants(),
     }
 
@@ -139,10 +140,10 @@ def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:
         opcode, _, source, _, imm = decode(insns, index)
         if opcode == LD_IMM64:
             if source in (PSEUDO_MAP_FD, PSEUDO_MAP_VALUE):
-                position = imm - layout.MAP_BASE
-                if not 0 <= position < len(layout.MAP_NAMES):
+                position = imm - MAP_BASE
+                if not 0 <= position < len(MAP_NAMES):
                     raise CompileError(f"program {name}: instruction {index} loads map number {imm}, which no map has")
-                out.append(Relocation(index, layout.MAP_NAMES[position], source == PSEUDO_MAP_VALUE))
+                out.append(Relocation(index, MAP_NAMES[position], source == PSEUDO_MAP_VALUE))
             index += 1  # two slots wide
         elif opcode == CALL and source == PSEUDO_CALL:
             raise CompileError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
-    from lbagent.maps.layout import MapSpec
+    from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 MIN_KERNEL = (5, 15)
 CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
@@ -109,12 +109,12 @@ def lower_priority() -> None:
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
     """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
-    return {**{alias: fds[name] for alias, name in layout.OLD_MAPS.items() if name in fds}, **fds}
+    return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
 
 
 def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
     """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
-    specs = layout.map_specs()
+    specs = map_specs()
     for name in OWN_MAPS:
         fds[name] = create_map(specs[name])
     with kernel_errors("write and freeze", "lb_config"):

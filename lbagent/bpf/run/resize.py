@@ -30,8 +30,9 @@ from lbagent.kernel import bpffs, jiffies
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
 from lbagent.maps.lbmaps import SIZE_OPTION
+from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
+from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
@@ -198,7 +199,7 @@ def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Sett
     return wanted, problems
 
 
-def _refused(tried: Mapping[str, Moved], old: Sizes, wanted: Sizes) -> dict[str, int]:
+def _refused(tried: Mapping[Family, Moved], old: Sizes, wanted: Sizes) -> dict[str, int]:
     """Return the tables that must not shrink, with the flows that have no room. A flow without its slot would break."""
     out = {}
     for family, moved in tried.items():
@@ -206,9 +207,9 @@ def _refused(tried: Mapping[str, Moved], old: Sizes, wanted: Sizes) -> dict[str,
             getattr(wanted, f"{what}{family}") < getattr(old, f"{what}{family}") for what in ("snat", "flow")
         )
         if slots and moved.lost:
-            out[f"lb{family}_snat"] = moved.lost
+            out[family.map("snat")] = moved.lost
         elif flows and moved.spilled > wanted.spill // SPILL_SHARE:
-            out[f"lb{family}_flow"] = moved.spilled
+            out[family.map("flow")] = moved.spilled
     return out
 
 

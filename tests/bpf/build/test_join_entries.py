@@ -12,7 +12,7 @@ from lbagent.bpf.build.join_entries import joined
 from lbagent.bpf.build.rewrite import ENTRY6_CALL
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.opcodes import CALL, EXIT, JEQ_IMM, LD_IMM64, LDX_U32, MOV64_IMM, insn
-from lbagent.maps import layout
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 
 MOV, ADD_IMM = MOV64_IMM, 0x07
 SKB_LEN = 0  # offset in struct __sk_buff
@@ -43,7 +43,7 @@ def test_a_call_without_its_other_half_is_an_error():
 
 
 def test_relocations_of_both_halves_stand():
-    descriptor = layout.MAP_BASE + layout.MAP_NAMES.index("lb_filter")
+    descriptor = MAP_BASE + MAP_NAMES.index("lb_filter")
     load = insn(LD_IMM64, 3, 2, imm=descriptor) + insn(0)
     out = joined({"a": program("a", load, insn(CALL, imm=ENTRY6_CALL)), "a6": program("a6", load, insn(EXIT))})["a"]
     assert [(item.index, item.map_name) for item in out.relocations] == [(0, "lb_filter"), (3, "lb_filter")]
