@@ -7,7 +7,7 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Position of an address; the same sums as filter_hash() in maps/layout.py. */
+/* Position of an address; the same sums as filter_position() in maps/prefilter.py. */
 AI u64 prefilter_position4(u64 word)
 {
 	return (word * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);

@@ -2,7 +2,7 @@
  *
  * This file contains what one program hands to the next: a per-CPU record, and the tail call to a slot CALL_NAME of the hook.
  *
- * The caller fills `pk` and what maps/tail_calls.py says the program expects, then does lb_call(). A tail call that fails falls
+ * The caller fills `pk` and what bpf/tail_calls.py says the program expects, then does lb_call(). A tail call that fails falls
  * through, so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
  * CALL_NAME is IPv4's slot; IPv6's is the next (FAMILY_CALL).
  */

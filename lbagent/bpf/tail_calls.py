@@ -1,16 +1,14 @@
 """The programs behind the entry points, in one list: their tail call slots, their names, and the C functions they run.
 
-C gets `CALL_NAME` constants and the programs themselves (bpf/build/c_source.py), the loader fills lb_calls_HOOK by it. A program
-`NAME4` or `NAME6` runs the C function `NAME_main`. bpf/include/scratch.h says how one program hands a packet to the next.
+C gets `CALL_NAME` constants and the programs themselves (bpf/build/c_source.py); the loader fills lb_calls_HOOK by the programs'
+names. A program `NAME4` or `NAME6` runs the C function `NAME_main`. bpf/include/scratch.h says how one hands a packet to the next.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-CALL_SLOTS = 32  # entries of lb_calls_HOOK
-FAMILIES = (4, 6)
+from lbagent.model.family import Family
 
 
 @dataclass(frozen=True)
@@ -34,24 +32,16 @@ TAIL_CALLS = (
 # What the agent runs itself by BPF_PROG_TEST_RUN, compiled for one hook only.
 AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}
 
-_CALL_NAME = re.compile(r"call_([a-z]+)_(\d+)_(\w+)")
 
-
-def call_slot(name: str, family: int) -> int:
+def call_slot(name: str, family: Family) -> int:
     """Return the slot of a program. Raises ValueError for one that is not in the list."""
     position = [call.name for call in TAIL_CALLS].index(name)
-    return 1 + position * len(FAMILIES) + FAMILIES.index(family)
+    return 1 + position * len(Family) + [*Family].index(family)
 
 
-def program_names(hook: str, family: int) -> dict[str, str]:
+def program_functions(hook: str, family: Family) -> dict[str, str]:
     """Return the programs of a hook and family behind the entry points: name of the program -> its C function."""
     calls = {
         f"call_{hook}_{call_slot(call.name, family)}_{call.name}{family}": f"{call.name}_main" for call in TAIL_CALLS
     }
     return calls | {f"{name}{family}": f"{name}_main" for name in AGENT_RUNS.get(hook, ())}
-
-
-def hook_and_slot(program: str) -> tuple[str, int] | None:
-    """Return hook and slot of a program by its name `call_HOOK_SLOT_NAME`; None for one that has no slot."""
-    match = _CALL_NAME.fullmatch(program)
-    return (match[1], int(match[2])) if match else None
