@@ -18,8 +18,8 @@ from lbagent.model.backend import BackendState as State
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import BackendState, Message, ObjectChange, Objects
 from lbagent.objects.source import Changed, listed
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Unparsable
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.documents import Unparsable
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000

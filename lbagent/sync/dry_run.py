@@ -20,9 +20,10 @@ from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.objects.records import Message
 from lbagent.resolve import Options, resolve
-from lbagent.sources.folder import documents, manifest_files
-from lbagent.sources.folder.documents import Unparsable
+from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.manifest_files import Files, Reading
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.documents import Unparsable
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan
 from lbagent.sync.target.shadow import Shadow

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Unparsable
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.documents import Unparsable
 
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 

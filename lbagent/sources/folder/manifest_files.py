@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.objects.records import FIELD_OF_KIND, KObject, Last, Message, ObjectChange, Objects
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Kept, Parsed, Unparsable
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.documents import Kept, Parsed, Unparsable
 
 Key = tuple[str, str]  # kind, key
 PART = 1000  # objects exchanged in one go

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from lbagent.objects.records import Last
-from lbagent.sources.folder.documents import parse
+from lbagent.sources.manifest.documents import parse
 
 ENDPOINTS = {
     "apiVersion": "v1",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lbagent.model.address import L4Type
 from lbagent.objects.records import EndpointSlice, Last, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
-from lbagent.sources.folder.documents import Unparsable, decode, parse, read_text
+from lbagent.sources.manifest.documents import Unparsable, decode, parse, read_text
 
 GOOD = [
     {

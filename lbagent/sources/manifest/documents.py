@@ -18,8 +18,8 @@ from lbagent.objects.decode.decode_object import Read, is_used, read_object
 from lbagent.objects.decode.report import OURS
 from lbagent.objects.decode.wire import FieldPath, path_text
 from lbagent.objects.records import KObject, Last, Message, Origin
-from lbagent.sources.folder import yamldoc
-from lbagent.sources.folder.yamldoc import Lines, YamlError
+from lbagent.sources.manifest import yamldoc
+from lbagent.sources.manifest.yamldoc import Lines, YamlError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_BYTES = 64 << 20  # of one file: some 50,000 Services of 10 endpoints; parsed it takes some ten times as much memory
