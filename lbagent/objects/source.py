@@ -15,15 +15,15 @@ from lbagent.objects.records import (
     FIELD_OF_KIND,
     Endpoints,
     EndpointSlice,
-    KObject,
+    KubeObject,
     Message,
     ObjectChange,
-    Objects,
+    ObjectSnapshot,
     Pod,
     Service,
 )
 
-Changed = Callable[[Sequence[ObjectChange]], None]
+OnChange = Callable[[Sequence[ObjectChange]], None]
 
 
 class Source(Protocol):
@@ -40,13 +40,13 @@ class Source(Protocol):
     def trusted(self) -> bool:
         """Whether the last list was good and not empty."""
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every object of this source now."""
 
     def problems(self) -> Sequence[Message]:
         """Return what is wrong now, in a stable order."""
 
-    async def run(self, changed: Changed) -> None:
+    async def run(self, changed: OnChange) -> None:
         """List, then watch until cancelled; call `changed` from the event loop with each batch of changes.
 
         The first call after the list holds every object; also called with an empty batch when only `problems` changed.
@@ -58,7 +58,7 @@ class Store:
 
     def __init__(self, sources: Iterable[str]) -> None:
         """Name the sources, in the order in which they win."""
-        self._objects: dict[str, dict[tuple[str, str], KObject]] = {name: {} for name in sources}
+        self._objects: dict[str, dict[tuple[str, str], KubeObject]] = {name: {} for name in sources}
 
     def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
         """Take the changes of a source; return what changes for everybody."""
@@ -76,7 +76,7 @@ class Store:
                 out.append(ObjectChange(change.kind, change.key, old, new))
         return out
 
-    def _effective(self, key: tuple[str, str]) -> KObject | None:
+    def _effective(self, key: tuple[str, str]) -> KubeObject | None:
         for objects in self._objects.values():
             if key in objects:
                 return objects[key]
@@ -104,15 +104,15 @@ class Store:
                     found.add(obj.key)
         return found
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return everything, merged."""
-        kinds: dict[str, dict[str, KObject]] = {field: {} for field in FIELD_OF_KIND.values()}
+        kinds: dict[str, dict[str, KubeObject]] = {field: {} for field in FIELD_OF_KIND.values()}
         for objects in self._objects.values():
             for (kind, key), obj in objects.items():
                 kinds[FIELD_OF_KIND[kind]].setdefault(key, obj)
-        return Objects(**kinds)  # type: ignore[arg-type]
+        return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
 
 
-def listed(objects: Objects) -> list[ObjectChange]:
+def initial_changes(objects: ObjectSnapshot) -> list[ObjectChange]:
     """Return a snapshot as the changes from nothing."""
     return [ObjectChange(kind, key, None, obj) for kind in FIELD_OF_KIND for key, obj in objects.of_kind(kind).items()]

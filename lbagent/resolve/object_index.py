@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
-from lbagent.objects.records import BackendState, Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service
-from lbagent.resolve.frontends import NodeView
+from lbagent.model.backend import BackendState
+from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
 
 
@@ -29,10 +29,10 @@ class ObjectIndex:
         self.pods_dirty = False
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
-        self._states: dict[str, BackendState] = {}
+        self._states: dict[str, StateOverride] = {}
         self._states_ranked = False
-        self._overrides: dict[L3n4Addr, State] = {}
-        self._contradicted: list[tuple[BackendState, BackendState]] = []
+        self._overrides: dict[L3n4Addr, BackendState] = {}
+        self._contradicted: list[tuple[StateOverride, StateOverride]] = []
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
@@ -54,7 +54,7 @@ class ObjectIndex:
             case Node() if key == self._here:
                 self._node = new if isinstance(new, Node) else None
                 self.all_dirty = True
-            case BackendState():
+            case StateOverride():
                 self._state(key, new)
 
     def _service(self, key: str, new: object) -> None:
@@ -88,7 +88,7 @@ class ObjectIndex:
 
     def _state(self, key: str, new: object) -> None:
         for each in (self._states.get(key), new):
-            if isinstance(each, BackendState):
+            if isinstance(each, StateOverride):
                 self._stale_addresses.add(each.address.address)
         _put(self._states, key, new)
         self._states_ranked = False
@@ -130,17 +130,17 @@ class ObjectIndex:
         endpoints = self._endpoints.get(key)
         return endpoints.slices if endpoints else ()
 
-    def node_view(self, node_ips: tuple[bytes, ...]) -> NodeView:
+    def local_node(self, node_ips: tuple[bytes, ...]) -> LocalNode:
         """Return what is known of this node; `node_ips` given beats the Node object's InternalIPs."""
         node = self._node
-        return NodeView(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
+        return LocalNode(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
 
-    def overrides(self) -> dict[L3n4Addr, State]:
+    def overrides(self) -> dict[L3n4Addr, BackendState]:
         """Return what the operator and health checks say of backends on this node; the first in order holds."""
         self._rank_states()
         return self._overrides
 
-    def contradicted(self) -> list[tuple[BackendState, BackendState]]:
+    def contradicted(self) -> list[tuple[StateOverride, StateOverride]]:
         """Return the BackendStates of files that another of a file speaks against, each with the one that holds."""
         self._rank_states()
         return self._contradicted

@@ -14,12 +14,12 @@ import msgspec
 
 from lbagent.errors import LbError, Refused
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import BackendState, Message, ObjectChange, Objects
-from lbagent.objects.source import Changed, listed
+from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, StateOverride
+from lbagent.objects.source import OnChange, initial_changes
 from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.documents import Unparsable
+from lbagent.sources.manifest.documents import UnreadableManifest
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000
@@ -35,42 +35,42 @@ class OperatorSource:
         """Read what was said before; a file that cannot be read is said in `problems` and put aside by the next write."""
         self.synced = asyncio.Event()
         self._path = os.path.join(state_dir, FILE)
-        self._states: dict[str, BackendState] = {}
+        self._states: dict[str, StateOverride] = {}
         self._problems: list[Message] = []
-        self._changed: Changed | None = None
+        self._changed: OnChange | None = None
         self._lock = asyncio.Lock()
         self._broken = False
         self._read()
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every BackendState."""
-        return Objects(backend_states=dict(self._states))
+        return ObjectSnapshot(backend_states=dict(self._states))
 
     def problems(self) -> Sequence[Message]:
         """Return what is wrong with the file."""
         return self._problems
 
-    async def run(self, changed: Changed) -> None:
+    async def run(self, changed: OnChange) -> None:
         """Tell what was said before; later changes are told by `set_states`."""
         self._changed = changed
         MessageLog(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
-        changed(listed(self.snapshot()))
+        changed(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 
-    def state_of(self, address: L3n4Addr) -> State | None:
+    def state_of(self, address: L3n4Addr) -> BackendState | None:
         """Return what the operator said of a backend."""
         known = self._states.get(address.with_protocol())
         return known.state if known else None
 
-    async def set_states(self, addresses: Iterable[L3n4Addr], state: State) -> None:
+    async def set_states(self, addresses: Iterable[L3n4Addr], state: BackendState) -> None:
         """Say and remember the state of backends: all or none. Raises LbError when it cannot be written.
 
         ACTIVE is remembered too: it beats what a manifest says.
         """
         async with self._lock:
             told = {
-                address.with_protocol(): BackendState(address.with_protocol(), address, state) for address in addresses
+                address.with_protocol(): StateOverride(address.with_protocol(), address, state) for address in addresses
             }
             await self._keep(self._states | told)
 
@@ -80,7 +80,7 @@ class OperatorSource:
             gone = {address.with_protocol() for address in addresses}
             await self._keep({name: state for name, state in self._states.items() if name not in gone})
 
-    async def _keep(self, states: dict[str, BackendState]) -> None:
+    async def _keep(self, states: dict[str, StateOverride]) -> None:
         if len(states) > MAX_STATES:
             raise Refused(f"more than {MAX_STATES} backend states; nothing was changed")
         try:
@@ -120,19 +120,19 @@ class OperatorSource:
             return
         try:
             parsed = documents.parse(documents.read_text(self._path), self._path)
-        except Unparsable as error:
+        except UnreadableManifest as error:
             self._broken = True
             kept = "what the operator said before is not known; the file is put aside by the next set-state"
             self._problems.append(msgspec.structs.replace(error.message, kept=kept))
             return
         self._problems += (*parsed.messages, *parsed.unknown)
         for _, obj in parsed.objects:
-            if isinstance(obj, BackendState):
+            if isinstance(obj, StateOverride):
                 name = obj.address.with_protocol()
-                self._states[name] = BackendState(name, obj.address, obj.state)
+                self._states[name] = StateOverride(name, obj.address, obj.state)
 
 
-def _encode(states: dict[str, BackendState]) -> bytes:
+def _encode(states: dict[str, StateOverride]) -> bytes:
     items = [
         {
             "apiVersion": "lbagent.io/v1alpha1",

@@ -12,13 +12,13 @@ from lbagent.objects.records import (
     EndpointSlice,
     Message,
     ObjectChange,
-    Objects,
+    ObjectSnapshot,
     Origin,
     Service,
     ServicePort,
     SlicePort,
 )
-from lbagent.objects.source import Changed, listed
+from lbagent.objects.source import OnChange, initial_changes
 
 MAX_SERVICES = 60_000  # service ids have 16 bits
 MAX_BACKENDS = 1 << 20  # backend ids have 20 bits
@@ -50,23 +50,23 @@ class SyntheticSource:
     def __init__(self, services: int, backends: int) -> None:
         """Make them all."""
         self.synced = asyncio.Event()
-        self._changed: Changed | None = None
+        self._changed: OnChange | None = None
         self._services = {service.key: service for service in (_service(number) for number in range(services))}
         self._slices = {piece.key: piece for piece in (_slice(number, backends) for number in range(services))}
         self._backends = backends
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return all of them."""
-        return Objects(services=dict(self._services), slices=dict(self._slices))
+        return ObjectSnapshot(services=dict(self._services), slices=dict(self._slices))
 
     def problems(self) -> Sequence[Message]:
         """Return nothing: there is nothing to go wrong."""
         return ()
 
-    async def run(self, changed: Changed) -> None:
+    async def run(self, changed: OnChange) -> None:
         """Tell them once; `change` tells the rest."""
         self._changed = changed
-        changed(listed(self.snapshot()))
+        changed(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 

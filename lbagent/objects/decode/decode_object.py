@@ -9,45 +9,45 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lbagent.objects.decode import wire
-from lbagent.objects.decode.decode_other import read_backend_state, read_node, read_pod
-from lbagent.objects.decode.decode_service import read_service
-from lbagent.objects.decode.decode_slice import read_endpoints, read_slice
+from lbagent.objects.decode.decode_other import decode_backend_state, decode_node, decode_pod
+from lbagent.objects.decode.decode_service import decode_service
+from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.report import Report
 from lbagent.objects.decode.wire import FieldPath
-from lbagent.objects.records import KObject, Last, Message, Origin
+from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
 
 
 class _Kind(NamedTuple):
     wire: type[Any]
-    read: Callable[[Any, str, str, Report], KObject | None]
+    read: Callable[[Any, str, str, Report], KubeObject | None]
     namespaced: bool
 
 
 _CORE, _DISCOVERY, _OURS = "v1", "discovery.k8s.io/", "lbagent.io/v1alpha1"
 _KINDS: dict[str, tuple[str, _Kind]] = {
-    "Service": (_CORE, _Kind(wire.Service, read_service, True)),
-    "EndpointSlice": (_DISCOVERY, _Kind(wire.EndpointSlice, read_slice, True)),
-    "Endpoints": (_CORE, _Kind(wire.Endpoints, read_endpoints, True)),
-    "Node": (_CORE, _Kind(wire.Node, read_node, False)),
-    "Pod": (_CORE, _Kind(wire.Pod, read_pod, True)),
-    "BackendState": (_OURS, _Kind(wire.BackendState, read_backend_state, False)),
+    "Service": (_CORE, _Kind(wire.Service, decode_service, True)),
+    "EndpointSlice": (_DISCOVERY, _Kind(wire.EndpointSlice, decode_slice, True)),
+    "Endpoints": (_CORE, _Kind(wire.Endpoints, decode_endpoints, True)),
+    "Node": (_CORE, _Kind(wire.Node, decode_node, False)),
+    "Pod": (_CORE, _Kind(wire.Pod, decode_pod, True)),
+    "BackendState": (_OURS, _Kind(wire.BackendState, decode_backend_state, False)),
 }
 MAX_NAME = 253  # characters of a Kubernetes name
 
 
-class Read(NamedTuple):
+class DecodedObject(NamedTuple):
     """What one object gave: the object (None: not used, or refused) and what is wrong with it.
 
     `kept` names fields that have their last good value, with its generation; `last` is what stays of a refused object.
     `key` '' means that nobody can say which object it is.
     """
 
-    obj: KObject | None
+    obj: KubeObject | None
     kind: str
     key: str = ""
     messages: tuple[Message, ...] = ()
     kept: Mapping[str, int] = MappingProxyType({})
-    last: Last | None = None
+    last: LastGoodObject | None = None
 
 
 def is_used(api_version: object, kind: object) -> bool:
@@ -59,12 +59,12 @@ def is_used(api_version: object, kind: object) -> bool:
     return api_version.startswith(wanted) if wanted.endswith("/") else api_version == wanted
 
 
-def read_object(
+def decode_object(
     raw: dict[str, Any],
     origin: Origin,
     locate: Callable[[FieldPath], int] | None = None,
-    last: Callable[[str, str], Last | None] = lambda _kind, _key: None,
-) -> Read:
+    last: Callable[[str, str], LastGoodObject | None] = lambda _kind, _key: None,
+) -> DecodedObject:
     """Read one parsed object of a kind that `is_used`; `raw` may be changed.
 
     `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
@@ -80,16 +80,18 @@ def read_object(
         if problem := _bad_name(text):
             report.subject = kind
             report.error(("metadata", field), problem, "the object is left out")
-            return Read(None, kind, "", tuple(report.messages))
-    converted = wire.convert(raw, known.wire, report.lost)
-    if converted is not None and not (report.lost_fields & _WHOLE and report.last):
+            return DecodedObject(None, kind, "", tuple(report.messages))
+    converted = wire.convert(raw, known.wire, report.wrong_type)
+    if converted is not None and not (report.wrong_type_fields & _WHOLE and report.last):
         obj = known.read(converted, namespace, name, report)
         if obj is not None or not report.messages:
-            return Read(obj, kind, key, tuple(report.messages), report.kept)
+            return DecodedObject(obj, kind, key, tuple(report.messages), report.kept)
     if report.last is None:
-        return Read(None, kind, key, tuple(report.messages))
+        return DecodedObject(None, kind, key, tuple(report.messages))
     stays = f"kept the object of generation {report.last.generation}"
-    return Read(None, kind, key, tuple(replace(each, kept=stays) for each in report.messages), last=report.last)
+    return DecodedObject(
+        None, kind, key, tuple(replace(each, kept=stays) for each in report.messages), last=report.last
+    )
 
 
 # Without one of these the rest means something else: the whole object stays as it was.

@@ -23,7 +23,7 @@ _FAMILIES = {"IPv4": 4, "IPv6": 6}
 OldSlices = Callable[[], list[EndpointSlice]]
 
 
-def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
+def decode_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
     """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
     meta = raw.metadata or Meta()
     if isinstance((meta.labels or {}).get(SERVICE_NAME), list | dict):
@@ -37,7 +37,7 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
         what = f"unknown value {raw.addressType!r}" if raw.addressType else "it is missing"
         report.error(("addressType",), f"{what}; one of IPv4, IPv6, FQDN is possible", "the slice is left out")
         return None
-    ports = _slice_ports(raw.ports, ("ports",), lambda: report.was("ports"), report)
+    ports = _slice_ports(raw.ports, ("ports",), lambda: report.last_value("ports"), report)
     found: dict[int, Endpoint] = {}
     for index, entry in present(raw.endpoints):
         if index >= MAX_ENDPOINTS:
@@ -45,7 +45,9 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
             break
         if endpoint := _endpoint(entry, namespace, family, index, report):
             found[index] = endpoint
-    endpoints = _kept(("endpoints",), raw.endpoints or (), found, namespace, lambda: report.was("endpoints"), report)
+    endpoints = _kept(
+        ("endpoints",), raw.endpoints or (), found, namespace, lambda: report.last_value("endpoints"), report
+    )
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
 
@@ -136,7 +138,7 @@ def _pod(raw: Reference | None, namespace: str) -> str:
     return f"{raw.namespace or namespace}/{raw.name}"
 
 
-def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
+def decode_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
     """Return the Endpoints as slices, one for each subset and family; None when its labels say that it is not for us."""
     if _is_for_others(raw.metadata or Meta()):
         return None
@@ -146,7 +148,7 @@ def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report
         if subset is not None:
             slices += _subset(subset, namespace, name, index, partial(old_slices, index, subsets, report), report)
         elif old := old_slices(index, subsets, report):
-            report.keep(("subsets", index), f"{sum(len(piece.endpoints) for piece in old)} endpoints")
+            report.say_kept(("subsets", index), f"{sum(len(piece.endpoints) for piece in old)} endpoints")
             slices += old
     return Endpoints(namespace, name, report.origin, tuple(slices))
 

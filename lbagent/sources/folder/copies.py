@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.documents import Unparsable
+from lbagent.sources.manifest.documents import UnreadableManifest
 
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
@@ -23,7 +23,7 @@ def signature_of(path: str) -> Signature | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class LastGood:
+class ManifestCopies:
     """A folder of copies, by the names of the manifests."""
 
     def __init__(self, folder: str) -> None:
@@ -35,7 +35,7 @@ class LastGood:
         """Return the last good text of a manifest, if there is a copy."""
         try:
             return documents.read_text(self._copy(path))
-        except Unparsable:
+        except UnreadableManifest:
             return None
 
     def names(self) -> list[str]:
@@ -79,7 +79,7 @@ class LastGood:
             return
         try:
             text = documents.read_text(path)
-        except Unparsable:
+        except UnreadableManifest:
             return
         draft = f"{copy}.new"
         with open(draft, "w", encoding="utf-8", newline="") as file:

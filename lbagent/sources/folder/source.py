@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from lbagent.errors import Unsupported
 from lbagent.kernel.inotify import LOST, Event, Mask, Watch
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange, Objects
-from lbagent.objects.source import Changed
-from lbagent.sources.folder.copies import LastGood, Signature, signature_of
-from lbagent.sources.folder.manifest_files import Files, is_manifest, manifest_names
+from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.source import OnChange
+from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
+from lbagent.sources.folder.manifest_files import ManifestFiles, is_manifest, manifest_names
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ class FolderSource:
         self._folder = folder
         self._poll_s, self._look_s = poll_s, look_s
         place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
-        self._copies = LastGood(os.path.join(last_good, place)) if last_good else None
+        self._copies = ManifestCopies(os.path.join(last_good, place)) if last_good else None
         self._to_copy = asyncio.Event()
-        self._files = Files(recall=self._copies.recall) if self._copies else Files()
+        self._files = ManifestFiles(recall=self._copies.recall) if self._copies else ManifestFiles()
         self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
         self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
-        self._told = MessageLog(log, "manifest refused")
+        self._message_log = MessageLog(log, "manifest refused")
         self._recovering = False
         self._wake = asyncio.Event()
         self._rescan = True
@@ -74,7 +74,7 @@ class FolderSource:
         """Whether the folder was readable and held a manifest, and is not just coming back."""
         return self._problem is None and not self._recovering
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every object that holds."""
         return self._files.snapshot()
 
@@ -82,7 +82,7 @@ class FolderSource:
         """Return what is wrong with the folder and its files."""
         return ([self._problem] if self._problem else []) + self._files.problems()
 
-    async def run(self, changed: Changed) -> None:
+    async def run(self, changed: OnChange) -> None:
         """List the folder, then follow it until cancelled."""
         loop = asyncio.get_running_loop()
         if self._watch:
@@ -149,7 +149,7 @@ class FolderSource:
 
     # --- work ---
 
-    async def _work(self, changed: Changed) -> None:
+    async def _work(self, changed: OnChange) -> None:
         """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
         before = (self._problem, self._files.revision, self.trusted)
         first = not self.synced.is_set()
@@ -162,7 +162,7 @@ class FolderSource:
         while self._pending:
             changes += await self._read_some()
             if not first and changes:
-                self._tell(changed, changes)
+                self._publish(changed, changes)
                 changes = []
             await asyncio.sleep(0)
         changes += self._delete()
@@ -170,11 +170,11 @@ class FolderSource:
             self._recovering = False
         refused = before != (self._problem, self._files.revision, self.trusted)
         if changes or first or refused:
-            self._tell(changed, changes)
+            self._publish(changed, changes)
         if refused:
-            self._told.tell(self.problems())
+            self._message_log.tell(self.problems())
 
-    def _tell(self, changed: Changed, changes: list[ObjectChange]) -> None:
+    def _publish(self, changed: OnChange, changes: list[ObjectChange]) -> None:
         self._files.generation += bool(changes)
         changed(changes)
 
@@ -187,7 +187,7 @@ class FolderSource:
             self._seen[path] = None  # read it when it is back, and delete it when the folder is back without it
             await asyncio.sleep(0)
         self._adopted = True
-        self._doubt(problem)
+        self._keep_everything(problem)
         return changes
 
     async def _read_some(self) -> list[ObjectChange]:
@@ -247,15 +247,15 @@ class FolderSource:
         try:
             names = manifest_names(self._folder)
         except OSError as error:
-            self._doubt(f"the folder cannot be read: {error.strerror}")
+            self._keep_everything(f"the folder cannot be read: {error.strerror}")
             return None
         if not names:
-            self._doubt("the folder holds no manifest")
+            self._keep_everything("the folder holds no manifest")
             return None
         self._problem, self._adopted = None, False
         return [os.path.join(self._folder, name) for name in names]
 
-    def _doubt(self, problem: str) -> None:
+    def _keep_everything(self, problem: str) -> None:
         """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
         self._missing.clear()
         self._recovering = True
@@ -263,7 +263,7 @@ class FolderSource:
         kept = f"kept {objects} objects of generation {generation}"
         self._problem = Message(problem, kept, file=self._folder, warning=not objects)
 
-    async def _scan(self, changed: Changed | None) -> None:
+    async def _scan(self, changed: OnChange | None) -> None:
         """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
         self._looked = time.monotonic()
         self._follow()
@@ -282,7 +282,7 @@ class FolderSource:
             if number % LOOK_AT_ONCE == 0 and changed is not None:
                 await asyncio.sleep(0)
                 if self._pending and (changes := await self._read_some()):
-                    self._tell(changed, changes)
+                    self._publish(changed, changes)
         for path in away:
             self._miss(path)
 

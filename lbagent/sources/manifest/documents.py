@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.objects.decode.decode_object import Read, is_used, read_object
+from lbagent.objects.decode.decode_object import DecodedObject, decode_object, is_used
 from lbagent.objects.decode.report import OURS
 from lbagent.objects.decode.wire import FieldPath, path_text
-from lbagent.objects.records import KObject, Last, Message, Origin
+from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
 from lbagent.sources.manifest import yamldoc
 from lbagent.sources.manifest.yamldoc import Lines, YamlError
 
@@ -27,41 +27,41 @@ MAX_OBJECTS = 1_000_000  # of one file
 BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
 
 
-Find = Callable[[str, str], Last | None]  # kind, key -> the last good form of an object
+FindLastGood = Callable[[str, str], LastGoodObject | None]  # kind, key -> the last good form of an object
 
 
-class Kept(Struct, frozen=True, gc=False):
+class KeptGenerations(Struct, frozen=True, gc=False):
     """Generations of what an object has from before: of all of it (None: of its file), and of fields that are older."""
 
     generation: int | None = None
     parts: Mapping[str, int] = MappingProxyType({})
 
 
-class Parsed(Struct, frozen=True, gc=False):
+class ParsedManifest(Struct, frozen=True, gc=False):
     """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all.
 
     `unknown` are messages about documents of which nobody can say which object they are.
     """
 
-    objects: tuple[tuple[str, KObject], ...] = ()  # (kind, object) in order
+    objects: tuple[tuple[str, KubeObject], ...] = ()  # (kind, object) in order
     messages: tuple[Message, ...] = ()
-    kept: Mapping[tuple[str, str], Kept] = MappingProxyType({})  # by kind and key
+    kept: Mapping[tuple[str, str], KeptGenerations] = MappingProxyType({})  # by kind and key
     unknown: tuple[Message, ...] = ()
     is_empty: bool = False
 
 
-class _Objects:
+class _ParsedObjects:
     """The objects of a text while it is read."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: FindLastGood) -> None:
         self.find = find
-        self.found: list[tuple[str, KObject]] = []
+        self.found: list[tuple[str, KubeObject]] = []
         self.messages: list[Message] = []
         self.unknown: list[Message] = []
-        self.kept: dict[tuple[str, str], Kept] = {}
-        self.refused: dict[tuple[str, str], Last] = {}
+        self.kept: dict[tuple[str, str], KeptGenerations] = {}
+        self.refused: dict[tuple[str, str], LastGoodObject] = {}
 
-    def take(self, read: Read) -> None:
+    def take(self, read: DecodedObject) -> None:
         key = (read.kind, read.key)
         if not read.key:
             self.unknown += read.messages
@@ -70,22 +70,22 @@ class _Objects:
         if read.obj is not None:
             self.found.append((read.kind, read.obj))
             if read.kept:
-                self.kept.setdefault(key, Kept(parts=dict(read.kept)))
+                self.kept.setdefault(key, KeptGenerations(parts=dict(read.kept)))
         elif read.last is not None:
             self.refused.setdefault(key, read.last)
 
-    def finish(self, *, is_empty: bool) -> Parsed:
+    def finish(self, *, is_empty: bool) -> ParsedManifest:
         """Add the last good form of refused objects that are not there a second time, in order."""
         if self.refused:
             present = {(kind, obj.key) for kind, obj in self.found}
             for (kind, key), last in self.refused.items():
                 if (kind, key) not in present:
                     self.found.append((kind, last.obj))
-                    self.kept[kind, key] = Kept(last.generation, last.parts)
-        return Parsed(tuple(self.found), tuple(self.messages), self.kept, tuple(self.unknown), is_empty)
+                    self.kept[kind, key] = KeptGenerations(last.generation, last.parts)
+        return ParsedManifest(tuple(self.found), tuple(self.messages), self.kept, tuple(self.unknown), is_empty)
 
 
-class Unparsable(Exception):
+class UnreadableManifest(Exception):
     """The text as a whole is no manifest; `message` says where and why, without what was kept."""
 
     def __init__(self, message: Message) -> None:
@@ -103,7 +103,7 @@ def read_text(path: str, *, any_file: bool = False) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if any_file else os.O_NONBLOCK))
         try:
             if not (any_file or stat.S_ISREG(os.fstat(handle).st_mode)):
-                raise Unparsable(Message("not a regular file", file=path))
+                raise UnreadableManifest(Message("not a regular file", file=path))
             if os.fstat(handle).st_size > MAX_BYTES:
                 raise _too_large(path)
             with open(handle, "rb", closefd=False) as file:
@@ -111,12 +111,14 @@ def read_text(path: str, *, any_file: bool = False) -> str:
         finally:
             os.close(handle)
     except OSError as error:
-        raise Unparsable(Message(f"cannot be read: {error.strerror}", file=path)) from None
+        raise UnreadableManifest(Message(f"cannot be read: {error.strerror}", file=path)) from None
     return decode(data, path)
 
 
-def _too_large(path: str) -> Unparsable:
-    return Unparsable(Message(f"larger than {MAX_BYTES >> 20} MiB: spread its objects over several files", file=path))
+def _too_large(path: str) -> UnreadableManifest:
+    return UnreadableManifest(
+        Message(f"larger than {MAX_BYTES >> 20} MiB: spread its objects over several files", file=path)
+    )
 
 
 def decode(data: bytes, path: str) -> str:
@@ -127,10 +129,10 @@ def decode(data: bytes, path: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Unparsable(Message(f"not UTF-8: {error.reason}", file=path, line=line)) from None
+        raise UnreadableManifest(Message(f"not UTF-8: {error.reason}", file=path, line=line)) from None
 
 
-def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed:
+def parse(text: str, path: str, find: FindLastGood = lambda _kind, _key: None) -> ParsedManifest:
     """Read every object we use of a text. Raises Unparsable when it is not YAML or JSON, or holds something else than objects.
 
     What is faulty keeps the last good value that `find` gives.
@@ -141,8 +143,8 @@ def parse(text: str, path: str, find: Find = lambda _kind, _key: None) -> Parsed
         return _parse(yamldoc.load(text), text, path, find)
 
 
-def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Find) -> Parsed:
-    objects = _Objects(find)
+def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: FindLastGood) -> ParsedManifest:
+    objects = _ParsedObjects(find)
     finder = _LineFinder(text)
     order = 0
     is_empty = True
@@ -153,7 +155,7 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
             for at, raw in _flatten(document, (), path, line):
                 order += 1
                 if order > MAX_OBJECTS:
-                    raise Unparsable(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
+                    raise UnreadableManifest(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
                 if not isinstance(raw, dict):
                     where = finder.bound(number, at, line)(())
                     strangers.append(Message("the document is not an object", "", path_text(at), "", path, where))
@@ -165,14 +167,14 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
                     continue
                 if is_used(raw["apiVersion"], raw["kind"]):
                     origin = Origin(path, order, line)
-                    objects.take(read_object(raw, origin, finder.bound(number, at, line), find))
+                    objects.take(decode_object(raw, origin, finder.bound(number, at, line), find))
                 elif raw["apiVersion"].startswith(OURS):
                     problem = f"{raw['kind']} of {raw['apiVersion']} is not acted on by this version"
                     objects.messages.append(Message(problem, "it is passed over", "kind", "", path, line, warning=True))
     except YamlError as error:
-        raise Unparsable(Message(error.problem, file=path, line=error.line)) from None
+        raise UnreadableManifest(Message(error.problem, file=path, line=error.line)) from None
     if strangers and not objects.found:  # what is no manifest at all
-        raise Unparsable(strangers[0])
+        raise UnreadableManifest(strangers[0])
     objects.unknown += [replace(each, kept="the document is left out") for each in strangers]
     return objects.finish(is_empty=is_empty)
 
@@ -201,7 +203,7 @@ def _refuse_twins(text: str, path: str) -> None:
     try:
         json.loads(text, object_pairs_hook=unique)
     except _Twice as error:
-        raise Unparsable(
+        raise UnreadableManifest(
             Message(f"the key {error.args[0]!r} is there twice", file=path, line=_line_of_twin(text))
         ) from None
     except (ValueError, RecursionError):
@@ -238,7 +240,7 @@ def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tup
     kind = document.get("kind")
     items = document.get("items")
     if kind == "List" and not isinstance(items, list | None):
-        raise Unparsable(Message("expected a list", field="items", file=path, line=line))
+        raise UnreadableManifest(Message("expected a list", field="items", file=path, line=line))
     if not (isinstance(kind, str) and kind.endswith("List") and isinstance(items, list)):
         yield at, document
         return
@@ -249,7 +251,7 @@ def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tup
             for key, value in inner.items():
                 item.setdefault(key, value)
         if len(at) >= 2 * _MAX_LISTS:
-            raise Unparsable(
+            raise UnreadableManifest(
                 Message(f"more than {_MAX_LISTS} Lists in one another", field="items", file=path, line=line)
             )
         yield from _flatten(item, (*at, "items", index), path, line)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L4Type
-from lbagent.objects.records import EndpointSlice, Last, ObjectChange, Service
+from lbagent.objects.records import EndpointSlice, LastGoodObject, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
-from lbagent.sources.manifest.documents import Unparsable, decode, parse, read_text
+from lbagent.sources.manifest.documents import UnreadableManifest, decode, parse, read_text
 
 GOOD = [
     {
@@ -130,7 +130,7 @@ def attempt(text):
     """Return (what was parsed, why nothing was): one of them is None."""
     try:
         return parse(text, "x"), None
-    except Unparsable as error:
+    except UnreadableManifest as error:
         return None, error.message
 
 
@@ -138,7 +138,7 @@ def last_good(kind, key):
     for document in GOOD:
         ((_, obj),) = parse(json.dumps(document), "x").objects
         if document["kind"] == kind and obj.key == key:
-            return Last(obj, 7)
+            return LastGoodObject(obj, 7)
     return None
 
 
@@ -306,7 +306,7 @@ def test_a_message_is_no_longer_than_somebody_reads(port):
 
 
 def test_a_deep_document_is_refused():
-    with pytest.raises(Unparsable):
+    with pytest.raises(UnreadableManifest):
         parse('{"a":' * 100_000 + "1" + "}" * 100_000, "x")
 
 
@@ -321,7 +321,7 @@ def test_files_that_are_none(tmp_path):
         ("none", "No such file"),
         (".", "not a regular file"),
     ):
-        with pytest.raises(Unparsable, match=words):
+        with pytest.raises(UnreadableManifest, match=words):
             read_text(str(tmp_path / name))
 
 
