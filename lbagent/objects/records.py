@@ -1,7 +1,7 @@
 """What sources hand to resolve: narrow, checked, immutable objects, and the snapshot that holds them.
 
-A source reads Kubernetes' words (objects/decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest in
-these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
+objects/decode reads Kubernetes' words (decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest
+in these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
 """
 
 from __future__ import annotations
@@ -15,20 +15,34 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
+from lbagent.objects.pod_reference import pod_reference
 
 
 class Origin(Struct, frozen=True, gc=False, order=True):
     """Where an object was read. Objects are kept in this order, so that the same folder gives the same IDs.
 
-    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line.
+    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line;
+    `source` is the name of the source that gave the object.
     """
 
     file: str = ""
     order: int = 0
     line: int = 0
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where to look for the object: `FILE:LINE`, else the source."""
+        return f"{self.file}:{self.line}" if self.file else f"source {self.source or 'unknown'}"
 
 
 NOWHERE = Origin()
+OPERATOR = "operator"  # the source whose BackendStates beat those of every other one
+
+
+def family_of(address: bytes) -> int:
+    """Return 4 or 6, the IP family of a packed address."""
+    return 4 if len(address) == 4 else 6
 
 
 MAX_PROBLEM_LENGTH = 300  # characters of a problem that are shown: it may quote a value of the object
@@ -214,13 +228,22 @@ class Pod(Struct, frozen=True, gc=False):
 
 
 class StateOverride(Struct, frozen=True, gc=False):
-    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on one backend."""
+    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on backends.
+
+    It is about one `address`, or (None) about every backend whose endpoint names the Pod with the key `pod`.
+    """
 
     name: str
-    address: L3n4Addr
+    address: L3n4Addr | None
     state: BackendState
     origin: Origin = NOWHERE
     node: str = ""  # '' = on every node
+    pod: str = ""  # 'namespace/name'
+
+    @property
+    def subject(self) -> str:
+        """The backends it is about, as an operator names them: an address with its protocol, or `pod/NAMESPACE/NAME`."""
+        return self.address.with_protocol() if self.address else pod_reference(self.pod)
 
     @property
     def key(self) -> str:

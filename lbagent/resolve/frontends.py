@@ -12,9 +12,8 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.service import SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.decode.wire import FieldPath
-from lbagent.objects.records import Service, ServicePort
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import Service, ServicePort, family_of
 
 UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
 

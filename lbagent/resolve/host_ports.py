@@ -14,8 +14,7 @@ from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.objects.records import HostPort, Message, Pod, family_of
 from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
 from lbagent.resolve.service_builder import BuildContext
 
@@ -117,7 +116,7 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
 def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
     pod, ready = claim.pod, not claim.pod.terminating
     weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
-    override = context.overrides.get(claim.backend)
+    override = context.overrides.state_of(claim.backend, pod.key)
     return EndpointInfo(
         claim.backend, ready, True, not ready, True, pod.node, context.node.zone, (), (), weight, override
     )

@@ -15,7 +15,6 @@ from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.objects import records
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
@@ -34,11 +33,13 @@ class Options(Struct, frozen=True, gc=False):
 
     `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
     there before counts: a State may hold resting backends that a fresh one does not.
+    `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
     node_name: str = ""
     node_ips: tuple[bytes, ...] = ()
     keep_existing: bool = False
+    sources: tuple[str, ...] = ()
 
 
 class Resolution(Struct, frozen=True):
@@ -59,14 +60,13 @@ class Resolver:
     """Objects in, State out; remembers what it need not build again."""
 
     def __init__(self, options: Options) -> None:
-        """Know nothing yet."""
         self._options = options
         self._last = Resolution(State())
         self._restored: frozenset[L3n4Addr] = frozenset()
         self._clear()
 
     def _clear(self) -> None:
-        self._index = ObjectIndex(self._options.node_name)
+        self._index = ObjectIndex(self._options.node_name, self._options.sources)
         self._ownership = Ownership()
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
@@ -95,8 +95,8 @@ class Resolver:
         return self._options.node_name
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
-        """Return what the operator and health checks say of backends on this node."""
-        return self._index.overrides()
+        """Return what the operator and health checks say of single addresses of backends on this node."""
+        return self._index.overrides().of_addresses()
 
     def update(self, changes: Iterable[ObjectChange]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""
@@ -224,18 +224,10 @@ class Resolver:
     def _all_messages(self) -> tuple[Message, ...]:
         owners = self._rows.owners() if self._messages else ()
         found = [message for owner in owners for message in self._messages.get(owner, ())]
-        found += [_contradicted(state, first) for state, first in self._index.contradicted()]
+        found += [contradiction.message() for contradiction in self._index.contradictions()]
         if self._index.with_node_ports and not self._context.node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"
             kept = "NodePort frontends have no row for a node address"
             found.append(Message(problem, kept, "status.addresses", subject, warning=True))
         return tuple(found)
-
-
-def _contradicted(state: records.StateOverride, first: records.StateOverride) -> Message:
-    address, where = state.address.with_protocol(), f"{first.origin.file}:{first.origin.line}"
-    problem = f"BackendState {first.name} ({where}) says {first.state.text} of {address}"
-    kept = f"that one comes first and holds, not {state.state.text}"
-    origin = state.origin
-    return Message(problem, kept, "spec.state", f"BackendState {state.name}", origin.file, origin.line, warning=True)

@@ -6,7 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,10 +24,10 @@ from lbagent.model.select import (
     select,
 )
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.decode.wire import path_text
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
+from lbagent.objects.field_path import path_text
+from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort, family_of
 from lbagent.resolve.frontends import LocalNode, WantedFrontend
+from lbagent.resolve.overrides import Overrides
 
 MAX_SLOTS = 65535  # a slot number has 16 bits
 
@@ -39,7 +39,7 @@ class BuildContext(Struct, frozen=True, gc=False):
     has_row: Callable[[L3n4Addr], bool] | None = (
         None  # the agent: an endpoint that exists keeps its backend row, if it has one
     )
-    overrides: Mapping[L3n4Addr, BackendState] = {}
+    overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
 
 
@@ -226,7 +226,7 @@ class ServiceBuilder:
                             endpoint.for_zones,
                             endpoint.for_nodes,
                             weight,
-                            overrides.get(address) if overrides else None,
+                            overrides.state_of(address, endpoint.pod) if overrides else None,
                         )
                     )
         return found

@@ -22,8 +22,7 @@ from lbagent.objects.records import Message
 from lbagent.resolve import Options, resolve
 from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.manifest_files import FileReading, ManifestFiles
-from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.documents import UnreadableManifest
+from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest, decode_text
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan
 from lbagent.sync.target.shadow import Shadow
@@ -75,7 +74,7 @@ def _load(path: str) -> ManifestFiles:
             raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
     loaded = ManifestFiles(say_generation=False)
     try:
-        text = documents.decode(sys.stdin.buffer.read(documents.MAX_BYTES + 1), STDIN_NAME)
+        text = decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), STDIN_NAME)
         reading = loaded.parse(STDIN_NAME, text)
     except UnreadableManifest as error:
         reading = FileReading(STDIN_NAME, None, error.message)

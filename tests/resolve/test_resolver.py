@@ -27,7 +27,8 @@ from lbagent.objects.records import (
     StateOverride,
     kind_of,
 )
-from lbagent.objects.source import Store, initial_changes
+from lbagent.objects.source import initial_changes
+from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
 from lbagent.sync.target.plan import differences
 

@@ -14,7 +14,8 @@ from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.objects.records import ObjectChange, StateOverride
+from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
+from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.manifest_files import ManifestFiles
 from lbagent.sync.dry_run import dry_run
@@ -94,8 +95,9 @@ class Agent:
         self.resolver.remember(address for address, _ in found.backend_ids)
 
     def set_state(self, state: str, text: str) -> None:
-        address = L3n4Addr.parse(text)
-        new = StateOverride(text, address, BackendState.parse(state))
+        pod = parse_pod_reference(text) if is_pod_reference(text) else ""
+        address = None if pod else L3n4Addr.parse(text)
+        new = StateOverride(text, address, BackendState.parse(state), Origin(source=OPERATOR), pod=pod)
         self.resolver.update([ObjectChange("BackendState", text, self.said.get(text), new)])
         self.said[text] = new
 

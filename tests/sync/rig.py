@@ -48,6 +48,9 @@ class ListSource:
     def problems(self) -> Sequence[Message]:
         return ()
 
+    def resume(self) -> None:
+        pass
+
     async def run(self, changed) -> None:  # type: ignore[no-untyped-def]
         self.changed = changed
 

@@ -6,11 +6,12 @@ import re
 
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.objects.decode import wire
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
-from lbagent.objects.decode.wire import FieldPath, Ingress, Meta, ServiceSpec
-from lbagent.objects.decode.wire import Service as Wire
-from lbagent.objects.records import Service, ServicePort
+from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import Service, ServicePort, family_of
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
@@ -42,7 +43,7 @@ _NOTES = frozenset(
 )
 
 
-def decode_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
+def decode_service(raw: wire.Service, namespace: str, name: str, report: Report) -> Service:
     """Return the Service; what is wrong goes to the report."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
     kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
@@ -137,7 +138,7 @@ def _addresses(texts: list[str | None] | None, path: FieldPath, report: Report, 
     return list(found)
 
 
-def _ingress(raw: Wire, report: Report) -> list[bytes]:
+def _ingress(raw: wire.Service, report: Report) -> list[bytes]:
     """Return the addresses whose ipMode is VIP. Source: KEP-1860: with Proxy, packets go out to the balancer."""
     status = raw.status.loadBalancer if raw.status else None
     path = ("status", "loadBalancer", "ingress")
@@ -172,11 +173,6 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
         named += last
     found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
     return tuple(sorted(found or {4}))
-
-
-def family_of(address: bytes) -> int:
-    """Return 4 or 6."""
-    return 4 if len(address) == 4 else 6
 
 
 def _of_families(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import FieldPath
+from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
 
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
-from lbagent.objects.decode.wire import FieldPath, Meta, path_text
+from lbagent.objects.decode.wire import Meta
+from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.objects.records import LastGoodObject, Message, Origin
 
 T = TypeVar("T")

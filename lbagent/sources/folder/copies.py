@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.documents import UnreadableManifest
+from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
@@ -34,14 +33,14 @@ class ManifestCopies:
     def recall(self, path: str) -> str | None:
         """Return the last good text of a manifest, if there is a copy."""
         try:
-            return documents.read_text(self._copy(path))
+            return read_text(self._copy(path))
         except UnreadableManifest:
             return None
 
     def names(self) -> list[str]:
         """Return the names of the manifests there is a copy of, sorted."""
         try:
-            return sorted(name for name in os.listdir(self._folder) if name.endswith(documents.SUFFIXES))
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIXES))
         except OSError:
             return []
 
@@ -78,7 +77,7 @@ class ManifestCopies:
         if known and known[2] == signature[2]:
             return
         try:
-            text = documents.read_text(path)
+            text = read_text(path)
         except UnreadableManifest:
             return
         draft = f"{copy}.new"

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from lbagent.objects.records import FIELD_OF_KIND, KubeObject, LastGoodObject, Message, ObjectChange, ObjectSnapshot
 from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest, UnreadableManifest
+from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest
+from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
 ObjectKey = tuple[str, str]  # kind, key
+SOURCE = "folder"  # the name of the source that every object of a manifest file carries
 MAX_CHANGES_AT_ONCE = 1000  # objects exchanged in one go
 
 
@@ -70,7 +72,7 @@ class ManifestFiles:
     def prepare(self, path: str, *, any_file: bool = False) -> FileReading:
         """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
         try:
-            return self.parse(path, documents.read_text(path, any_file=any_file))
+            return self.parse(path, read_text(path, any_file=any_file))
         except UnreadableManifest as error:
             return self._failed(path, error.message)
 
@@ -78,7 +80,7 @@ class ManifestFiles:
         """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
         before = _LastGoodFile(self._files.get(path), lambda: self._recalled(path))
         try:
-            parsed = documents.parse(text, path, before.find)
+            parsed = documents.parse(text, path, SOURCE, before.find)
         except UnreadableManifest as error:
             return self._failed(path, error.message)
         if parsed.is_empty and before.parsed.objects:
@@ -86,14 +88,14 @@ class ManifestFiles:
             # the objects are to go. Deleting the file does, and so does a List without items.
             what = "the file holds only comments" if text.strip() else "the file is empty"
             return self._failed(path, Message(what, file=path))
-        return FileReading(path, self._keep_unknown(parsed, before) if parsed.unknown else parsed)
+        return FileReading(path, self._keep_missing(parsed, before) if parsed.unidentified else parsed)
 
-    def _keep_unknown(self, parsed: ParsedManifest, before: _LastGoodFile) -> ParsedManifest:
+    def _keep_missing(self, parsed: ParsedManifest, before: _LastGoodFile) -> ParsedManifest:
         """Keep what is not there any more: a document that does not say which object it is may be one of these."""
         present = {(kind, obj.key) for kind, obj in parsed.objects}
         gone = [(kind, obj) for kind, obj in before.parsed.objects if (kind, obj.key) not in present]
         kept = dict(parsed.kept)
-        unknown = parsed.unknown
+        unidentified = parsed.unidentified
         if gone:
             lasts = [last for kind, obj in gone if (last := before.find(kind, obj.key))]
             kept |= {
@@ -101,9 +103,13 @@ class ManifestFiles:
                 for (kind, obj), last in zip(gone, lasts, strict=True)
             }
             what = f"kept {len(gone)} objects of generation {max(last.generation for last in lasts)}"
-            unknown = tuple(replace(message, kept=what) for message in unknown)
+            unidentified = tuple(replace(message, kept=what) for message in unidentified)
         return replace(
-            parsed, objects=(*parsed.objects, *gone), messages=(*parsed.messages, *unknown), kept=kept, unknown=()
+            parsed,
+            objects=(*parsed.objects, *gone),
+            messages=(*parsed.messages, *unidentified),
+            kept=kept,
+            unidentified=(),
         )
 
     def _failed(self, path: str, message: Message) -> FileReading:
@@ -147,7 +153,7 @@ class ManifestFiles:
             self.revision += 1
         return changes
 
-    def adopt(self, path: str) -> list[ObjectChange]:
+    def resume(self, path: str) -> list[ObjectChange]:
         """Take over what a file held before the agent was restarted; it counts as not read yet."""
         recalled = self._recalled(path)
         self._files[path] = _File(recalled, 0)
@@ -159,7 +165,7 @@ class ManifestFiles:
         if text is None:
             return ParsedManifest()
         try:
-            return ParsedManifest(documents.parse(text, path).objects)
+            return ParsedManifest(documents.parse(text, path, SOURCE).objects)
         except UnreadableManifest:
             return ParsedManifest()
 
@@ -274,7 +280,7 @@ def manifest_names(folder: str) -> list[str]:
 
 def is_manifest(name: str) -> bool:
     """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
-    return name.endswith(documents.SUFFIXES) and not name.startswith(".") and name.isprintable()
+    return name.endswith(SUFFIXES) and not name.startswith(".") and name.isprintable()
 
 
 def load(path: str) -> ManifestFiles:

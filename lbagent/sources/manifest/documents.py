@@ -1,10 +1,11 @@
-"""Manifest texts to objects: YAML or JSON, several documents, List objects. Says FILE:LINE and field of what is wrong."""
+"""Manifest texts to objects: YAML or JSON, several documents, List objects. Says FILE:LINE and field of what is wrong.
+
+What a single object says is decoded in objects/decode; here texts are taken apart into objects, and their lines found.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -14,15 +15,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.objects.decode.decode_object import DecodedObject, decode_object, is_used
-from lbagent.objects.decode.report import OURS
-from lbagent.objects.decode.wire import FieldPath, path_text
+from lbagent.objects.decode.decode_object import DecodedObject, decode_object
+from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
 from lbagent.sources.manifest import yamldoc
+from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest
 from lbagent.sources.manifest.yamldoc import Lines, YamlError
+from lbagent.wrong_value import wrong_type
 
-SUFFIXES = (".yaml", ".yml", ".json")
-MAX_BYTES = 64 << 20  # of one file: some 50,000 Services of 10 endpoints; parsed it takes some ten times as much memory
 MAX_OBJECTS = 1_000_000  # of one file
 BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
 
@@ -40,13 +40,13 @@ class KeptGenerations(Struct, frozen=True, gc=False):
 class ParsedManifest(Struct, frozen=True, gc=False):
     """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all.
 
-    `unknown` are messages about documents of which nobody can say which object they are.
+    `unidentified` are messages about documents that do not say which object they are.
     """
 
     objects: tuple[tuple[str, KubeObject], ...] = ()  # (kind, object) in order
     messages: tuple[Message, ...] = ()
     kept: Mapping[tuple[str, str], KeptGenerations] = MappingProxyType({})  # by kind and key
-    unknown: tuple[Message, ...] = ()
+    unidentified: tuple[Message, ...] = ()
     is_empty: bool = False
 
 
@@ -57,22 +57,22 @@ class _ParsedObjects:
         self.find = find
         self.found: list[tuple[str, KubeObject]] = []
         self.messages: list[Message] = []
-        self.unknown: list[Message] = []
+        self.unidentified: list[Message] = []
         self.kept: dict[tuple[str, str], KeptGenerations] = {}
         self.refused: dict[tuple[str, str], LastGoodObject] = {}
 
-    def take(self, read: DecodedObject) -> None:
-        key = (read.kind, read.key)
-        if not read.key:
-            self.unknown += read.messages
+    def add(self, decoded: DecodedObject) -> None:
+        key = (decoded.kind, decoded.key)
+        if decoded.is_unidentified:
+            self.unidentified += decoded.messages
             return
-        self.messages += read.messages
-        if read.obj is not None:
-            self.found.append((read.kind, read.obj))
-            if read.kept:
-                self.kept.setdefault(key, KeptGenerations(parts=dict(read.kept)))
-        elif read.last is not None:
-            self.refused.setdefault(key, read.last)
+        self.messages += decoded.messages
+        if decoded.obj is not None:
+            self.found.append((decoded.kind, decoded.obj))
+            if decoded.kept:
+                self.kept.setdefault(key, KeptGenerations(parts=dict(decoded.kept)))
+        elif decoded.last is not None:
+            self.refused.setdefault(key, decoded.last)
 
     def finish(self, *, is_empty: bool) -> ParsedManifest:
         """Add the last good form of refused objects that are not there a second time, in order."""
@@ -82,73 +82,29 @@ class _ParsedObjects:
                 if (kind, key) not in present:
                     self.found.append((kind, last.obj))
                     self.kept[kind, key] = KeptGenerations(last.generation, last.parts)
-        return ParsedManifest(tuple(self.found), tuple(self.messages), self.kept, tuple(self.unknown), is_empty)
+        return ParsedManifest(tuple(self.found), tuple(self.messages), self.kept, tuple(self.unidentified), is_empty)
 
 
-class UnreadableManifest(Exception):
-    """The text as a whole is no manifest; `message` says where and why, without what was kept."""
+def parse(text: str, path: str, source: str, find: FindLastGood = lambda _kind, _key: None) -> ParsedManifest:
+    """Read every object of a text that is used.
 
-    def __init__(self, message: Message) -> None:
-        """Keep the message."""
-        super().__init__(str(message))
-        self.message = message
-
-
-def read_text(path: str, *, any_file: bool = False) -> str:
-    """Return the text of a file. Raises Unparsable when it cannot be read, is too large or is not UTF-8.
-
-    Only regular files are read, unless `any_file`: a pipe in a watched folder would stop the agent.
+    `source` is the name of the source that reads it. What is faulty keeps the last good value that `find` gives. Raises
+    UnreadableManifest when the text is not YAML or JSON, or holds something else than objects.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if any_file else os.O_NONBLOCK))
-        try:
-            if not (any_file or stat.S_ISREG(os.fstat(handle).st_mode)):
-                raise UnreadableManifest(Message("not a regular file", file=path))
-            if os.fstat(handle).st_size > MAX_BYTES:
-                raise _too_large(path)
-            with open(handle, "rb", closefd=False) as file:
-                data = file.read(MAX_BYTES + 1)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise UnreadableManifest(Message(f"cannot be read: {error.strerror}", file=path)) from None
-    return decode(data, path)
+        return _parse(_documents(text, path), text, path, source, find)
+    except (msgspec.DecodeError, RecursionError):  # not JSON, but it may be YAML
+        return _parse(yamldoc.load(text), text, path, source, find)
 
 
-def _too_large(path: str) -> UnreadableManifest:
-    return UnreadableManifest(
-        Message(f"larger than {MAX_BYTES >> 20} MiB: spread its objects over several files", file=path)
-    )
-
-
-def decode(data: bytes, path: str) -> str:
-    """Return the text of UTF-8 bytes. Raises Unparsable."""
-    if len(data) > MAX_BYTES:
-        raise _too_large(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UnreadableManifest(Message(f"not UTF-8: {error.reason}", file=path, line=line)) from None
-
-
-def parse(text: str, path: str, find: FindLastGood = lambda _kind, _key: None) -> ParsedManifest:
-    """Read every object we use of a text. Raises Unparsable when it is not YAML or JSON, or holds something else than objects.
-
-    What is faulty keeps the last good value that `find` gives.
-    """
-    try:
-        return _parse(_documents(text, path), text, path, find)
-    except (msgspec.DecodeError, RecursionError):  # JSON after all not, but maybe YAML
-        return _parse(yamldoc.load(text), text, path, find)
-
-
-def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: FindLastGood) -> ParsedManifest:
+def _parse(
+    documents: Iterable[tuple[int, Any]], text: str, path: str, source: str, find: FindLastGood
+) -> ParsedManifest:
     objects = _ParsedObjects(find)
     finder = _LineFinder(text)
     order = 0
     is_empty = True
-    strangers: list[Message] = []
+    no_objects: list[Message] = []
     try:
         for number, (line, document) in enumerate(documents):
             is_empty = is_empty and document is None
@@ -158,24 +114,15 @@ def _parse(documents: Iterable[tuple[int, Any]], text: str, path: str, find: Fin
                     raise UnreadableManifest(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
                 if not isinstance(raw, dict):
                     where = finder.bound(number, at, line)(())
-                    strangers.append(Message("the document is not an object", "", path_text(at), "", path, where))
+                    no_objects.append(Message("the document is not an object", "", path_text(at), "", path, where))
                     continue
-                if headless := _without_kind(raw):
-                    what, field = headless
-                    where = finder.bound(number, at, line)(())
-                    objects.unknown.append(Message(what, "the document is left out", field, "", path, where))
-                    continue
-                if is_used(raw["apiVersion"], raw["kind"]):
-                    origin = Origin(path, order, line)
-                    objects.take(decode_object(raw, origin, finder.bound(number, at, line), find))
-                elif raw["apiVersion"].startswith(OURS):
-                    problem = f"{raw['kind']} of {raw['apiVersion']} is not acted on by this version"
-                    objects.messages.append(Message(problem, "it is passed over", "kind", "", path, line, warning=True))
+                origin = Origin(path, order, line, source)
+                objects.add(decode_object(raw, origin, finder.bound(number, at, line), find))
     except YamlError as error:
         raise UnreadableManifest(Message(error.problem, file=path, line=error.line)) from None
-    if strangers and not objects.found:  # what is no manifest at all
-        raise UnreadableManifest(strangers[0])
-    objects.unknown += [replace(each, kept="the document is left out") for each in strangers]
+    if no_objects and not objects.found:  # what is no manifest at all
+        raise UnreadableManifest(no_objects[0])
+    objects.unidentified += [replace(each, kept="the document is left out") for each in no_objects]
     return objects.finish(is_empty=is_empty)
 
 
@@ -193,7 +140,7 @@ def _documents(text: str, path: str) -> Iterable[tuple[int, Any]]:
 
 
 def _refuse_twins(text: str, path: str) -> None:
-    """Raise Unparsable when a JSON object holds a key twice: which one is meant nobody can know."""
+    """Raise UnreadableManifest when a JSON object holds a key twice: it does not say which one is meant."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len(pairs) > 1 and len(dict(pairs)) != len(pairs):
@@ -207,7 +154,7 @@ def _refuse_twins(text: str, path: str) -> None:
             Message(f"the key {error.args[0]!r} is there twice", file=path, line=_line_of_twin(text))
         ) from None
     except (ValueError, RecursionError):
-        return  # not JSON: said by whoever reads it
+        return  # not JSON: the decoder says it
 
 
 class _Twice(Exception):
@@ -240,7 +187,7 @@ def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tup
     kind = document.get("kind")
     items = document.get("items")
     if kind == "List" and not isinstance(items, list | None):
-        raise UnreadableManifest(Message("expected a list", field="items", file=path, line=line))
+        raise UnreadableManifest(Message(wrong_type(items, "array"), field="items", file=path, line=line))
     if not (isinstance(kind, str) and kind.endswith("List") and isinstance(items, list)):
         yield at, document
         return
@@ -258,15 +205,6 @@ def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tup
 
 
 _MAX_LISTS = 3  # a List in a List in a List
-
-
-def _without_kind(raw: dict[str, Any]) -> tuple[str, str] | None:
-    """Return (what is wrong, field) of a document that does not say what it is."""
-    for field in ("apiVersion", "kind"):
-        value = raw.get(field)
-        if not isinstance(value, str) or not value:
-            return "it is missing" if value is None else "expected a text", field
-    return None
 
 
 class _LineFinder:

@@ -48,7 +48,7 @@ FIRST, HTTP = ("subsets", 0), ("spec", "containers", 0)
 
 
 def read(document, last=None):
-    return parse(json.dumps(document), "x", lambda kind, key: LastGoodObject(last, 7) if last else None)
+    return parse(json.dumps(document), "x", "folder", lambda kind, key: LastGoodObject(last, 7) if last else None)
 
 
 def good(document):

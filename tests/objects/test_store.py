@@ -8,7 +8,8 @@ import pytest
 
 from lbagent.errors import ConfigError
 from lbagent.objects.records import Node, ObjectChange, ObjectSnapshot
-from lbagent.objects.source import Store, initial_changes
+from lbagent.objects.source import initial_changes
+from lbagent.objects.store import Store
 from lbagent.resolve import Options, resolve
 from lbagent.sources.synthetic import SyntheticSource, parse_synthetic
 
