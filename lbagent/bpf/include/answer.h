@@ -3,7 +3,7 @@
  * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. All come from the
  * address the packet was for (the frontend's), as if the service itself had spoken, and go back the way the packet came.
  *
- * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most cfg->reject_rate answers a
+ * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most CFG(reject_rate) answers a
  * second and CPU, rejections and path errors counted apart, so that a flood against a service without backends does not
  * silence PMTU discovery; what is beyond is dropped. Never answered: group addresses, unspecified and loopback sources,
  * later fragments, RST. Callers never ask for an answer to an ICMP message.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a packet becomes its own answer: reshaped, headers written, checksums whole (no incremental ones, the
- * packet is a new one). After reshaping all packet pointers are void. On tc a packet may be without a checksum that its device
- * completes (CHECKSUM_PARTIAL): nothing ends that, so what is written is right after the completion.
+ * This file contains how a packet becomes its own answer: resized, headers written, checksums added up anew, as the packet is a
+ * new one. After ctx_resize() all packet pointers are void. With HOOK_KERNEL_CSUM the device may complete a checksum of the packet
+ * (CHECKSUM_PARTIAL), which no helper ends: what is written is such that the completed checksum is right.
  */
 #pragma once
 #include "nat.h"
@@ -138,7 +138,7 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 }
 
 /* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
- * so for the quoted transport header: ours must then cover what that one turns into. */
+ * so for the quoted transport header: the error's own checksum must then cover the completed one. */
 AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
 	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;

@@ -14,15 +14,15 @@
 #define QUOTE_MASK 0x3ff /* bounds an offset in the frame: 511 + 8, and 60 or 255 of quoted headers */
 #define QUOTE_PULL 512   /* bytes: what tc makes linear */
 
-/* The quoted packet, turned round: the packet that would answer it, so that it is looked up as any packet is. l3_off and l4_off
- * are where the quoted headers are. */
+/* The quoted packet with source and destination exchanged: the packet that would answer it, so that the look-ups of packets find its
+ * flow. l3_off and l4_off are where the quoted headers are. */
 struct lb_quote {
 	struct lb_pkt pk;
 	u16 check; /* offset of the quoted L4 checksum; 0: not quoted, or none was used */
 };
 
-/* It lies behind the scratch record: what is read back from there has no history, so the verifier does not follow each chain of
- * quoted headers to the end of the program. */
+/* It lies behind the scratch record, in a map: the verifier knows nothing of a value read back from a map, so it does not verify the
+ * rest of the program once for each chain of quoted headers. */
 _Static_assert(sizeof(struct lb_scratch) + sizeof(struct lb_quote) <= SCRATCH_SIZE, "the quote fits behind the scratch record");
 #define QUOTE_OF(s) ((struct lb_quote *)((s) + 1))
 
@@ -72,7 +72,7 @@ AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 }
 #endif
 
-/* Finds out what is quoted. False: nothing that could be a packet of ours. */
+/* Reads the quoted headers. Returns false if they are not those of a TCP or UDP packet of this family. */
 AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 {
 	u64 at = L4_OFF(pk) + ICMP_HLEN, limit = L3_OFF(pk) + pk->l3_len, size;
@@ -114,7 +114,7 @@ AI u8 *frame_at(lb_ctx *ctx, u64 offset, u64 length)
 	return p + length > end ? NULL : p;
 }
 
-/* Writes the quoted packet's tuple as `to` (the packet itself, not turned round). `sum`: what the ICMP checksum must make up
+/* Writes the quoted packet's tuple as `to` (source and destination as in the packet itself). `sum`: what the ICMP checksum must make up
  * for, grows by it. Quoted IPv4 addresses are made up for by the quoted header's own checksum. */
 AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple *to, u64 *sum)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the rewriting of a packet: addresses, ports, hop count, checksums. One function for both directions.
- * On tc the checksums go through the kernel's helpers, which know about CHECKSUM_PARTIAL; there pointers into the packet are
- * stale afterwards.
+ * This file contains the tuple that a packet is translated to, and by what the checksums change then. hook_write.h writes it.
  */
 #pragma once
 #include "csum.h"

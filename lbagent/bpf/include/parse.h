@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the record of a parsed packet and the quick parser: Ethernet, an IP header without options or extension
- * headers, no fragment, TCP or UDP. Everything else is for parse_full.h, which fills the same record.
+ * This file contains the record of a parsed packet and the parser of plain frames: Ethernet, an IP header without options or
+ * extension headers, no fragment, TCP or UDP. Any other frame is for parse_full.h, which fills the same record.
  */
 #pragma once
 #include "hook.h"
@@ -35,7 +35,7 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
+/* tc may see many segments as one packet: what counts against an MTU is the size of a segment. The last change of l3_len. */
 AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
 	if (CTX_GSO_SIZE(ctx))
@@ -65,7 +65,7 @@ AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 	addr_load(&pk->daddr, data + ETH_HLEN + IP_DADDR);
 }
 
-/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one. The caller asks whether it is. */
+/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one; pkt_kind() says whether it is. */
 #define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
 
 AI void pkt_load(const u8 *data, struct lb_pkt *pk)
@@ -91,7 +91,7 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[TCP_FLAGS] : 0;
 }
 
-/* Reads it once more, so that what was read before need not be kept until here: a load costs what a load from the stack does. */
+/* Re-parses the frame rather than keep fields live over a call: a packet load costs no more than a stack reload. */
 #define PKT_REPARSE(data, pk) \
 	do { \
 		OPAQUE(data); \

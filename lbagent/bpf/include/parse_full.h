@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_PARSE_FULL: the parser of everything the quick one leaves: up to two VLAN tags, IPv4
- * options, IPv6 extension headers (bounded), fragments, ICMP. It fills the same record and goes on with the same programs.
+ * This file contains the program CALL_PARSE_FULL: the parser of the frames that are not plain: up to two VLAN tags, IPv4 options,
+ * IPv6 extension headers (bounded), fragments, ICMP. It fills the record of parse.h and goes on with the same programs.
  */
 #pragma once
 #include "prefilter.h"
@@ -44,7 +44,8 @@ AI u64 parse_full_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 #define OPTIONS_MAX 40 /* bytes, and so options */
 
 /* Is there a source route that is not at its end? Then the destination is a stop and not the last one (RFC 791 §3.1).
- * `step` lies in a map: what is read back from there has no history, so the verifier does not follow each chain of options. */
+ * `step` lies in a map: the verifier knows nothing of a value read back from a map, so it does not verify the rest of the program once
+ * for each chain of options. */
 AI bool parse_full_source_route(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
 {
 	*step = IP_HLEN;
@@ -156,7 +157,7 @@ AI bool parse_full_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
 	return true;
 }
 
-/* Reads the whole packet into the record. Returns 0, or the reason why it is not ours to touch. */
+/* Reads the whole packet into the record. Returns 0, or the reason why it is passed or dropped. */
 AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 {
 	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l3 = data + (at & L3_MASK), *l4;

@@ -63,7 +63,7 @@ AI int verdict(lb_ctx *ctx, u32 reason, int action)
 	return action;
 }
 
-/* Has the sender answered. `s->pk` is the untranslated packet. */
+/* Answers the sender (CALL_ANSWER). `s->pk` is the untranslated packet. */
 AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
 {
 	s->answer = reason;

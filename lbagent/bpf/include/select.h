@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the choice of a backend for a new flow: the client's affinity, else Maglev or a seeded hash of the flow
- * ("random": every client port draws anew, and a flow without state draws the same again). A backend id of 0 is none.
+ * This file contains the candidates for a new flow's backend, also for programs without packets: the client's affinity, else
+ * Maglev or a seeded hash of the flow ("random": every client port draws anew, and a flow without state draws the same again).
+ * A backend id of 0 is none.
  */
 #pragma once
 #include "csum.h"

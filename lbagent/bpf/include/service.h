@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, who may come in. All
- * answers are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
+ * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, source ranges. Verdicts
+ * are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
+ * It takes a tuple, no packet, so that a socket program can use it (tests/bpf/build/test_headers.py).
  */
 #pragma once
 #include "maps.h"

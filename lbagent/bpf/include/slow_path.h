@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_SLOW_PATH: a packet towards a frontend that the entry could not settle. Known flows with
+ * This file contains the program CALL_SLOW_PATH: a packet towards a frontend that the fast path leaves. Established flows with
  * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
  */
 #pragma once

@@ -92,3 +92,14 @@ def test_a_program_without_packets_can_choose_a_backend(family: int, tmp_path: P
 def test_wire_offsets_have_names(path: Path) -> None:
     """wire.h names the fields of a packet's headers; no bare number stands for one."""
     assert not re.findall(r"\b(?:data|l3|l4|ip|tcp|icmp|quote)(?: \+ |\[)\d+\b", path.read_text())
+
+
+def test_the_documentation_has_a_line_for_each_header() -> None:
+    """docs/datapath.md, "The headers": one table, all files."""
+    table = (BPF_DIR.parents[1] / "docs" / "datapath.md").read_text().partition("\n## The headers\n")[2]
+    listed = [
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+\.h)`", row.split("|")[1] if "|" in row else "")
+    ]
+    assert sorted(listed) == [path.name for path in HEADERS]
