@@ -83,7 +83,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 		pk->flags |= PKT_FRAGMENT | PKT_LATER;
 	else if (info->more)
 		pk->flags |= PKT_FRAGMENT;
-	info->strange = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
+	info->unsupported = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
 	return size;
 }
 #else
@@ -125,7 +125,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 		if (h + EXT_MIN_HLEN > end)
 			return 0;
 		if (next == NH_ROUTING && h[EXT_ROUTING_SEGMENTS_LEFT]) /* segments left: the destination is not the last one */
-			info->strange = true;
+			info->unsupported = true;
 		if (next == NH_FRAGMENT)
 			extension_fragment(h, pk, info);
 		size += extension_size(next, h);
@@ -171,7 +171,7 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 	pk->tcp_flags = 0;
 	size = parse_full_l3(l3, end, pk, info);
 	pk->l4_off = at + size;
-	if (!size || info->strange || pk->l3_len < size || pk->l3_len + at > CTX_LEN(ctx))
+	if (!size || info->unsupported || pk->l3_len < size || pk->l3_len + at > CTX_LEN(ctx))
 		return REASON_PASS_UNSUPPORTED;
 	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6)
 		return 0;
