@@ -26,14 +26,19 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
 
 
-class EndpointInfo(Struct, frozen=True, gc=False):
+class _Addressed(Struct, frozen=True, gc=False):
+    """The field of an EndpointInfo that may be given by position."""
+
+    address: L3n4Addr
+
+
+class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
     """One endpoint of one service port, as the slices tell it.
 
     `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
     `override` is the operator's or a health check's word: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
     """
 
-    address: L3n4Addr
     ready: bool = True
     serving: bool = True
     terminating: bool = False

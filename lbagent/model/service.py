@@ -79,7 +79,15 @@ def mask(address: bytes, bits: int) -> bytes:
     return (int.from_bytes(address, "big") >> host << host).to_bytes(len(address), "big")
 
 
-class SVC(Struct, frozen=True, gc=False):
+class _Identified(Struct, frozen=True, gc=False):
+    """The fields of an SVC that may be given by position."""
+
+    frontend: L3n4Addr
+    id: int = 0
+    name: ServiceName = ServiceName("", "")
+
+
+class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     """One frontend with everything that is written for it.
 
     `id` 0 means not yet assigned (a wildcard row keeps 0). Backends are in slot order: `selectable` are the COUNT group,
@@ -87,9 +95,6 @@ class SVC(Struct, frozen=True, gc=False):
     and no slot (maintenance, weight 0; in the agent also endpoints that exist and are filtered out).
     """
 
-    frontend: L3n4Addr
-    id: int = 0
-    name: ServiceName = ServiceName("", "")
     port_name: str = ""
     type: SVCType = SVCType.CLUSTER_IP
     ext_traffic_policy: SVCTrafficPolicy = SVCTrafficPolicy.CLUSTER

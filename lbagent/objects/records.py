@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState as State
+from lbagent.model.family import Family
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
 
 
@@ -79,7 +80,7 @@ class Service(Struct, frozen=True, gc=False):
     created: float = 0.0
     ignored: str = ""
     type: str = "ClusterIP"
-    families: tuple[int, ...] = ()  # 4, 6
+    families: tuple[Family, ...] = ()
     cluster_ips: tuple[bytes, ...] = ()
     external_ips: tuple[bytes, ...] = ()
     ingress: tuple[bytes, ...] = ()
@@ -135,7 +136,7 @@ class EndpointSlice(Struct, frozen=True, gc=False):
     namespace: str
     name: str
     service: str
-    family: int
+    family: Family
     origin: Origin = NOWHERE
     ports: tuple[SlicePort, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
