@@ -107,8 +107,8 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
         name=name,
         type=SVCType.HOST_PORT,
         selectable=groups[0],
-        others=groups[1],
-        resting=groups[2],
+        unselectable=groups[1],
+        slotless=groups[2],
         flags=flags,
         loopback_hostport=first.loopback,
     )
@@ -137,7 +137,7 @@ def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:
             for info in group
             if (state := endpoint_state(info)) is not None
         )
-        for group in (chosen.selectable, chosen.others, chosen.resting)
+        for group in (chosen.selectable, chosen.unselectable, chosen.slotless)
     ]
 
 

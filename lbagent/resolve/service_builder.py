@@ -21,16 +21,14 @@ from lbagent.model.select import (
     Selection,
     deduplicate,
     endpoint_state,
-    resting_state,
+    filtered_state,
     select,
 )
-from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
 from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.frontends import LocalNode, WantedFrontend
 from lbagent.resolve.overrides import Overrides
-
-MAX_SLOTS = 65535  # a slot number has 16 bits
 
 
 class BuildContext(Struct, frozen=True, gc=False):
@@ -48,13 +46,13 @@ class _Group(Struct, frozen=True, gc=False):
     """An EndpointSet as backends."""
 
     selectable: tuple[Backend, ...]
-    others: tuple[Backend, ...]
-    resting: tuple[Backend, ...]
+    unselectable: tuple[Backend, ...]
+    slotless: tuple[Backend, ...]
     no_local_backend: bool = False
 
     def is_same(self, other: _Group) -> bool:
         """Whether new and old flows meet the same backends in both."""
-        return self.selectable == other.selectable and self.others == other.others
+        return self.selectable == other.selectable and self.unselectable == other.unselectable
 
 
 class _Choice(Struct, frozen=True, gc=False):
@@ -143,8 +141,8 @@ class ServiceBuilder:
             int_traffic_policy=_POLICY[service.internal_local],
             nat_policy=nat,
             selectable=group.selectable,
-            others=group.others,
-            resting=group.resting,
+            unselectable=group.unselectable,
+            slotless=group.slotless,
             algorithm=service.algorithm,
             session_affinity=service.affinity_timeout_s > 0,
             session_affinity_timeout_s=service.affinity_timeout_s,
@@ -187,16 +185,16 @@ class ServiceBuilder:
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
         make, node = _backend, self._context.node
         selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
-        others = tuple([make(info, endpoint_state(info), port, node) for info in chosen.others])
-        resting = tuple([make(info, endpoint_state(info), port, node) for info in chosen.resting])
+        unselectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.unselectable])
+        slotless = tuple([make(info, endpoint_state(info), port, node) for info in chosen.slotless])
         if has_row := self._context.has_row:
             kept = [info for info in chosen.filtered if has_row(info.address)]
             self.filtered_out.update(info.address for info in chosen.filtered)
-            resting += tuple([make(info, resting_state(info), port, node) for info in kept])
-        if len(selectable) + len(others) > MAX_SLOTS:
+            slotless += tuple([make(info, filtered_state(info), port, node) for info in kept])
+        if len(selectable) + len(unselectable) > MAX_SLOTS:
             self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
-            selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
-        return _Group(selectable, others, resting, picked.no_local_backend(chosen))
+            selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
+        return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen))
 
     def _endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         context, found = self._context, []
@@ -247,12 +245,12 @@ class ServiceBuilder:
         for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
-                backend = _backend(info, resting_state(info), port, self._context.node)
+                backend = _backend(info, filtered_state(info), port, self._context.node)
                 if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
-        resting = tuple(backend for backend in kept.values() if has_row(backend.address))
-        rows[at] = replace(rows[at], resting=rows[at].resting + resting)
+        slotless = tuple(backend for backend in kept.values() if has_row(backend.address))
+        rows[at] = replace(rows[at], slotless=rows[at].slotless + slotless)
 
     # --- messages ---
 

@@ -32,7 +32,15 @@ def example_state() -> State:
         3,
         (
             SVC(replace(cluster_ip, port=0), name=web, wildcard=True),
-            SVC(cluster_ip, 1, web, port_name="http", selectable=(one, two), others=(three,), flags=ServiceFlags(0)),
+            SVC(
+                cluster_ip,
+                1,
+                web,
+                port_name="http",
+                selectable=(one, two),
+                unselectable=(three,),
+                flags=ServiceFlags(0),
+            ),
             SVC(
                 L3n4Addr.parse("192.0.2.10:80"),
                 10,
@@ -53,7 +61,7 @@ def example_state() -> State:
                 port_name="http",
                 type=SVCType.LOAD_BALANCER,
             ),
-            SVC(L3n4Addr.parse("[fd00::a]:53/UDP"), 2, name, port_name="dns", resting=(dns,)),
+            SVC(L3n4Addr.parse("[fd00::a]:53/UDP"), 2, name, port_name="dns", slotless=(dns,)),
         ),
     )
 
@@ -113,8 +121,8 @@ class Agent:
             replace(
                 svc,
                 selectable=tuple(new.get(b.address, b) for b in svc.selectable),
-                others=tuple(new.get(b.address, b) for b in svc.others),
-                resting=tuple(new.get(b.address, b) for b in svc.resting),
+                unselectable=tuple(new.get(b.address, b) for b in svc.unselectable),
+                slotless=tuple(new.get(b.address, b) for b in svc.slotless),
             )
             for svc in self.current.services
         )
