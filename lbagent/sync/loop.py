@@ -110,7 +110,7 @@ class Reconciler(Inbox):
     @property
     def shown(self) -> State:
         """The State in the maps; before the first pass what an earlier agent left there."""
-        if self.first_try.is_set() or not self.shadow.full:
+        if self.first_try.is_set() or not self.shadow.needs_full_sync:
             return self.state
         if self._left is None:
             self._left = restored_state(self.shadow, self._resolver.node_name)

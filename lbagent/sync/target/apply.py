@@ -18,9 +18,9 @@ from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
-from lbagent.sync.target.backends import tokens
+from lbagent.sync.target.backends import reference_counts
 from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
-from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, entries_of
+from lbagent.sync.target.shadow import PIN, ShadowEntry, Partial, Shadow, entries_of
 from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
@@ -209,8 +209,10 @@ class _Run:
         if plan.services is not None:
             shadow.services = plan.services
             shadow.dirty = {plan.changes[owner].frontend for owner in self.failed}
-            shadow.full = bool(self.result.errors)  # what belongs to nobody is found again by comparing everything
-            if not shadow.full:
+            shadow.needs_full_sync = bool(
+                self.result.errors
+            )  # what belongs to nobody is found again by comparing everything
+            if not shadow.needs_full_sync:
                 shadow.orphans.clear()
         self._commit_filter()
 
@@ -222,13 +224,13 @@ class _Run:
         if plan.snat_bits is not None:
             candidates |= shadow.snat_bits - plan.snat_bits
             shadow.snat_bits = plan.snat_bits
-        if plan.full:
+        if plan.full_sync:
             candidates |= set(shadow.set_bits())
         shadow.stale_bits |= {
             bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits
         }
 
-    def _replace(self, change: FrontendChange, new: Entry | None) -> None:
+    def _replace(self, change: FrontendChange, new: ShadowEntry | None) -> None:
         shadow, old = self.shadow, change.old
         bit = codec.vip_bit(change.frontend.address)
         digit = codec.family(change.frontend.address)
@@ -249,7 +251,7 @@ class _Run:
     def _keep_partial(self, owner: int, change: FrontendChange, done: list[tuple[Step, int]]) -> None:
         """Remember the entries a failed change has really got, and pin every backend they may name."""
         shadow = self.shadow
-        before, after = tokens(change.old), tokens(change.svc)
+        before, after = reference_counts(change.old), reference_counts(change.svc)
         rows = replay(change, done)
         if owner in self.plan.refused:  # its backends were never counted, nor written
             counted, after = before, {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from lbagent.maps import codec
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.sync.target.shadow import FAMILIES, Entry, Image, Shadow, rows_of
+from lbagent.sync.target.shadow import FAMILIES, ShadowEntry, RecordArray, Shadow, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
@@ -44,8 +44,8 @@ def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
                 yield ""
     for number, (frontend, entry) in enumerate(entries):
         head, tail = codec.service_key_parts(frontend)
-        untouched = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
-        if sums.pop(head + tail, 0) != _sum(frontend, entry) and untouched:
+        unchanged = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
+        if sums.pop(head + tail, 0) != _sum(frontend, entry) and unchanged:
             yield f"{frontend.with_protocol()} in {name} is not what was written"
         if number % SLICE == 0:
             yield ""
@@ -55,7 +55,7 @@ def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
             yield f"{stranger.with_protocol()} is in {name} and was not put there"
 
 
-def _sum(frontend: L3n4Addr, entry: Entry) -> int:
+def _sum(frontend: L3n4Addr, entry: ShadowEntry) -> int:
     rows, total = rows_of(entry), 0
     for slot, value in rows.slots.items() if rows else ():
         total ^= hash((codec.service_key(frontend, slot), value))
@@ -79,7 +79,7 @@ def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
             yield from _row_again(maps, image, name, ident)
 
 
-def _row_again(maps: LBMaps, image: Image, name: str, ident: int) -> Iterator[str]:
+def _row_again(maps: LBMaps, image: RecordArray, name: str, ident: int) -> Iterator[str]:
     expected = image.get(ident) if ident < image.count else b""
     if (maps.get(name, codec.U32.pack(ident)) or bytes(image.record)) != expected:
         yield f"backend {ident} in {name} is not what was written"
@@ -116,8 +116,8 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
             yield f"{frontend.with_protocol()}: {name} is not what was written"
         if number % SLICE == 0:
             yield ""
-    untouched = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
-    for name, keys in wanted.items() if untouched else ():
+    unchanged = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
+    for name, keys in wanted.items() if unchanged else ():
         if {key + value for key, value in maps.items(name)} != keys:
             yield f"{name} is not what was written"
 

@@ -31,7 +31,7 @@ class Restored(Struct):
 def restore(maps: LBMaps) -> Restored:
     """Read the maps. Raises KernelError."""
     shadow = Shadow(maps.sizes)
-    shadow.full = True
+    shadow.needs_full_sync = True
     found = Restored(shadow, [], [], {})
     for family in FAMILIES:
         _read_backends(maps, family, found)

@@ -60,17 +60,17 @@ class Partial(Struct):
 
 
 _SLOT_AND_VALUE = struct.Struct("=H12s")
-Entry = SVC | Partial
+ShadowEntry = SVC | Partial
 
 
-def rows_of(entry: Entry | None) -> FrontendEntries | None:
+def rows_of(entry: ShadowEntry | None) -> FrontendEntries | None:
     """Return what the maps hold for an entry."""
     if entry is None:
         return None
     return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
 
 
-def entries_of(digit: str, entry: Entry | None) -> dict[str, int]:
+def entries_of(digit: str, entry: ShadowEntry | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
@@ -88,7 +88,7 @@ def entries_of(digit: str, entry: Entry | None) -> dict[str, int]:
     }
 
 
-class Image:
+class RecordArray:
     """Fixed-size records by index. Anonymous memory: pages of ids nobody has cost nothing."""
 
     def __init__(self, record: int, count: int) -> None:
@@ -136,17 +136,20 @@ class Shadow:
         self.sizes = sizes
         self.specs = map_specs(sizes)
         self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
-        self.frontends: dict[L3n4Addr, Entry] = {}
+        self.frontends: dict[L3n4Addr, ShadowEntry] = {}
         self.dirty: set[L3n4Addr] = set()  # Partial ones that must be planned again
         self.refs: dict[int, int] = {}
-        self.rows = {"4": Image(LB4_BACKEND.size, sizes.backends), "6": Image(LB6_BACKEND.size, sizes.backends)}
-        self.paths = {"4": Image(LB4_PATH.size, sizes.backends), "6": Image(LB6_PATH.size, sizes.backends)}
+        self.rows = {
+            "4": RecordArray(LB4_BACKEND.size, sizes.backends),
+            "6": RecordArray(LB6_BACKEND.size, sizes.backends),
+        }
+        self.paths = {"4": RecordArray(LB4_PATH.size, sizes.backends), "6": RecordArray(LB6_PATH.size, sizes.backends)}
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: set[int] = set()  # nobody needs them any more
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
-        self.full = False  # read from the maps and not compared yet
+        self.needs_full_sync = False  # read from the maps and not compared yet
         self.prune = True  # whether backends that no service names are taken away when all is compared
         self.used: dict[str, int] = {}
 
@@ -216,14 +219,14 @@ class Shadow:
         return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
 
 
-_TOKENS = [
+_REFERENCES = [
     [(1 << _FIELD * state) + (SELECTED if chosen else 0) for chosen in (False, True)] for state in range(_STATES)
 ]
 
 
-def token(state: BackendState, chosen: bool) -> int:
+def reference(state: BackendState, chosen: bool) -> int:
     """Return what one service adds to the refs of a backend. One object a kind: 100,000 refs are mostly equal."""
-    return _TOKENS[state][chosen]
+    return _REFERENCES[state][chosen]
 
 
 def state_of(refs: int) -> BackendState | None:
