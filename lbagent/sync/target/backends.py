@@ -14,7 +14,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.sync.target.shadow import FAMILIES, PIN, ShadowEntry, Partial, Shadow, is_selectable, state_of, reference
+from lbagent.sync.target.shadow import FAMILIES, PIN, Partial, Shadow, ShadowEntry, is_selectable, reference, state_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends

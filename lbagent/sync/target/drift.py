@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from lbagent.maps import codec
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.sync.target.shadow import FAMILIES, ShadowEntry, RecordArray, Shadow, rows_of
+from lbagent.sync.target.record_array import RecordArray
+from lbagent.sync.target.shadow import FAMILIES, Shadow, ShadowEntry, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
@@ -63,35 +64,35 @@ def _sum(frontend: L3n4Addr, entry: ShadowEntry) -> int:
 
 
 def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
-    name, image = f"lb{family}_backend", shadow.rows[family]
-    seen = bytearray(image.count)
+    name, rows = f"lb{family}_backend", shadow.rows[family]
+    seen = bytearray(rows.count)
     for keys, values, _ in maps.pieces(name):
         for i, ident in enumerate(codec.numbers(keys)):
-            if ident < image.count:
+            if ident < rows.count:
                 seen[ident] = 1
-            value = values[i * image.record : (i + 1) * image.record]
-            if ident >= image.count or value != image.get(ident):
-                yield from _row_again(maps, image, name, ident)
+            value = values[i * rows.record : (i + 1) * rows.record]
+            if ident >= rows.count or value != rows.get(ident):
+                yield from _row_again(maps, rows, name, ident)
             if i % ENTRIES == 0:
                 yield ""
-    for ident in image.used():
+    for ident in rows.used():
         if not seen[ident]:
-            yield from _row_again(maps, image, name, ident)
+            yield from _row_again(maps, rows, name, ident)
 
 
-def _row_again(maps: LBMaps, image: RecordArray, name: str, ident: int) -> Iterator[str]:
-    expected = image.get(ident) if ident < image.count else b""
-    if (maps.get(name, codec.U32.pack(ident)) or bytes(image.record)) != expected:
+def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Iterator[str]:
+    expected = rows.get(ident) if ident < rows.count else b""
+    if (maps.get(name, codec.U32.pack(ident)) or bytes(rows.record)) != expected:
         yield f"backend {ident} in {name} is not what was written"
 
 
 def _paths(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
-    name, image = f"lb{family}_path", shadow.paths[family]
-    size = image.record * image.count
+    name, paths = f"lb{family}_path", shadow.paths[family]
+    size = paths.record * paths.count
     for start in range(0, size, 1 << 18):
         length = min(1 << 18, size - start)
         with maps.window(name, start, length) as window:
-            if window != image.memory[start : start + length]:
+            if window != paths.memory[start : start + length]:
                 yield f"{name} is not what was written"
                 return
         yield ""

@@ -12,11 +12,10 @@ from msgspec import Struct
 
 from lbagent.maps import codec
 from lbagent.maps.codec import FrontendEntries
-from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.sync.target.shadow import FAMILIES, Partial, Shadow
+from lbagent.sync.target.shadow import FAMILIES, Shadow
 
 
 class Restored(Struct):
@@ -31,16 +30,15 @@ class Restored(Struct):
 def restore(maps: LBMaps) -> Restored:
     """Read the maps. Raises KernelError."""
     shadow = Shadow(maps.sizes)
-    shadow.needs_full_sync = True
+    shadow.begin_restore()
     found = Restored(shadow, [], [], {})
     for family in FAMILIES:
         _read_backends(maps, family, found)
         _read_paths(maps, family, shadow)
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
-        shadow.filter[:] = bytes(window)
+        shadow.restore_filter(bytes(window))
     _read_frontends(maps, found)
-    refs = shadow.filter_refs
-    shadow.filter_refs = dict(zip(_side_by_side(refs), refs.values(), strict=True))
+    shadow.end_restore()
     return found
 
 
@@ -51,16 +49,16 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
 
 def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
     name = f"lb{family}_backend"
-    image = found.shadow.rows[family]
+    size = found.shadow.rows[family].record
     addresses: list[L3n4Addr] = []
     idents = array("I")
     for keys, values, count in maps.pieces(name):
         for i, ident in enumerate(codec.numbers(keys)):
             if ident >= maps.sizes.backends:
                 continue
-            value = values[i * image.record : (i + 1) * image.record]
+            value = values[i * size : (i + 1) * size]
             address, state = codec.backend_of(value)
-            image.set(ident, value)
+            found.shadow.restore_row(family, ident, value)
             addresses.append(address)
             idents.append(ident)
             if state is not BackendState.ACTIVE:
@@ -70,16 +68,10 @@ def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
 
 
 def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
-    name, image = f"lb{family}_path", shadow.paths[family]
-    size = 4 if family == "4" else 16
-    local = PathFlag.LIVE | PathFlag.LOCAL
-    for start, piece in _pieces(maps, name, image.record):
-        for at in range(0, len(piece), image.record):
-            record = piece[at : at + image.record]
-            ident = start + at // image.record
-            image.set(ident, record)
-            if record[codec.FLAGS_AT[image.record]] & local == local:
-                shadow.count_filter(codec.source_bit(record[:size]), 1)
+    size = shadow.paths[family].record
+    for start, piece in _pieces(maps, f"lb{family}_path", size):
+        for at in range(0, len(piece), size):
+            shadow.restore_path(family, start + at // size, piece[at : at + size])
 
 
 def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
@@ -105,8 +97,7 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
     found.service_ids += zip(named, _side_by_side(named.values()), strict=True)
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
-        found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
-        found.shadow.count_filter(codec.vip_bit(frontend.address), 1)
+        found.shadow.restore_frontend(frontend, rows, slots.get(frontend, b""))
         _count(found.shadow, codec.family(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
 
 
@@ -146,7 +137,7 @@ def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, FrontendEntr
         if rows.id == ident and not rows.reverse:
             rows.reverse = value
         else:
-            shadow.orphans.append((name, key))
+            shadow.restore_orphan(name, key)
 
 
 def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
@@ -160,7 +151,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
         service, backend = codec.affinity_ids(key)
         owner = owners.get((service, "4")) or owners.get((service, "6"))
         if owner is None:
-            shadow.orphans.append(("lb_affinity_match", key))
+            shadow.restore_orphan("lb_affinity_match", key)
         else:
             affinity.setdefault(id(owner), set()).add(backend)
     for rows in owners.values():
@@ -171,7 +162,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
             if owner := owners.get((service, family)):
                 owner.table = table
             else:
-                shadow.orphans.append((f"lb{family}_maglev", codec.U32.pack(service)))
+                shadow.restore_orphan(f"lb{family}_maglev", codec.U32.pack(service))
 
 
 def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], FrontendEntries], shadow: Shadow) -> None:
@@ -181,7 +172,7 @@ def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], Fron
         service = codec.range_of(key)[0]
         owner = owners.get((service, family))
         if owner is None:
-            shadow.orphans.append((name, key))
+            shadow.restore_orphan(name, key)
             continue
         ranges.setdefault(service, set()).add(key)
         if value != codec.PRESENT:

@@ -32,7 +32,7 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
     before = dump(start.maps)
     node = Node(copy_of(start.maps))
     node.restart()
-    node.shadow.prune = False
+    node.shadow.keep_unreferenced()
     found = restored_state(node.shadow, "me")
     assert {svc.frontend for svc in found.services} == {svc.frontend for svc in services}
     for svc in found.services:
