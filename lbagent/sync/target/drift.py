@@ -1,10 +1,11 @@
-"""Has somebody else changed our maps? A slow walk in small slices, beside a running reconciler.
+"""Has another process changed the maps? A slow walk in small slices, beside passes that go on.
 
-What is found is not mended here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
+What is found is not put right here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from lbagent.maps import codec
@@ -15,10 +16,27 @@ from lbagent.sync.target.shadow import FAMILIES, Shadow, ShadowEntry, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
+MAX_DIFFERENCES = 20  # found before everything is read again
+
+
+async def compare(maps: LBMaps, shadow: Shadow, busy: asyncio.Lock) -> list[str]:
+    """Return the first differences of maps and Shadow, in slices between passes, which hold `busy`. Raises KernelError."""
+    found: list[str] = []
+    differences = drift(maps, shadow)
+    while len(found) < MAX_DIFFERENCES:
+        async with busy:
+            difference = next(differences, None)
+        if difference is None:
+            break
+        if difference:
+            found.append(difference)
+        else:
+            await asyncio.sleep(0)
+    return found
 
 
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
-    """Yield a sentence for each difference between the maps and the Shadow, and "" whenever others may have their turn.
+    """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
 
     Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
     tables are not read: they are swapped whole or not at all. Raises KernelError.

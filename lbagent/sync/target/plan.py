@@ -7,6 +7,7 @@ read from the maps (restart, resync) is compared whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from lbagent.errors import LbError
 from lbagent.maps import codec
@@ -23,7 +24,23 @@ from lbagent.sync.target.retention import RESTORED, as_found
 from lbagent.sync.target.shadow import Shadow, rows_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
-PathLookup = Callable[[Backend], PathInfo]
+PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
+
+
+class PathProvider(Protocol):
+    """How backends are reached now (agent/network.py)."""
+
+    def path(self, backend: Backend) -> PathInfo:
+        """Return the path to a backend."""
+
+    def snat_addresses(self) -> Iterable[bytes]:
+        """Return the addresses this node translates to."""
+
+    async def resolve_neighbours(self) -> bool:
+        """Wait a moment until the paths asked for last can be used; return whether they must be asked for again."""
+
+    def paths_planned(self) -> None:
+        """Take note that paths were asked for."""
 
 
 def plan(desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None) -> Plan:

@@ -1,4 +1,4 @@
-"""Pinned maps -> Shadow, ids and states: what a start knows before it has seen a single manifest.
+"""Pinned maps -> Shadow, ids and states: what a start knows before it has read a single manifest.
 
 Everything is read once, in batches. Nothing is written; the first plan compares all of it with the desired State.
 """
@@ -15,6 +15,7 @@ from lbagent.maps.codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.sync.target.shadow import FAMILIES, Shadow
 
 
@@ -25,6 +26,16 @@ class Restored(Struct):
     service_ids: list[tuple[L3n4Addr, int]]
     backend_ids: list[tuple[L3n4Addr, int]]
     states: dict[L3n4Addr, BackendState]
+
+
+def id_book(restored: Restored, backends: int) -> IdBook:
+    """Return ids that go on where the maps left off; `backends` is the size of the backend map."""
+    limit = min(backends, BACKEND_ID_LIMIT)
+    advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
+    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
+    book.service_ids.restore(restored.service_ids)
+    book.backend_ids.restore(restored.backend_ids)
+    return book
 
 
 def restore(maps: LBMaps) -> Restored:

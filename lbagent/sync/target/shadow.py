@@ -170,9 +170,13 @@ class Shadow:
         self.dirty -= deferred
         return deferred
 
-    def forget(self, frontend: L3n4Addr) -> None:
-        """Take note that a frontend without entries is no longer asked for."""
-        self.dirty.discard(frontend)
+    def leftovers(self) -> AbstractSet[L3n4Addr]:
+        """Return the dirty frontends that have entries: what could not be taken away is among them."""
+        return self.dirty & self.frontends.keys()
+
+    def forget(self, frontends: Iterable[L3n4Addr]) -> None:
+        """Take note that frontends without entries are no longer asked for."""
+        self.dirty.difference_update(frontends)
 
     # --- what was written ---
 
