@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from lbagent.objects.records import ObjectChange
-from lbagent.objects.source import Source, Store
+from lbagent.objects.source import Source
+from lbagent.objects.store import Store
 
 
 class SourceCounts(Struct):

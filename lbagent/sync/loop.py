@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Sequence
 
+from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.state import State
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.resolver import Resolution
-from lbagent.sync.cooperative import run_cooperatively
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.runner import MAX_PAUSE_S, TargetRunner
 from lbagent.sync.target.protocol import Desired, Provenance, Target
@@ -74,7 +74,7 @@ class SyncLoop:
         number, changes = self.inbox.take()
         self._update_resolver(changes)
         before, provenance = self._provenance, self._find_provenance()
-        resolution = await run_cooperatively(self._resolver.resolving())
+        resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
         if resolution is not self._resolution or provenance is not before:
             self._take(resolution)
             self._provenance = provenance

@@ -20,10 +20,10 @@ from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.sync.backoff import Failure
-from lbagent.sync.cooperative import run_cooperatively
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import compare
@@ -205,7 +205,8 @@ class BpfTarget:
     async def _pass(self, desired: Desired, now: float) -> None:
         await self._update_retention(desired.provenance)
         self.wanted = self._with_retained(desired)
-        await self._write(self._numbered(await run_cooperatively(self._book.assigning(self.wanted))), now)
+        assigned = await run_cooperatively(self._book.assigning(self.wanted), time.monotonic)
+        await self._write(self._numbered(assigned), now)
         if not self.ready.is_set() and self._retention is None:
             self._book.release_restored()
             self._held = frozenset()
@@ -215,7 +216,8 @@ class BpfTarget:
         """Begin or end to retain: until each source was trusted once, nothing goes that may come from its objects."""
         untrusted = provenance.untrusted if provenance else ()
         if untrusted and self._retention is None and self.retains:
-            self._retention = Retention(await run_cooperatively(restoring(self.shadow, self._node_name)))
+            work = restoring(self.shadow, self._node_name)
+            self._retention = Retention(await run_cooperatively(work, time.monotonic))
         elif self._retention and not untrusted:
             self._end_retention()
         if self._retention:
@@ -270,7 +272,8 @@ class BpfTarget:
         self.state = desired
 
     async def _plan(self, desired: State) -> Plan:
-        return await run_cooperatively(planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses()))
+        work = planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses())
+        return await run_cooperatively(work, time.monotonic)
 
     async def _write_paths(self, desired: State, now: float) -> Sequence[LbError]:
         """Write the paths that changed since the last pass; return what failed."""
@@ -283,7 +286,7 @@ class BpfTarget:
 
     async def _apply(self, planned: Plan, now: float) -> Applied:
         began = time.monotonic()
-        result = await run_cooperatively(applying(planned, self._maps, self.shadow))
+        result = await run_cooperatively(applying(planned, self._maps, self.shadow), time.monotonic)
         if not planned.steps and not planned.changes:
             return result  # takes over what is equal
         counts, failures = self.counts, self._failures

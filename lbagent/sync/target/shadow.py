@@ -15,23 +15,16 @@ from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
-from lbagent.maps.layout import (
-    LB4_BACKEND,
-    LB4_PATH,
-    LB6_BACKEND,
-    LB6_PATH,
-    PathFlag,
-    Sizes,
-    map_specs,
-)
+from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.layout import BACKEND, PATH, PathFlag
+from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
 from lbagent.model.service import SVC, Algorithm
 from lbagent.sync.target.record_array import RecordArray
 
-FAMILIES = ("4", "6")
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
 _STATES = 4
@@ -70,24 +63,27 @@ def rows_of(entry: ShadowEntry | None) -> FrontendEntries | None:
     """Return what the maps hold for an entry."""
     if entry is None:
         return None
-    return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
+    return entry.rows if isinstance(entry, Partial) else frontend_codec.encode(entry)
 
 
-def entries_of(digit: str, entry: ShadowEntry | None) -> dict[str, int]:
+def entries_of(family: Family, entry: ShadowEntry | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
     ):
-        return {f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))}
+        return {
+            family.map("service"): frontend_codec.entry_count(entry),
+            family.map("reverse_nat"): int(bool(entry.id)),
+        }
     rows = rows_of(entry)
     if rows is None:
         return {}
     return {
-        f"lb{digit}_service": len(rows.slots),
-        f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
+        family.map("service"): len(rows.slots),
+        family.map("reverse_nat"): int(bool(rows.reverse)),
         "lb_affinity_match": len(rows.affinity),
-        f"lb{digit}_source_range": len(rows.ranges),
-        f"lb{digit}_maglev": int(rows.has_table),
+        family.map("source_range"): len(rows.ranges),
+        family.map("maglev"): int(rows.has_table),
     }
 
 
@@ -105,11 +101,8 @@ class Shadow:
         self.frontends: dict[L3n4Addr, ShadowEntry] = {}
         self.dirty: set[L3n4Addr] = set()  # must be planned again although their SVC is the same object
         self.refs: dict[int, int] = {}
-        self.rows = {
-            "4": RecordArray(LB4_BACKEND.size, sizes.backends),
-            "6": RecordArray(LB6_BACKEND.size, sizes.backends),
-        }
-        self.paths = {"4": RecordArray(LB4_PATH.size, sizes.backends), "6": RecordArray(LB6_PATH.size, sizes.backends)}
+        self.rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
+        self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
@@ -125,16 +118,16 @@ class Shadow:
         """Say that what follows was found in the maps: the next plan compares all of it."""
         self.needs_full_sync = True
 
-    def restore_row(self, family: str, ident: int, value: bytes) -> None:
+    def restore_row(self, family: Family, ident: int, value: bytes) -> None:
         """Note a backend row that was found; `count` it by map."""
         self.rows[family].set(ident, value)
 
-    def restore_path(self, family: str, ident: int, record: bytes) -> None:
+    def restore_path(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record that was found, and the filter bit of a local backend."""
         paths = self.paths[family]
         paths.set(ident, record)
-        if record[codec.FLAGS_AT[paths.record]] & _LOCAL == _LOCAL:
-            self.count_filter(codec.source_bit(record[: _address_size(family)]), 1)
+        if record[backend_codec.FLAGS_AT[paths.record]] & _LOCAL == _LOCAL:
+            self.count_filter(prefilter.source_bit(record[: family.address_bytes]), 1)
 
     def restore_filter(self, words: bytes) -> None:
         """Note the whole prefilter."""
@@ -143,7 +136,7 @@ class Shadow:
     def restore_frontend(self, frontend: L3n4Addr, entries: FrontendEntries, slots: bytes) -> None:
         """Note a frontend; `slots` are (slot, value) side by side."""
         self.frontends[frontend] = Partial(entries, slots=slots)
-        self.count_filter(codec.vip_bit(frontend.address), 1)
+        self.count_filter(prefilter.vip_bit(frontend.address), 1)
 
     def restore_orphan(self, map_name: str, key: bytes) -> None:
         """Note an entry that belongs to no frontend: the next plan takes it away."""
@@ -182,19 +175,19 @@ class Shadow:
 
     def set_frontend(self, frontend: L3n4Addr, new: ShadowEntry | None) -> None:
         """Replace what is known of a frontend; None: none of its entries is left."""
-        family, old = codec.family(frontend.address), self.frontends.get(frontend)
+        family, old = Family.of(frontend.address), self.frontends.get(frontend)
         for name, by in entries_of(family, new).items():
             self.count(name, by)
         for name, by in entries_of(family, old).items():
             self.count(name, -by)
         if old is None and new is not None:
-            self.count_filter(codec.vip_bit(frontend.address), 1)
+            self.count_filter(prefilter.vip_bit(frontend.address), 1)
         if new is not None:
             if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
                 del self.frontends[frontend]
             self.frontends[frontend] = new
         elif old is not None:
-            self.count_filter(codec.vip_bit(frontend.address), -1)
+            self.count_filter(prefilter.vip_bit(frontend.address), -1)
             del self.frontends[frontend]
 
     def set_references(self, refs: Mapping[int, int]) -> None:
@@ -208,27 +201,27 @@ class Shadow:
         """Turn what a frontend counted for a backend into a pin: its slots may name the backend, in no known state."""
         self.refs[ident] = self.refs.get(ident, 0) - counted + PIN
 
-    def set_row(self, family: str, ident: int, value: bytes | None) -> None:
+    def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
         """Note a backend row; None is its deletion."""
         rows = self.rows[family]
         had = not rows.is_clear(ident)
         rows.set(ident, value) if value else rows.clear(ident)
-        self.count(f"lb{family}_backend", bool(value) - had)
+        self.count(family.map("backend"), bool(value) - had)
 
-    def set_path(self, family: str, ident: int, record: bytes) -> None:
+    def set_path(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record, and the filter bit of a local backend."""
-        paths, at, size = self.paths[family], codec.FLAGS_AT[len(record)], _address_size(family)
+        paths, at, size = self.paths[family], backend_codec.FLAGS_AT[len(record)], family.address_bytes
         old = paths.get(ident)
         paths.set(ident, record)
         if old[at] & _LOCAL == _LOCAL:
-            self.count_filter(codec.source_bit(old[:size]), -1)
+            self.count_filter(prefilter.source_bit(old[:size]), -1)
         if record[at] & _LOCAL == _LOCAL:
-            self.count_filter(codec.source_bit(record[:size]), 1)
+            self.count_filter(prefilter.source_bit(record[:size]), 1)
 
-    def set_path_body(self, family: str, ident: int, record: bytes) -> None:
+    def set_path_body(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record of which all but the meta word was stored."""
         paths = self.paths[family]
-        paths.set_start(ident, record[: codec.META_AT[paths.record]])
+        paths.set_start(ident, record[: backend_codec.META_AT[paths.record]])
 
     def finish_plan(self, services: tuple[SVC, ...], unwritten: set[L3n4Addr], *, complete: bool) -> None:
         """Take note that a State was planned and applied, but for `unwritten`.
@@ -309,10 +302,6 @@ class Shadow:
         names = ("lb4_service", "lb6_service", "lb4_backend", "lb6_backend", "lb_affinity_match", "lb4_source_range",
                  "lb6_source_range", "lb4_maglev", "lb6_maglev", "lb4_reverse_nat", "lb6_reverse_nat")  # fmt: skip
         return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
-
-
-def _address_size(family: str) -> int:
-    return 4 if family == "4" else 16
 
 
 _REFERENCES = [
