@@ -225,7 +225,7 @@ class View:
 
 
 def _shown(messages: Sequence[Message]) -> list[str]:
-    """Return what is wrong, as many lines as somebody may read."""
+    """Return what is wrong, at most `MAX_SHOWN_MESSAGES` lines of it."""
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts

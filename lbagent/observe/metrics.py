@@ -1,4 +1,4 @@
-"""Prometheus text of the agent, written from a snapshot when somebody asks: nothing is counted in Python per packet.
+"""Prometheus text of the agent, written from a snapshot at each request: nothing is counted in Python per packet.
 
 Own writer instead of prometheus-client: that library costs 4 MiB of resident memory and keeps an object per label set, while
 every number here already is in a BPF map or in the agent. Format: Prometheus text exposition 0.0.4.

@@ -253,7 +253,9 @@ def _source_ranges(
     ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
     for family in {family_of(vip) for vip in vips} if given and not deny else ():
         if not any(family_of(cidr.network) == family for cidr in ranges):
-            report.warn(path, f"no range is IPv{family}", f"nobody reaches the IPv{family} addresses of the balancer")
+            report.warn(
+                path, f"no range is IPv{family}", f"no client reaches the IPv{family} addresses of the balancer"
+            )
     return ranges, given, deny
 
 
