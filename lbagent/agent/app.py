@@ -134,7 +134,7 @@ class Agent:
         config = self._config
         operator, sources = build_sources(config)
         require_kernel()
-        pins.ensure_bpffs(config.bpffs)
+        pins.ensure_pin_dir(config.bpffs)
         root = pins.pin_dir(config.bpffs)
         lock = AgentLock(root)
         lock.take()

@@ -17,6 +17,7 @@ import math
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -28,8 +29,8 @@ from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr, L4Type, format_ip
 from lbagent.model.backend import BackendState
+from lbagent.model.cooperative import run_cooperatively
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
-from lbagent.sync.cooperative import run_cooperatively
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class ApiServer:
         return Response(200, json_list(rows))
 
     async def _backends(self, _: Request) -> Response:
-        used = await run_cooperatively(backends_used(self._view.state()))
+        used = await run_cooperatively(backends_used(self._view.state()), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     async def _set_state(self, request: Request) -> Response:
@@ -138,7 +139,7 @@ class ApiServer:
         if state in (BackendState.TERMINATING, BackendState.INVALID):
             raise self._not_to_set(named[0], wanted.state or "''")
         await self._view.set_state(addresses, state, pods=pods)
-        used = await run_cooperatively(backends_used(self._view.state(), set(named)))
+        used = await run_cooperatively(backends_used(self._view.state(), set(named)), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
