@@ -124,7 +124,7 @@ class View:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in self._parts.config.device}
         for attachment in keeper.attached:
-            hooks.setdefault(attachment.device, []).append(str(attachment.hook))
+            hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
             link = self._parts.network.network.by_name(name)
@@ -160,7 +160,7 @@ class View:
         out += [str(message) for message in parts.reconciler.messages]
         if parts.devices:
             out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
-            attached = {hook.device for hook in parts.devices.attached}
+            attached = {item.target.name for item in parts.devices.attached}
             for name in unattached_outputs(parts.network.network, parts.network.finder.outputs, attached):
                 out.append(
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"

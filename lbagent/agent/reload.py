@@ -102,7 +102,7 @@ def _take(outcome: Outcome, maps: KernelMaps, datapath: Datapath) -> None:
     """Go on with the maps and programs that are in force now."""
     maps.replace(outcome.fds, outcome.sizes)
     if outcome.programs is not None:
-        datapath.take_over(outcome.programs)
+        datapath.switch_to(outcome.programs)
 
 
 def changed_keys(old: Config, new: Config) -> set[str]:

@@ -235,7 +235,8 @@ METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow a
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
-CALLS = 32  # tail call slots a hook
+CALLS = 32  # tail call slots a context
+CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls (bpf/hooks.py)
 
 
 def counter_row(sizes: Sizes) -> int:
@@ -285,8 +286,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
-        MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
-        MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
+        *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
 

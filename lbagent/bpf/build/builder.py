@@ -57,9 +57,11 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         raise CompileError(f"{path} {state} and cannot be built: {MISSING}")
     keep = old if old and old.bcc == bcc_version() else None
     changed = {
-        unit.hook for name, (unit, _, _) in inputs.items() if keep is None or keep.unit_hashes.get(name) != hashes[name]
-    }  # by hook: its units are linked
-    stale = [name for name, (unit, _, _) in inputs.items() if unit.hook in changed]
+        unit.context
+        for name, (unit, _, _) in inputs.items()
+        if keep is None or keep.unit_hashes.get(name) != hashes[name]
+    }  # by context: its units are joined
+    stale = [name for name, (unit, _, _) in inputs.items() if unit.context in changed]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = dict(zip(stale, pool.map(lambda name: compile_unit(*inputs[name]), stale), strict=True))
     programs: dict[str, Program] = {}
@@ -97,7 +99,7 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     config = layout.MAP_BASE + layout.MAP_NAMES.index("lb_config")
     mended = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
     return [
-        Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
+        Program(name, unit.name, unit.context, code, artifacts.find_relocations(name, code))
         for name, code in mended.items()
     ]
 

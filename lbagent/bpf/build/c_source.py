@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from lbagent.bpf.build.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
+from lbagent.bpf.hooks import CONTEXTS
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
@@ -37,18 +38,18 @@ _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 
 @dataclass(frozen=True)
 class Unit:
-    """One compilation: a C file, its hook and its flags. Program type follows from the hook."""
+    """One compilation: a C file for a context (bpf/hooks.py), and its flags."""
 
     name: str
     path: Path
-    hook: str  # "xdp" or "tc"
+    context: str
     flags: tuple[str, ...]
 
 
 UNITS: tuple[Unit, ...] = tuple(
-    Unit(f"{stem}_{hook}", BPF_DIR / f"{stem}.c", hook, (f"-DLB_HOOK_{hook.upper()}",))
-    for hook in ("xdp", "tc")
-    for stem in ("lb4", "lb6")
+    Unit(f"{Path(source).stem}_{context.name}", BPF_DIR / source, context.name, (context.flag,))
+    for context in CONTEXTS.values()
+    for source in context.sources
 )
 
 

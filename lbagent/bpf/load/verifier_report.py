@@ -8,13 +8,12 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import (
-    OWN_MAPS,
-    PROG_TYPES,
     create_map,
+    generation_maps,
     load_program,
-    own_maps,
     require_kernel,
     with_old_maps,
 )
@@ -22,6 +21,7 @@ from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps import layout
 from lbagent.maps.layout import Sizes
+from lbagent.maps.lbmaps import GENERATION_MAPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
     try:
         inner = fds["inner"] = create_map(layout.maglev_inner(sizes))
         for name, spec in layout.map_specs(sizes).items():
-            if name not in OWN_MAPS:
+            if name not in GENERATION_MAPS:
                 nested = spec.type == layout.MapType.HASH_OF_MAPS
                 fds[name] = create_map(spec, inner if nested else 0)
         yield fds
@@ -61,7 +61,7 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
     require_kernel()
     config = program_settings.pack(program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz())
     refused = 0
-    with scratch_maps(sizes) as shared, own_maps(config) as own:
+    with scratch_maps(sizes) as shared, generation_maps(config) as own:
         fds = with_old_maps({**shared, **own})
         print(
             f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
@@ -88,7 +88,11 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
 def _statistics(program: Program, fds: dict[str, int]) -> tuple[str, str, str]:
     """Return instructions walked, peak states and stack depth, as the verifier reports them."""
     loaded = bpf_prog.prog_load(
-        PROG_TYPES[program.hook], program.relocated(fds), program.name, log_level=bpf_prog.LOG_STATS, log_bytes=1 << 16
+        CONTEXTS[program.context].prog_type,
+        program.relocated(fds),
+        program.name,
+        log_level=bpf_prog.LOG_STATS,
+        log_bytes=1 << 16,
     )
     if loaded.fd >= 0:
         os.close(loaded.fd)

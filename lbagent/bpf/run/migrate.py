@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.bpf.load.loader import create_map, load_program, own_maps, with_old_maps
+from lbagent.bpf.load.loader import create_map, generation_maps, load_program, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import FLOW_WAYS, LB_MOVE, OLD_MAPS, Move, map_specs
@@ -83,7 +83,7 @@ def try_move(artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Si
     """Move into maps that are thrown away: what would find no room? `maps` are those in use, `config` is for `old` -> `new`."""
     specs = map_specs(new)
     with ExitStack() as stack:
-        fds = {**maps, **stack.enter_context(own_maps(config))}
+        fds = {**maps, **stack.enter_context(generation_maps(config))}
         for name in moved_tables(old, new):
             fds[f"{name}_old"], fds[name] = maps[name], create_map(specs[name])
             stack.callback(os.close, fds[name])

@@ -284,7 +284,7 @@ class _Change:
         self._mark(MOVING)
         if self._both is not None:
             if attached:
-                self._both.put_in_force()
+                self._both.install()
             moved = move(self._both.programs, self._maps.sizes, self._sizes)
             self.flows = sum(item.flows + item.spilled for item in moved.values())
             lost = sum(item.lost + item.again for item in moved.values())
@@ -292,7 +292,7 @@ class _Change:
                 problems.append(f"{lost} flows found no room in the new tables and were lost")
                 log.warning("flows found no room in the new tables and were lost", extra={"flows": lost})
         if attached:
-            self._after.put_in_force()
+            self._after.install()
         self._mark(MOVED)
         _exchange(self._root)
         if self._both is not None:

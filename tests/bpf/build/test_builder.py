@@ -77,7 +77,7 @@ def test_an_agent_takes_programs_of_another_bcc_and_a_build_makes_them_anew(tmp_
 
 def test_one_program_name_in_two_units_is_refused(tmp_path):
     xdp, _ = tiny_units()
-    twin = builder.Unit("twin", xdp.path, xdp.hook, xdp.flags)
+    twin = builder.Unit("twin", xdp.path, xdp.context, xdp.flags)
     with pytest.raises(CompileError, match="is defined in both tiny_xdp and twin"):
         builder.build(tmp_path / "a.json", units=(xdp, twin))
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.load import attach, datapath, generation
+from lbagent.bpf.hooks import XDP
+from lbagent.bpf.load import attach, clsact, datapath, generation
 from lbagent.bpf.load.attach import Attachment
-from lbagent.bpf.load.links import Hook
+from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.load.verifier_report import SMALL
 from lbagent.errors import KernelError
@@ -60,7 +61,7 @@ def pins(root):
 
 
 def test_pins_have_their_contracted_names(root, started):
-    tc = ["link/v0-tc_egress"] if attach.has_tcx() else []
+    tc = ["link/v0-tc_egress"] if clsact.has_tcx() else []
     assert pins(root) == [
         "lb_calls_tc", "lb_calls_xdp", "lb_config", *tc, "link/v0-xdp", "prog/tc_egress", "prog/tc_ingress", "prog/xdp",
     ]  # fmt: skip
@@ -78,17 +79,17 @@ def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(s
     assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
 
 
-def test_the_same_programs_are_adopted_and_others_loaded(root, started, artifact, second_artifact, fds):
+def test_the_same_programs_are_reused_and_others_loaded(root, started, artifact, second_artifact, fds):
     started.close()
     again = datapath.start(root, artifact, fds, SMALL, Settings())
-    assert again.adopted
+    assert again.reused
     assert again.seeds == started.seeds
     again.close()
     other = datapath.start(root, second_artifact, fds, SMALL, Settings())
-    assert not other.adopted
+    assert not other.reused
     assert other.seeds == started.seeds
     assert other.hooks == []
-    assert attach.devices()["v0"].xdp_prog_id  # went over to the new programs without being named
+    assert devices()["v0"].xdp_prog_id  # went over to the new programs without being named
     other.close()
 
 
@@ -120,7 +121,7 @@ def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
         wait_for(lambda: traffic.sent > 100, "frames")
     assert counter(fds, FELL_THROUGH) == 0
     again = datapath.start(root, artifact, fds, SMALL, Settings())
-    assert not again.adopted
+    assert not again.reused
     assert not (root / "next").exists()
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
@@ -189,10 +190,10 @@ def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
 
 def test_remove_leaves_nothing(root, started):
     gone = datapath.remove(root)
-    assert Attachment("v0", Hook.XDP) in gone
+    assert Attachment.on_device("v0", XDP) in gone
     assert pins(root) == []
     assert attach.attached(root) == []
-    assert attach.devices()["v0"].xdp_prog_id == 0
+    assert devices()["v0"].xdp_prog_id == 0
 
 
 def test_remove_twice_is_fine(root):

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from lbagent.bpf.hooks import XDP
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.attach import Attachment
-from lbagent.bpf.load.links import Hook
 from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.run import probe
 from lbagent.bpf.run.probe import Level, Question, findings
@@ -55,7 +55,7 @@ def test_jumbo_frames_are_told(netns):
 
 def test_our_own_xdp_is_fine_and_anothers_an_error(netns, root, artifact, fds):
     made = load_generation(artifact, fds, config_record())
-    attach.attach(root, [Attachment("v0", Hook.XDP)], made.programs, fall_back=False)
+    attach.attach(root, [Attachment.on_device("v0", XDP)], made.programs, fall_back=False)
     here, elsewhere = (Question(device=["v0"], attach="xdp", bpffs=str(path)) for path in (root.parent, root / "other"))
     assert not matching(here, "somebody else")
     assert matching(elsewhere, "somebody else's XDP", Level.ERROR)

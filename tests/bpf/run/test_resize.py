@@ -191,9 +191,9 @@ STEPS = [
     (pins, "create_map", 2),
     (datapath, "load", 2),
     (resize._Change, "_mark", 1),
-    (Datapath, "put_in_force", 1),
+    (Datapath, "install", 1),
     (resize, "move", 1),
-    (Datapath, "put_in_force", 2),
+    (Datapath, "install", 2),
     (resize._Change, "_mark", 2),
     (resize, "_exchange", 1),
 ]
