@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build.artifact import Artifact, Program
 from lbagent.bpf.build.c_source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
-from lbagent.bpf.build.compile import MISSING, bcc_version, compile_text
+from lbagent.bpf.build.compile import BCC_MISSING, bcc_version, compile_text
 from lbagent.bpf.build.join_entries import joined
 from lbagent.bpf.build.rewrite import rewrite
 from lbagent.errors import CompileError, LbError
@@ -54,7 +54,7 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         return old
     if not bcc_version():
         state = "is older than the C sources" if path.is_file() and not force else "is to be made"
-        raise CompileError(f"{path} {state} and cannot be built: {MISSING}")
+        raise CompileError(f"{path} {state} and cannot be built: {BCC_MISSING}")
     keep = old if old and old.bcc == bcc_version() else None
     changed = {
         unit.context
