@@ -169,7 +169,6 @@ class ConfigFlag(IntEnum):
     """Bits of lb_config.flags."""
 
     EXTERNAL_CLUSTERIP = 1
-    COUNT_PASSED = 2
 
 
 class MapType(IntEnum):
@@ -182,13 +181,11 @@ class MapType(IntEnum):
     LRU_HASH = 9
     LPM_TRIE = 11
     HASH_OF_MAPS = 13
-    RINGBUF = 27
 
 
 F_NO_PREALLOC = 1
 F_RDONLY_PROG = 1 << 7
 F_MMAPABLE = 1 << 10
-F_INNER_MAP = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -284,7 +281,6 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
-        MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]

@@ -42,7 +42,6 @@ class Reason(IntEnum):
     DROP_RACE = 69  # two CPUs inserted into one bucket twice in a row
     DROP_NO_NEIGHBOR = 70  # no next hop and the FIB has none either
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram
-    DROP_BAD_CHECKSUM = 72
     DROP_MISSING_BACKEND = 73  # a slot pointed at nothing: must stay 0
     DROP_MALFORMED = 74  # a source that is no host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75

@@ -281,8 +281,3 @@ class ObjectChange(Struct, frozen=True, gc=False):
     key: str
     old: KObject | None
     new: KObject | None
-
-
-def kind_of(obj: KObject) -> str:
-    """Return the word of an object's kind."""
-    return type(obj).__name__

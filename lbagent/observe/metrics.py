@@ -15,7 +15,6 @@ from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PIECE_LINES = 500  # some 64 KiB: the event loop gets air between two pieces
 
 Counter = tuple[int, int]  # packets, bytes

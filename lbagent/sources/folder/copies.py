@@ -49,11 +49,6 @@ class LastGood:
         """Say that a manifest is good now, or (None) that it was deleted."""
         self._noted[path] = signature
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether `save` has something to do."""
-        return bool(self._noted)
-
     def take(self) -> list[tuple[str, Signature | None]]:
         """Return what was noted, for `save`, and forget it."""
         noted, self._noted = list(self._noted.items()), {}
