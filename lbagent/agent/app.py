@@ -227,7 +227,7 @@ class Agent:
 
     @staticmethod
     def _artifact(config: Config) -> Artifact:
-        return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure()
+        return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure_artifact()
 
     def _load_programs(self, parts: Parts) -> Datapath:
         """Bring the programs in force (in a thread: the verifier takes its time)."""

@@ -37,7 +37,7 @@ def open_world(
     net: Net | None = None,
 ) -> Iterator[World]:
     """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""
-    programs = artifact or builder.ensure()
+    programs = artifact or builder.ensure_artifact()
     fds: dict[str, int] = {}
     own = net is None
     net = net or Net()
@@ -46,7 +46,7 @@ def open_world(
             if name not in OWN_MAPS:
                 nested = spec.type is MapType.HASH_OF_MAPS
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
-        config = program_settings.pack(options, sizes, seeds, jiffies.hz())
+        config = program_settings.pack_config(options, sizes, seeds, jiffies.hz())
         generation = load_generation(programs, fds, config)
         try:
             yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)

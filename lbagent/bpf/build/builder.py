@@ -16,7 +16,7 @@ from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build.artifact import Artifact, Program
 from lbagent.bpf.build.c_source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
 from lbagent.bpf.build.compile import BCC_MISSING, bcc_version, compile_text
-from lbagent.bpf.build.join_entries import joined
+from lbagent.bpf.build.join_entries import join_entries
 from lbagent.bpf.build.rewrite import rewrite
 from lbagent.errors import CompileError, LbError
 from lbagent.maps import layout
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: barriers are spelled out
 
 
-def ensure(path: Path = ARTIFACT_PATH) -> Artifact:
+def ensure_artifact(path: Path = ARTIFACT_PATH) -> Artifact:
     """Return an artifact of the present sources: the one at `path`, whatever BCC made it, rebuilt first if it is stale.
 
     Without BCC a stale artifact is an error, one that fits is used as it is. An installed package may hold no sources:
@@ -70,7 +70,9 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         old_ones = [item for item in keep.programs.values() if item.unit == name] if keep else []
         _add(programs, old_ones if fresh is None else fresh)
     whole = artifacts.text_hash("", list(hashes.values()))
-    made = Artifact(joined(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
+    made = Artifact(
+        join_entries(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts()
+    )
     made.save(path)
     return made
 

@@ -19,7 +19,7 @@ _CALL, _JA = 0x85, 0x05
 _ENTRY6 = struct.pack("<BBhi", _CALL, 0, 0, ENTRY6_CALL)
 
 
-def joined(programs: Mapping[str, Program]) -> dict[str, Program]:
+def join_entries(programs: Mapping[str, Program]) -> dict[str, Program]:
     """Return the programs with IPv6 entries put behind those that call them. Raises KeyError without NAME6."""
     out = dict(programs)
     for name, program in programs.items():

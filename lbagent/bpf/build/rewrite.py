@@ -35,10 +35,10 @@ _LOAD_U64 = 0x79
 
 def rewrite(insns: bytes, config: int = 0) -> bytes:
     """Return the instructions with all mending done; `config` is the symbolic descriptor of lb_config."""
-    return separate_loops(put_compare_and_swap(put_maps(insns, config)))[0]
+    return break_back_edges(insert_compare_and_swap(relocate_maps(insns, config)))[0]
 
 
-def put_maps(insns: bytes, config: int) -> bytes:
+def relocate_maps(insns: bytes, config: int) -> bytes:
     """Make relocations of the constants that stand for maps, and of settings a load behind the address of lb_config."""
     code, loads, index = bytearray(insns), dict[int, bytes](), 0
     kinds = {value: kind for kind, value in enumerate(MAP_WORDS.values(), 1)}
@@ -57,23 +57,23 @@ def put_maps(insns: bytes, config: int) -> bytes:
     return _rewrite(bytes(code), loads, {}) if loads else bytes(code)
 
 
-def put_compare_and_swap(insns: bytes) -> bytes:
+def insert_compare_and_swap(insns: bytes) -> bytes:
     """Replace the calls of `CAS_CALL` by the instruction."""
     call = struct.pack("<BBhi", _CALL, 0, 0, CAS_CALL)
     places = [at // 8 for at in range(0, len(insns), 8) if insns[at : at + 8] == call]
     return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
 
 
-def separate_loops(insns: bytes) -> tuple[bytes, list[int]]:
+def break_back_edges(insns: bytes) -> tuple[bytes, list[int]]:
     """Return the instructions with an empty jump at every place an old kernel would refuse, and those places.
 
     The places are indexes into the old instructions; the jump stands in front of each.
     """
-    places = sorted(set(falling_back_edges(insns)))
+    places = sorted(set(fallthrough_back_edges(insns)))
     return (_rewrite(insns, dict.fromkeys(places, _EMPTY_JUMP), {}), places) if places else (insns, [])
 
 
-def falling_back_edges(insns: bytes) -> list[int]:
+def fallthrough_back_edges(insns: bytes) -> list[int]:
     """Return the heads of loops that are reached from the loop's end by falling through.
 
     Walks depth first, as the kernel does; what it calls a back edge depends on the order.

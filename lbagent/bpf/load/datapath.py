@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.load import attach as attachments
-from lbagent.bpf.load import generation, program_settings
+from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
@@ -36,7 +35,7 @@ class Datapath:
     key: str
     seeds: Seeds
     reused: bool  # True: the pinned programs were the right ones, nothing was loaded
-    hooks: list[Attachment] = field(default_factory=list)
+    attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
     log_dir: Path | None = None
 
@@ -50,17 +49,17 @@ class Datapath:
 
         Raises NotFound, Conflict, Unsupported, KernelError.
         """
-        hooks = attachments.wanted_attachments(mode, names, pod_patterns, devices())
+        wanted = attach.wanted_attachments(mode, names, pod_patterns, devices())
         self.fall_back = mode == "auto"
-        self.hooks = attachments.attach(self.root, hooks, self.programs, fall_back=self.fall_back)
-        return self.hooks
+        self.attachments = attach.attach(self.root, wanted, self.programs, fall_back=self.fall_back)
+        return self.attachments
 
     def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
 
         Raises what loading raises; then the old programs go on.
         """
-        config = program_settings.pack(options, sizes, self.seeds, jiffies.hz())
+        config = program_settings.pack_config(options, sizes, self.seeds, jiffies.hz())
         key = generation.generation_key(artifact, shared_maps, config)
         if key == self.key:
             return
@@ -71,10 +70,9 @@ class Datapath:
 
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
-        hooks = self.hooks or attachments.attached(self.root)
-        alive = attachments.still_present(hooks)
+        alive = attach.still_present(self.attachments or attach.attached(self.root))
         if alive:
-            attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
+            attach.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
     def switch_to(self, other: Datapath) -> None:
         """Go on with the programs of `other`, which are installed already."""
@@ -102,7 +100,7 @@ def load(
     require_kernel()
     artifacts.check(artifact, "the built programs")
     seeds = generation.pinned_seeds(root) or program_settings.Seeds.fresh()
-    config = program_settings.pack(options, sizes, seeds, jiffies.hz(), old)
+    config = program_settings.pack_config(options, sizes, seeds, jiffies.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)
     found = generation.reuse_pinned(root, key, artifact) if reuse else None
     new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
@@ -126,6 +124,6 @@ def start(
 
 def remove(root: Path) -> list[Attachment]:
     """Detach everything and take the pins of programs away; works without an agent. Returns what was detached."""
-    gone = attachments.detach_all(root)
+    gone = attach.detach_all(root)
     generation.remove(root)
     return gone

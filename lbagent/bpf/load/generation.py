@@ -55,7 +55,7 @@ def pinned_seeds(root: Path) -> Seeds | None:
             return None
         with kernel_errors("read", "lb_config"):
             record = maps.map_lookup(fd, bytes(4), maps.map_info(fd).value_size)
-    return Seeds.of_record(record) if record else None
+    return Seeds.from_record(record) if record else None
 
 
 def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.build.artifact import Artifact, Program
 
-SMALL = Sizes(
+SMALL_SIZES = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 12, snat6=1 << 12, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 8, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
@@ -38,7 +38,7 @@ _STACK = re.compile(r"stack depth (\S+)")
 
 
 @contextlib.contextmanager
-def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
+def temporary_maps(sizes: Sizes = SMALL_SIZES) -> Iterator[dict[str, int]]:
     """Create every shared map unpinned; yield descriptors by name, close them at the end."""
     fds: dict[str, int] = {}
     try:
@@ -53,15 +53,17 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
+def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
 
     Goes on after one that is refused; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
     """
     require_kernel()
-    config = program_settings.pack(program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz())
+    config = program_settings.pack_config(
+        program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+    )
     refused = 0
-    with scratch_maps(sizes) as shared, generation_maps(config) as own:
+    with temporary_maps(sizes) as shared, generation_maps(config) as own:
         fds = with_old_maps({**shared, **own})
         print(
             f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"

@@ -53,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Question:
+class ProbeOptions:
     """What the doctor needs of the configuration."""
 
     device: Sequence[str] = ()
@@ -64,7 +64,7 @@ class Question:
     snat_ports: tuple[int, int] = (1024, 29999)
 
 
-def findings(question: Question) -> list[Finding]:
+def findings(question: ProbeOptions) -> list[Finding]:
     """Examine everything; the order is that of a start: rights, kernel, programs, file system, devices, network."""
     out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
     present = devices()
@@ -110,7 +110,7 @@ def _kernel() -> Iterator[Finding]:
         yield Finding(Level.NOTE, "this kernel has no BTF; lbagent does not need it")
 
 
-def _programs(question: Question) -> Iterator[Finding]:
+def _programs(question: ProbeOptions) -> Iterator[Finding]:
     path = Path(question.artifact or ARTIFACT_PATH)
     version = bcc_version()
     if os.access(path, os.R_OK):  # this user may have no right to look
@@ -131,7 +131,7 @@ def _programs(question: Question) -> Iterator[Finding]:
         )
 
 
-def _bpffs(question: Question) -> Iterator[Finding]:
+def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
@@ -141,7 +141,7 @@ def _bpffs(question: Question) -> Iterator[Finding]:
         yield Finding(Level.NOTE, f"no bpf file system at {question.bpffs}; the agent mounts one")
 
 
-def _devices(question: Question, present: dict[str, Device]) -> Iterator[Finding]:
+def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Finding]:
     if not question.device:
         names = ", ".join(name for name, item in present.items() if not item.loopback)
         yield Finding(
@@ -193,7 +193,7 @@ def _device(root: Path, device: Device, ingress: Attachment) -> Iterator[Finding
         )  # fmt: skip
 
 
-def _ports(question: Question) -> Iterator[Finding]:
+def _ports(question: ProbeOptions) -> Iterator[Finding]:
     first, last = question.snat_ports
     local = _sysctl("ipv4/ip_local_port_range").split()
     ranges = {"the NodePort range": NODE_PORTS}

@@ -71,7 +71,7 @@ def test_an_agent_takes_programs_of_another_bcc_and_a_build_makes_them_anew(tmp_
     monkeypatch.setattr(builder, "UNITS", tiny_units())
     builder.build(path, units=tiny_units())
     monkeypatch.setattr(builder, "bcc_version", lambda: "9.9")
-    assert builder.ensure(path).bcc != "9.9"
+    assert builder.ensure_artifact(path).bcc != "9.9"
     assert builder.build(path, units=tiny_units()).bcc == "9.9"
 
 
