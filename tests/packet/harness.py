@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import builder
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.load.loader import OWN_MAPS, load_generation
+from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.load.program_settings import Seeds, Settings
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import MapType, Sizes
+from lbagent.maps.lbmaps import GENERATION_MAPS
 from tests.packet.net import Net
 from tests.packet.world import World
 
@@ -43,7 +44,7 @@ def open_world(
     net = net or Net()
     try:
         for name, spec in pins.all_specs(sizes).items():
-            if name not in OWN_MAPS:
+            if name not in GENERATION_MAPS:
                 nested = spec.type is MapType.HASH_OF_MAPS
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
         config = program_settings.pack_config(options, sizes, seeds, jiffies.hz())

@@ -99,10 +99,10 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     if done.warnings:
         print(done.warnings, file=sys.stderr)
     config = layout.MAP_BASE + layout.MAP_NAMES.index("lb_config")
-    mended = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
+    rewritten = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
     return [
         Program(name, unit.name, unit.context, code, artifacts.find_relocations(name, code))
-        for name, code in mended.items()
+        for name, code in rewritten.items()
     ]
 
 

@@ -34,7 +34,7 @@ _LOAD_U64 = 0x79
 
 
 def rewrite(insns: bytes, config: int = 0) -> bytes:
-    """Return the instructions with all mending done; `config` is the symbolic descriptor of lb_config."""
+    """Return the instructions with all three rewrites done; `config` is the symbolic descriptor of lb_config."""
     return break_back_edges(insert_compare_and_swap(relocate_maps(insns, config)))[0]
 
 

@@ -55,9 +55,9 @@ def wanted_attachments(
     out: list[Attachment] = []
     for name in dict.fromkeys(names):
         if name not in present:
-            others = ", ".join(sorted(item for item in present if not present[item].loopback)) or "none"
+            there = ", ".join(sorted(item for item in present if not present[item].loopback)) or "none"
             raise NotFound(
-                f"device {name} does not exist in this network namespace; nothing was attached; there are: {others}"
+                f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}"
             )
         out += [Attachment.on_device(name, hook) for hook in (_ingress(mode, present[name]), TC_EGRESS)]
     for name in sorted(present):

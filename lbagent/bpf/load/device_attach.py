@@ -65,7 +65,7 @@ def _explain(error: KernelError, device: Device, hook: Hook) -> Exception:
     if hook.xdp_mode and error.errno in (errno.EBUSY, errno.EEXIST):
         owner = _program_name(device.xdp_prog_id)
         return Conflict(
-            f"device {name} already runs the XDP program {owner} of somebody else; it was left alone; "
+            f"device {name} already runs the XDP program {owner}, which is not lbagent's; it was left alone; "
             f"take it off (ip link set dev {name} xdp off) or use --attach tc"
         )
     if hook.fallback and error.errno in (errno.ERANGE, errno.EOPNOTSUPP, errno.EINVAL):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from lbagent.maps.layout import Sizes
 
 POSITIONS_PER_RUN = 1 << 17  # positions a call
-MAX_PASSES = 8  # a flow that changes while it is moved is tried again; eight times in a row nobody is that unlucky
+MAX_PASSES = (
+    8  # a flow that changes while it is moved is tried again; changing eight times in a row is practically impossible
+)
 
 
 class MigrationResult(Struct):

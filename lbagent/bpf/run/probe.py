@@ -188,7 +188,7 @@ def _device(root: Path, device: Device, ingress: Attachment) -> Iterator[Finding
     ours = linked_program(root, ingress.target, hook)
     if hook.xdp_mode and device.xdp_prog_id and device.xdp_prog_id != ours:
         yield Finding(
-            Level.ERROR, f"device {name} already runs somebody else's XDP program (id {device.xdp_prog_id})",
+            Level.ERROR, f"device {name} already runs an XDP program that is not lbagent's (id {device.xdp_prog_id})",
             f"ip link set dev {name} xdp off, or use --attach tc",
         )  # fmt: skip
 

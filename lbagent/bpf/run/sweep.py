@@ -42,7 +42,7 @@ class Sweeper:
         self.live: dict[int, int] | None = None
         self.last_duration_s = 0.0
         self.sweeps = 0
-        self.busy = asyncio.Lock()  # held during a sweep: whoever replaces the programs waits for it
+        self.busy = asyncio.Lock()  # held during a sweep: a change of programs waits for it
         self._half = 0
         self._flows = {"4": 0, "6": 0}
         self._seen: dict[Reason, int] | None = None

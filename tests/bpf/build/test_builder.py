@@ -31,7 +31,7 @@ def test_relocating_puts_each_descriptor_into_its_instruction(artifact):
         assert (opcode, registers >> 4, imm) == (0x18, 2 if item.value else 1, fds[item.map_name])
 
 
-def test_a_map_number_nobody_has_is_refused():
+def test_a_map_number_that_does_not_exist_is_refused():
     insns = struct.pack("<BBhi", 0x18, 0x11, 0, 999) + bytes(8)
     with pytest.raises(CompileError, match="loads map number 999"):
         artifacts.find_relocations("p", insns)

@@ -1,4 +1,4 @@
-"""Instructions are mended for older kernels and compilers, and the program stays the same program."""
+"""Instructions are rewritten for older kernels and compilers, and the program stays the same program."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_code_without_such_a_loop_is_left_alone():
 
 @pytest.mark.root
 @pytest.mark.bpf
-def test_mended_code_counts_the_same():
-    mended, places = break_back_edges(BODY_FIRST)
+def test_rewritten_code_counts_the_same():
+    rewritten, places = break_back_edges(BODY_FIRST)
     assert places == [7]
-    assert len(mended) == len(BODY_FIRST) + 8
-    assert fallthrough_back_edges(mended) == []
-    assert run(mended) == 55
+    assert len(rewritten) == len(BODY_FIRST) + 8
+    assert fallthrough_back_edges(rewritten) == []
+    assert run(rewritten) == 55
 
 
 def swapping(old, new):
@@ -95,10 +95,10 @@ def test_the_call_becomes_a_compare_and_swap(old, new, result):
 
 
 def test_jumps_around_a_replaced_call_still_reach_their_places():
-    mended = insert_compare_and_swap(swapping(5, 7))
-    assert len(mended) == len(swapping(5, 7)) + 8
-    assert struct.unpack_from("<BBhi", mended, 5 * 8)[2] == 1
-    assert struct.unpack_from("<BBhi", mended, 6 * 8)[2] == 5
+    rewritten = insert_compare_and_swap(swapping(5, 7))
+    assert len(rewritten) == len(swapping(5, 7)) + 8
+    assert struct.unpack_from("<BBhi", rewritten, 5 * 8)[2] == 1
+    assert struct.unpack_from("<BBhi", rewritten, 6 * 8)[2] == 5
 
 
 def word(register, kind, number):

@@ -126,7 +126,7 @@ def test_what_is_no_longer_wanted_goes(root, programs, netns, tc_way):
     assert devices()["v1"].xdp_prog_id == 0
 
 
-def test_somebody_elses_xdp_is_named_and_left_alone(root, programs, netns):
+def test_another_xdp_program_is_named_and_left_alone(root, programs, netns):
     loaded = bpf_prog.prog_load(bpf_prog.ProgType.XDP, PASS_PROGRAM, "firewall")
     link = bpf_prog.link_create(loaded.fd, netns.ifindex("v0"), bpf_prog.AttachType.XDP, 4)
     try:
@@ -166,7 +166,7 @@ def test_cleanup_takes_links_of_devices_that_are_gone(root, programs, netns):
     assert links.pinned_links(root) == []
 
 
-def test_a_filter_of_somebody_else_stays(root, programs, netns, monkeypatch):
+def test_another_filter_stays(root, programs, netns, monkeypatch):
     monkeypatch.setattr(clsact, "has_tcx", lambda: False)
     with IPRoute() as netlink:
         index = netns.ifindex("v0")
@@ -192,7 +192,7 @@ def test_clsact_goes_with_our_last_filter(root, programs, netns, monkeypatch):
     assert "clsact" not in kinds
 
 
-def test_a_pod_device_that_went_meanwhile_stops_nobody(root, programs, netns, tc_way):
+def test_a_pod_device_that_went_meanwhile_is_no_error(root, programs, netns, tc_way):
     hooks = [Attachment.on_device("gone0", TC_INGRESS, optional=True), Attachment.on_device("v0", TC_INGRESS)]
     assert attach.attach(root, hooks, programs, fall_back=False) == [Attachment.on_device("v0", TC_INGRESS)]
 

@@ -59,8 +59,8 @@ def test_our_own_xdp_is_fine_and_anothers_an_error(netns, root, artifact, fds):
     here, elsewhere = (
         ProbeOptions(device=["v0"], attach="xdp", bpffs=str(path)) for path in (root.parent, root / "other")
     )
-    assert not matching(here, "somebody else")
-    assert matching(elsewhere, "somebody else's XDP", Level.ERROR)
+    assert not matching(here, "not lbagent's")
+    assert matching(elsewhere, "an XDP program that is not lbagent's", Level.ERROR)
     made.close()
 
 
