@@ -1,7 +1,7 @@
 """What the wheel needs besides the Python files: compiled programs, and a tag that says for which kind of processor they are.
 
 `pip wheel .` and `pip install .` compile the programs when they are missing or older than their sources. That needs BCC (apt:
-python3-bpfcc) on the machine that builds, and of Python only the standard library, so an isolated build environment can do it too.
+python3-bpfcc) on the machine that builds; it is found from an isolated build environment too (bpf/build/compile.py).
 The sdist holds the sources, and the built programs where they are there; a wheel made from it is built in the same way.
 """
 

@@ -144,7 +144,7 @@ class Agent:
         if len(sources) == 1:
             raise ConfigError("no source of services: give --manifests DIR")
         require_kernel()
-        pins.ensure_bpffs(config.bpffs)
+        pins.ensure_pin_dir(config.bpffs)
         root = pins.pin_dir(config.bpffs)
         lock = AgentLock(root)
         lock.take()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.config import Config
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.net.paths import PathSettings
 from lbagent.resolve import Options

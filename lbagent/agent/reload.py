@@ -21,7 +21,7 @@ from lbagent.bpf.run.size_change import ResizeOutcome
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import Sizes
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
 

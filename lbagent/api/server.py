@@ -17,6 +17,7 @@ import math
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -28,7 +29,7 @@ from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr, L4Type, format_ip
 from lbagent.model.backend import BackendState
-from lbagent.sync.cooperative import run_cooperatively
+from lbagent.model.cooperative import run_cooperatively
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class ApiServer:
         return Response(200, json_list(rows))
 
     async def _backends(self, _: Request) -> Response:
-        used = await run_cooperatively(backends_used(self._view.state()))
+        used = await run_cooperatively(backends_used(self._view.state()), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     async def _set_state(self, request: Request) -> Response:
@@ -134,7 +135,7 @@ class ApiServer:
         if state in (BackendState.TERMINATING, BackendState.INVALID):
             raise self._not_to_set(addresses[0], wanted.state or "''")
         await self._view.set_state(addresses, state)
-        used = await run_cooperatively(backends_used(self._view.state(), set(addresses)))
+        used = await run_cooperatively(backends_used(self._view.state(), set(addresses)), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:

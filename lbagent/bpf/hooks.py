@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lbagent.kernel.bpf_prog import AttachType, ProgType
+from lbagent.kernel.bpf_link import AttachType
+from lbagent.kernel.bpf_prog import ProgType
 
 _XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 2, 4
 

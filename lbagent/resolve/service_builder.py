@@ -49,7 +49,7 @@ class _Group(Struct, frozen=True, gc=False):
     selectable: tuple[Backend, ...]
     others: tuple[Backend, ...]
     resting: tuple[Backend, ...]
-    has_elsewhere: bool = False
+    no_local_backend: bool = False
 
     def is_same(self, other: _Group) -> bool:
         """Whether new and old flows meet the same backends in both."""
@@ -158,7 +158,7 @@ class ServiceBuilder:
             service.health_check_node_port,
             False,
             dsr,
-            group.has_elsewhere,
+            group.no_local_backend,
         )
 
     # --- backends ---
@@ -193,7 +193,7 @@ class ServiceBuilder:
         if len(selectable) + len(others) > MAX_SLOTS:
             self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
-        return _Group(selectable, others, resting, picked.has_elsewhere(chosen))
+        return _Group(selectable, others, resting, picked.no_local_backend(chosen))
 
     def _endpoints(self, port: ServicePort, family: int) -> list[EndpointInfo]:
         around, found = self._around, []

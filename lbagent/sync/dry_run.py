@@ -9,11 +9,11 @@ from dataclasses import replace
 from msgspec import Struct
 
 from lbagent.errors import ConfigError
-from lbagent.maps import codec
+from lbagent.maps import frontend_codec
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
@@ -105,7 +105,7 @@ def _room(state: State, maglev_table_size: int) -> Sizes:
     backends = max(base.backends, 1 << len(state.backends).bit_length())
     return replace(
         base,
-        services=max(base.services, sum(map(codec.entry_count, state.services))),
+        services=max(base.services, sum(map(frontend_codec.entry_count, state.services))),
         backends=min(backends, BACKEND_ID_LIMIT),
         source_ranges=max(base.source_ranges, sum(len(svc.source_ranges) for svc in state.services)),
         maglev_size=maglev_table_size,

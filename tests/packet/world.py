@@ -21,8 +21,9 @@ from tests.packet.craft import FAMILIES, Family
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lbagent.maps.layout import Sizes
+    from lbagent.maps import prefilter
     from lbagent.maps.lbmaps import LBMaps
+    from lbagent.maps.specs import MapType, Sizes
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
@@ -145,7 +146,7 @@ class World:
     def put(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows of a hash or array map and remember them for `reset`."""
         self.maps.put_many(name, rows)
-        if self.maps.specs[name].type != layout.MapType.ARRAY:
+        if self.maps.specs[name].type != MapType.ARRAY:
             self._written.update((name, key) for key, _ in rows)
 
     def device(self, ifindex: int, flags: int, mac: str, mtu: int = 1500) -> None:
@@ -176,7 +177,7 @@ class World:
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
         """Set or clear a bit of the prefilter: plane "vip", "snat" or "source"."""
         self._filter_users[plane, address] += 1 if on else -1
-        position = layout.filter_hash(address)
+        position = prefilter.filter_position(address)
         if plane == "source":
             offset, shift = layout.FILTER_DST_BYTES + (position >> 6) * 8, position & 63
         else:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState as State
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook

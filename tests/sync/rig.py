@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.objects.records import (

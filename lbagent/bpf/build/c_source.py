@@ -17,6 +17,7 @@ from lbagent.bpf.hooks import CONTEXTS
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
@@ -159,7 +160,7 @@ static inline __attribute__((always_inline)) u64 map_word(u64 kind, u64 number)
 
 def _maps() -> list[str]:
     """Return the symbolic descriptors; the loader puts the real ones in (`artifact.Relocation`)."""
-    lines = [f"#define MAP_{name} {layout.MAP_BASE + index}" for index, name in enumerate(layout.MAP_NAMES)]
+    lines = [f"#define MAP_{name} {MAP_BASE + index}" for index, name in enumerate(MAP_NAMES)]
     lines += _MAP_WORDS.splitlines()
     return lines
 

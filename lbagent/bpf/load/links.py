@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.hooks import AttachTarget, Hook, link_pin, parse_link_pin
 from lbagent.errors import KernelError, LbError
-from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpf_link, bpf_prog, bpffs
+from lbagent.kernel.kernel_error import kernel_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,23 +33,25 @@ def attach_link(root: Path, target: AttachTarget, ifindex: int, hook: Hook, prog
         if _update_pinned(path, ifindex, prog_fd):
             return
         path.unlink()
-    fd = bpf_prog.link_create(prog_fd, ifindex, hook.attach_type, hook.link_flags)
+    with kernel_errors("attach", f"interface {ifindex}"):
+        fd = bpf_link.link_create(prog_fd, ifindex, hook.attach_type, hook.link_flags)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        bpf_prog.obj_pin(fd, str(path))
+        bpffs.pin(fd, path)
     finally:
         os.close(fd)
 
 
 def _update_pinned(path: Path, ifindex: int, prog_fd: int) -> bool:
     """Return False when the pinned link is of no use any more."""
-    fd = bpf_prog.obj_get(str(path))
+    fd = bpffs.open_pin(path)
     try:
-        info = bpf_prog.link_info(fd)
-        if info.ifindex != ifindex:
-            return False
-        if info.prog_id != bpf_prog.prog_info(prog_fd).id:
-            bpf_prog.link_update(fd, prog_fd)
+        with kernel_errors("replace the program", f"link {path.name}"):
+            info = bpf_link.link_info(fd)
+            if info.ifindex != ifindex:
+                return False
+            if info.prog_id != bpf_prog.prog_info(prog_fd).id:
+                bpf_link.link_update(fd, prog_fd)
     finally:
         os.close(fd)
     return True
@@ -57,11 +60,12 @@ def _update_pinned(path: Path, ifindex: int, prog_fd: int) -> bool:
 def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
     """Return the id of the program in a pinned link; 0 if there is no link or its target is gone."""
     try:
-        fd = bpf_prog.obj_get(str(pin_path(root, target, hook)))
+        fd = bpffs.open_pin(pin_path(root, target, hook))
     except LbError:
         return 0
     try:
-        info = bpf_prog.link_info(fd)
+        with kernel_errors("read information", f"link of {target.name}"):
+            info = bpf_link.link_info(fd)
     finally:
         os.close(fd)
     return info.prog_id if info.ifindex else 0
@@ -72,9 +76,10 @@ def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
     path = pin_path(root, target, hook)
     if not path.exists():
         return False
-    fd = bpf_prog.obj_get(str(path))
+    fd = bpffs.open_pin(path)
     try:
-        bpf_prog.link_detach(fd)
+        with kernel_errors("detach", f"link {path.name}"):
+            bpf_link.link_detach(fd)
     except KernelError as error:
         if error.errno not in (errno.ENOLINK, errno.EINVAL, errno.ENODEV):  # the device went before us
             raise

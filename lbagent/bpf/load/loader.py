@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load.constants import with_constants
 from lbagent.errors import CompileError, Unsupported, VerifierError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel import bpfsys as maps
+from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
-from lbagent.maps.lbmaps import GENERATION_MAPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
-    from lbagent.maps.layout import MapSpec
+    from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 MIN_KERNEL = (5, 15)
 PRIORITY_STEP = (
@@ -91,7 +90,7 @@ def load_generation(
         for (calls, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
             with kernel_errors(f"fill slot {slot}", calls):
-                maps.map_update(made.maps[calls], key, value)
+                bpf_map.map_update(made.maps[calls], key, value)
     except BaseException:
         made.close()
         raise
@@ -107,17 +106,17 @@ def lower_priority() -> None:
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
     """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
-    return {**{alias: fds[name] for alias, name in layout.OLD_MAPS.items() if name in fds}, **fds}
+    return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
 
 
 def _create_generation_maps(fds: dict[str, int], config: bytes) -> None:
     """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
-    specs = layout.map_specs()
+    specs = map_specs()
     for name in GENERATION_MAPS:
         fds[name] = create_map(specs[name])
     with kernel_errors("write and freeze", "lb_config"):
-        maps.map_update(fds["lb_config"], bytes(4), config)
-        maps.map_freeze(fds["lb_config"])
+        bpf_map.map_update(fds["lb_config"], bytes(4), config)
+        bpf_map.map_freeze(fds["lb_config"])
 
 
 @contextlib.contextmanager
@@ -135,7 +134,7 @@ def generation_maps(config: bytes) -> Iterator[dict[str, int]]:
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
     """Create a map, unpinned; `inner_fd` is the template of a map of maps."""
     with kernel_errors("create map", spec.name, "make the table smaller or free memory"):
-        return maps.map_create(
+        return bpf_map.map_create(
             spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
         )  # fmt: skip
 
@@ -153,7 +152,7 @@ def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
         if not match:
             continue
         calls, slot = CONTEXTS[program.context].calls, int(match[2])
-        if match[1] != program.context or slot >= layout.CALLS or not calls:
+        if match[1] != program.context or not calls or slot >= layout.CALLS:
             raise CompileError(f"program {name} of unit {program.unit}: no such slot in {calls or 'its context'}")
         if (calls, slot) in slots:
             raise CompileError(f"programs {slots[calls, slot]} and {name} claim one tail call slot")

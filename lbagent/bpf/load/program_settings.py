@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import secrets
 import struct
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB_CONFIG, ConfigFlag, counter_row, counter_rows
-
-if TYPE_CHECKING:
-    from lbagent.maps.layout import Sizes
+from lbagent.maps.layout import LB_CONFIG, ConfigFlag
+from lbagent.maps.specs import Sizes, counter_row, counter_rows
 
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):

@@ -11,13 +11,15 @@ from msgspec import Struct
 from lbagent.bpf.load.loader import create_map, generation_maps, load_program, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
-from lbagent.maps.layout import FLOW_WAYS, LB_MOVE, OLD_MAPS, Move, map_specs
+from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.maps.layout import FLOW_WAYS, LB_MOVE, Move
+from lbagent.maps.specs import OLD_MAPS, Sizes, map_specs
+from lbagent.model.family import Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lbagent.bpf.build.artifact import Artifact
-    from lbagent.maps.layout import Sizes
 
 POSITIONS_PER_RUN = 1 << 17  # positions a call
 MAX_PASSES = (
@@ -41,13 +43,13 @@ def resized_flow_maps(old: Sizes, new: Sizes) -> list[str]:
 
 def migrate_flows(
     programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False
-) -> dict[str, MigrationResult]:
-    """Move everything, by programs loaded for `old` -> `new`; return the outcome by family ("4", "6").
+) -> dict[Family, MigrationResult]:
+    """Move everything, by programs loaded for `old` -> `new`; return the outcome by family.
 
     May be run again, also after a crash. `dry`: the old maps stay as they are. Blocks some 100 ns a position.
     """
     out = {}
-    for family in ("4", "6"):
+    for family in Family:
         fd = programs[f"move{family}"]
         flows, slots = (getattr(old, f"{name}{family}") for name in ("flow", "snat"))
         flows_after, slots_after = (getattr(new, f"{name}{family}") for name in ("flow", "snat"))
@@ -73,7 +75,8 @@ def _pass(fd: int, what: Move, count: int, done: MigrationResult, dry: bool) -> 
     for first in range(0, count, POSITIONS_PER_RUN):
         length = min(POSITIONS_PER_RUN, count - first)
         data = LB_MOVE.pack(first, length, what, dry, 0, 0, 0, 0)
-        out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
+        with kernel_errors("test run", "the program that moves flows"):
+            out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
         _, left, _, _, flows, spilled, lost, again = map(int, LB_MOVE.unpack(out.data[: LB_MOVE.size]))
         if left:
             raise LbError(f"the mover stopped {left} positions early; flows go on where they are")
@@ -85,7 +88,7 @@ def _pass(fd: int, what: Move, count: int, done: MigrationResult, dry: bool) -> 
 
 def try_migration(
     artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes
-) -> dict[str, MigrationResult]:
+) -> dict[Family, MigrationResult]:
     """Move into maps that are thrown away: what would find no room? `maps` are those in use, `config` is for `old` -> `new`."""
     specs = map_specs(new)
     with ExitStack() as stack:

@@ -20,8 +20,9 @@ from lbagent.errors import ConfigError, LbError, NotFound
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import SIZE_OPTION
+from lbagent.maps.specs import Sizes
+from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 FIELDS = {"lb4_flow": "flow4", "lb6_flow": "flow6", "lb4_snat": "snat4", "lb6_snat": "snat6"}
@@ -150,7 +151,7 @@ def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Sett
     return wanted, problems
 
 
-def _refused(tried: Mapping[str, MigrationResult], old: Sizes, wanted: Sizes) -> dict[str, int]:
+def _refused(tried: Mapping[Family, MigrationResult], old: Sizes, wanted: Sizes) -> dict[str, int]:
     """Return the tables that must not shrink, with the flows that have no room. A flow without its slot would break."""
     out = {}
     for family, moved in tried.items():
@@ -158,7 +159,7 @@ def _refused(tried: Mapping[str, MigrationResult], old: Sizes, wanted: Sizes) ->
             getattr(wanted, f"{what}{family}") < getattr(old, f"{what}{family}") for what in ("snat", "flow")
         )
         if slots and moved.lost:
-            out[f"lb{family}_snat"] = moved.lost
+            out[family.map("snat")] = moved.lost
         elif flows and moved.spilled > wanted.spill // SPILL_SHARE:
-            out[f"lb{family}_flow"] = moved.spilled
+            out[family.map("flow")] = moved.spilled
     return out

@@ -23,11 +23,11 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.migrate import migrate_flows, resized_flow_maps
 from lbagent.errors import LbError
-from lbagent.kernel import bpfsys
+from lbagent.kernel import bpffs
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
+from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
@@ -74,8 +74,7 @@ class SizeChange:
             for name in (name for name, spec in after.items() if spec != before[name]):
                 change.names.append(name)
                 change._made[name] = pins.create_map(after[name])
-                with kernel_errors("pin", name):
-                    bpfsys.obj_pin(change._made[name], str(stage / name))
+                bpffs.pin(change._made[name], stage / name)
             new = KernelMaps(maps.bpffs, sizes, maps.fds | change._made)
             for name in change.names:
                 if name not in _NOT_COPIED:
@@ -95,7 +94,7 @@ class SizeChange:
         with kernel_errors("open", str(stage)):
             for pin in sorted(stage.iterdir()):
                 if pin.name not in (MOVING, MOVED):
-                    made[pin.name] = bpfsys.obj_get(str(pin))
+                    made[pin.name] = bpffs.open_pin(pin)
         return cls(maps, sizes, made, settings)
 
     def load(self, artifact: Artifact) -> None:

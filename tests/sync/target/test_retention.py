@@ -37,8 +37,8 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
     assert {svc.frontend for svc in found.services} == {svc.frontend for svc in services}
     for svc in found.services:
         old = start.state.by_frontend[svc.frontend]
-        assert (svc.id, svc.flags, svc.algorithm, svc.wildcard, svc.has_elsewhere and bool(svc.id)) == (
-            old.id, old.flags, old.algorithm, old.wildcard, old.has_elsewhere,
+        assert (svc.id, svc.flags, svc.algorithm, svc.wildcard, svc.no_local_backend and bool(svc.id)) == (
+            old.id, old.flags, old.algorithm, old.wildcard, old.no_local_backend,
         )  # fmt: skip
         assert [b.address for b in svc.selectable] == [b.address for b in old.selectable]
         assert [b.address for b in svc.others] == [b.address for b in old.others]
