@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyroute2 import IPRoute
 
 from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachTarget, Hook, TargetKind, link_pin
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
-from lbagent.bpf.load.devices import devices, list_devices
+from lbagent.bpf.load.devices import list_devices
 from lbagent.bpf.load.links import detach_link, linked_program, pinned_links
 from lbagent.errors import NotFound
 
@@ -42,6 +42,20 @@ class Attachment:
     def __str__(self) -> str:
         """Return target and hook as one word, for a log line."""
         return f"{self.target.name}-{self.hook}"
+
+
+class Attacher(Protocol):
+    """What attaches programs to one kind of target."""
+
+    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
+        """Attach or update; return the hook it became. Raises NotFound where the target has gone, and others as `attach` below."""
+
+    def exists(self, target: AttachTarget) -> bool:
+        """Say whether the target is there."""
+
+
+def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[TargetKind, Attacher]:
+    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, present)}
 
 
 def wanted_attachments(
@@ -83,7 +97,7 @@ def attach(
     done: list[Attachment] = []
     with IPRoute() as netlink:
         present = list_devices(netlink)
-        attachers = {TargetKind.DEVICE: DeviceAttacher(root, netlink, present)}
+        attachers = _attachers(root, netlink, present)
         for item in wanted:
             try:
                 hook = attachers[item.target.kind].attach(item.target, item.hook, programs, fall_back=fall_back)
@@ -96,10 +110,11 @@ def attach(
     return done
 
 
-def still_present(attachments: Iterable[Attachment]) -> list[Attachment]:
-    """Return the attachments whose target exists in this network namespace."""
-    present = {TargetKind.DEVICE: devices()}
-    return [item for item in attachments if item.target.name in present[item.target.kind]]
+def still_present(root: Path, attachments: Iterable[Attachment]) -> list[Attachment]:
+    """Return the attachments whose target exists, as seen from this network namespace."""
+    with IPRoute() as netlink:
+        attachers = _attachers(root, netlink, list_devices(netlink))
+        return [item for item in attachments if attachers[item.target.kind].exists(item.target)]
 
 
 def attached(root: Path) -> list[Attachment]:

@@ -70,7 +70,7 @@ class Datapath:
 
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
-        alive = attach.still_present(self.attachments or attach.attached(self.root))
+        alive = attach.still_present(self.root, self.attachments or attach.attached(self.root))
         if alive:
             attach.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 

@@ -54,6 +54,10 @@ class DeviceAttacher:
             raise reason from error
         return hook
 
+    def exists(self, target: AttachTarget) -> bool:
+        """Say whether the device is in this network namespace."""
+        return target.name in self.present
+
     def _in_other_mode(self, target: AttachTarget, device: Device, hook: Hook) -> bool:
         ours = device.xdp_prog_id and linked_program(self.root, target, hook)
         return bool(ours) and device.xdp_mode != hook.xdp_mode

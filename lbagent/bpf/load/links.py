@@ -23,18 +23,19 @@ def pin_path(root: Path, target: AttachTarget, hook: Hook) -> Path:
     return root / "link" / link_pin(target, hook)
 
 
-def attach_link(root: Path, target: AttachTarget, ifindex: int, hook: Hook, prog_fd: int) -> None:
+def attach_link(root: Path, target: AttachTarget, number: int, hook: Hook, prog_fd: int, *, target_id: int = 0) -> None:
     """Attach by a link and pin it, or update the one that is pinned there. Raises KernelError with the kernel's errno.
 
-    A pinned link whose device has gone (or came back with another index) is replaced.
+    `number` is the interface index or the open cgroup, `target_id` what the kernel says of a link to it (default: the same
+    number). A pinned link whose target has gone (or came back with another id) is replaced.
     """
     path = pin_path(root, target, hook)
     if path.exists():
-        if _update_pinned(path, ifindex, prog_fd):
+        if _update_pinned(path, target_id or number, prog_fd):
             return
         path.unlink()
-    with kernel_errors("attach", f"interface {ifindex}"):
-        fd = bpf_link.link_create(prog_fd, ifindex, hook.attach_type, hook.link_flags)
+    with kernel_errors("attach", f"{target.kind} {target.name}"):
+        fd = bpf_link.link_create(prog_fd, number, hook.attach_type, hook.link_flags)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         bpffs.pin(fd, path)
@@ -42,13 +43,13 @@ def attach_link(root: Path, target: AttachTarget, ifindex: int, hook: Hook, prog
         os.close(fd)
 
 
-def _update_pinned(path: Path, ifindex: int, prog_fd: int) -> bool:
+def _update_pinned(path: Path, target_id: int, prog_fd: int) -> bool:
     """Return False when the pinned link is of no use any more."""
     fd = bpffs.open_pin(path)
     try:
         with kernel_errors("replace the program", f"link {path.name}"):
             info = bpf_link.link_info(fd)
-            if info.ifindex != ifindex:
+            if info.target_id != target_id:
                 return False
             if info.prog_id != bpf_prog.prog_info(prog_fd).id:
                 bpf_link.link_update(fd, prog_fd)
@@ -68,7 +69,7 @@ def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
             info = bpf_link.link_info(fd)
     finally:
         os.close(fd)
-    return info.prog_id if info.ifindex else 0
+    return info.prog_id if info.target_id else 0
 
 
 def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
