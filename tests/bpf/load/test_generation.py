@@ -88,7 +88,7 @@ def test_the_same_programs_are_reused_and_others_loaded(root, started, artifact,
     other = datapath.start(root, second_artifact, fds, SMALL_SIZES, Settings())
     assert not other.reused
     assert other.seeds == started.seeds
-    assert other.hooks == []
+    assert other.attachments == []
     assert devices()["v0"].xdp_prog_id  # went over to the new programs without being named
     other.close()
 
