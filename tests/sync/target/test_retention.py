@@ -13,8 +13,8 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
-from lbagent.objects.records import BackendState
+from lbagent.model.backend import BackendState
+from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.sync import loop
 from lbagent.sync.target.restore import restore
 from lbagent.sync.target.retention import RESTORED, restored_state
@@ -193,11 +193,11 @@ async def test_the_operator_rules_over_what_was_restored() -> None:
         doubtful.first_list()
         await asyncio.wait_for(reconciler.first_try.wait(), 5)
         backend = next(address for address in reconciler.state.backends if address.address[-1] == 1)
-        operator.put(BackendState("x", backend, State.MAINTENANCE))
+        operator.put(StateOverride("x", backend, BackendState.MAINTENANCE, Origin(source=OPERATOR)))
         await reconciler.settled()
         assert hosts(maps, 1) == {"2"}
-        assert reconciler.state.backends[backend].state is State.MAINTENANCE
-        operator.put(BackendState("x", backend, State.ACTIVE))
+        assert reconciler.state.backends[backend].state is BackendState.MAINTENANCE
+        operator.put(StateOverride("x", backend, BackendState.ACTIVE, Origin(source=OPERATOR)))
         await reconciler.settled()
         assert hosts(maps, 1) == {"1", "2"}
         assert check(maps) == []
