@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
-from lbagent.maps import layout
+from lbagent.maps import layout, prefilter
 from lbagent.maps.layout import DeviceFlag, PathFlag
 from lbagent.maps.reasons import Reason
+from lbagent.maps.specs import MapType
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lbagent.maps import prefilter
     from lbagent.maps.lbmaps import LBMaps
-    from lbagent.maps.specs import MapType, Sizes
+    from lbagent.maps.specs import Sizes
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
