@@ -69,6 +69,7 @@ class KernelMaps:
         try:
             if create:
                 pins.create_pins(bpffs, specs, fds)
+                pins.remove_retired(bpffs)
             elif missing := next((name for name in specs if name not in fds), None):
                 raise NotFound(f"no map {missing} under {pins.pin_dir(bpffs)}: no agent has run with this --bpffs")
         except BaseException:

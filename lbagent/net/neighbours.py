@@ -29,7 +29,6 @@ class NeighbourKeeper:
     """Follows the set of wanted neighbours with requests to the kernel."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._kept: set[Hop] = set()
         self.managed = True
         self.left_out = 0

@@ -1,4 +1,4 @@
-"""Which frontends a Service wants: addresses, ports, kinds. Who gets a contested one is decided in claims.py.
+"""Which frontends a Service wants: addresses, ports, kinds. Which Service gets a contested one is decided in ownership.py.
 
 Order, and so the order of fresh IDs: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer,
 externalIPs; inside each by address, then by port.
@@ -20,7 +20,7 @@ UNSPECIFIED = {family: family.unspecified for family in Family}
 
 
 class LocalNode(Struct, frozen=True, gc=False):
-    """What resolve knows of the node it works for. `zone` '' = unknown: zone hints are unused."""
+    """The node that resolve works for. `zone` '' = unknown: zone hints are unused."""
 
     name: str = ""
     addresses: tuple[bytes, ...] = ()

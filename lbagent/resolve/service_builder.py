@@ -1,6 +1,6 @@
 """From one Service and its slices to its rows (SVC), before states of shared backends are settled. Pure.
 
-Who serves is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
+Which endpoints serve is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
 flags, scopes, source ranges, weights.
 """
 
@@ -67,7 +67,7 @@ class ServiceBuilder:
     """Builds the rows of one Service."""
 
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
-        """Take the Service, its slices (or those of its Endpoints) and what is around."""
+        """Take the Service, its slices (or those of its Endpoints) and what else its rows depend on."""
         self.messages: list[Message] = []
         self.filtered_out: set[L3n4Addr] = (
             set()
@@ -246,7 +246,7 @@ class ServiceBuilder:
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
                 backend = _backend(info, filtered_state(info), port, self._context.node)
-                if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
+                if info.address not in have and backend.state < kept.get(info.address, _LEAST_ALIVE).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
         slotless = tuple(backend for backend in kept.values() if has_row(backend.address))
@@ -284,7 +284,7 @@ class ServiceBuilder:
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
 
 
-_NOBODY = Backend(state=BackendState.INVALID)  # the least alive
+_LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 

@@ -75,6 +75,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
         }
@@ -112,6 +113,7 @@ class Agent:
 
     async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
         known = self.current.backends
+        self.said_pods += pods
         addresses = [*addresses, *(address for pod in pods for address in self.backends_of_pod(pod))]
         for address in addresses:
             if address not in known:

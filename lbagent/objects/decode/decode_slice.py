@@ -107,14 +107,14 @@ def _endpoint(raw: wire.Endpoint, namespace: str, family: Family, index: int, re
     zones, nodes = _hints(raw.hints)
     return Endpoint(
         address,
-        ready,
-        serving,
-        terminating,
-        intern(raw.nodeName or ""),
-        intern(raw.zone or ""),
-        _pod(raw.targetRef, namespace),
-        zones,
-        nodes,
+        ready=ready,
+        serving=serving,
+        terminating=terminating,
+        node=intern(raw.nodeName or ""),
+        zone=intern(raw.zone or ""),
+        pod=_pod(raw.targetRef, namespace),
+        for_zones=zones,
+        for_nodes=nodes,
     )
 
 

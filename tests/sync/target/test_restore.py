@@ -53,7 +53,7 @@ def test_a_restart_with_nothing_to_change_writes_nothing():
     done = node.sync()
     assert (done.complete, done.written) == (True, {})
     assert dump(node.maps) == before
-    assert not node.shadow.full
+    assert not node.shadow.needs_full_sync
     assert node.sync().entries == 0
 
 
