@@ -37,7 +37,6 @@ class View:
     """Implements api.view.AgentView over the agent's parts."""
 
     def __init__(self, parts: Parts) -> None:
-        """Look at these parts."""
         self._parts = parts
         self._started_at = time.time()
 
