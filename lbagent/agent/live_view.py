@@ -118,7 +118,7 @@ class View:
                 source.synced.is_set(),
                 counts[source.name].objects,
                 counts[source.name].generation,
-                _texts(source.problems()),
+                _shown(source.problems()),
             )
             for source in self._parts.sources
         ]
@@ -249,8 +249,8 @@ def _other_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[
             yield f"target {runner.target.name}: {text}"
 
 
-def _texts(messages: Sequence[Message]) -> list[str]:
-    """Return what is wrong, no more lines than an operator may read."""
+def _shown(messages: Sequence[Message]) -> list[str]:
+    """Return what is wrong, at most `MAX_SHOWN_MESSAGES` lines of it."""
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
-from lbagent.net.neighbours import MANAGED_MAX, NeighbourKeeper
+from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.paths import Hop, PathFinder, PathSettings
@@ -147,7 +147,7 @@ class NetworkFollower:
             if self.keeper.left_out:
                 log.warning(
                     "too many neighbours to keep resolved: the rest costs a FIB look-up",
-                    extra={"kept": MANAGED_MAX, "left_out": self.keeper.left_out},
+                    extra={"kept": MAX_MANAGED, "left_out": self.keeper.left_out},
                 )
 
 

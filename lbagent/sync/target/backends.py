@@ -29,7 +29,7 @@ def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend 
     if isinstance(entry, Partial):
         return dict.fromkeys(entry.pins, (PIN, None))
     out: dict[int, tuple[int, Backend | None]] = {}
-    for group, chosen in ((entry.selectable, True), (entry.others, False), (entry.resting, False)):
+    for group, chosen in ((entry.selectable, True), (entry.unselectable, False), (entry.slotless, False)):
         for backend in group:
             out[backend.id] = (reference(backend.state, chosen), backend)
     return out
@@ -77,7 +77,7 @@ class BackendPlanner:
 
     def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
         refs, users = self._refs, self._users
-        for group, chosen in ((svc.selectable, True), (svc.others, False), (svc.resting, False)):
+        for group, chosen in ((svc.selectable, True), (svc.unselectable, False), (svc.slotless, False)):
             for backend in group:
                 ident, weight = backend.id, reference(backend.state, chosen)
                 found = before.pop(ident, None) if before else None
@@ -225,7 +225,7 @@ def each_backend(state: State) -> Iterator[Backend]:
     """Yield each backend once, without the index that `State.backends` would keep."""
     seen: set[int] = set()
     for svc in state.services:
-        for group in (svc.selectable, svc.others, svc.resting):
+        for group in (svc.selectable, svc.unselectable, svc.slotless):
             for backend in group:
                 if backend.id not in seen:
                     seen.add(backend.id)

@@ -18,7 +18,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
-from lbagent.model.service import SVC
+from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps, ranges_needed
@@ -142,14 +142,14 @@ def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone
 
 def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     slots = frontend_codec.entry_count(svc) - 1
-    if slots > frontend_codec.MAX_SLOTS:
+    if slots > MAX_SLOTS:
         return LbError(
-            f"{svc.frontend.with_protocol()} has {slots} backends, at most {frontend_codec.MAX_SLOTS} fit; it stays as it was"
+            f"{svc.frontend.with_protocol()} has {slots} backends, at most {MAX_SLOTS} fit; it stays as it was"
         )
     if not svc.id and not svc.wildcard:
         raise ValueError(f"{svc.frontend.with_protocol()} has no id")
     limit = shadow.sizes.backends
-    for group in (svc.selectable, svc.others, svc.resting):
+    for group in (svc.selectable, svc.unselectable, svc.slotless):
         for backend in group:
             if not 0 < backend.id < limit:
                 if not backend.id:

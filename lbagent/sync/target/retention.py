@@ -70,7 +70,7 @@ class Retention(Struct):
         rest = _overridden(old, provenance.overrides)
         groups = [
             [backend for backend in group if backend.address not in mine]
-            for group in (rest.selectable, rest.others, rest.resting)
+            for group in (rest.selectable, rest.unselectable, rest.slotless)
         ]
         if not any(groups):
             return svc
@@ -82,8 +82,8 @@ class Retention(Struct):
             selectable=tuple(
                 sorted(alive or first, key=lambda backend: (backend.address.address, backend.address.port))
             ),
-            others=(*behind, *svc.others, *groups[1]),
-            resting=(*svc.resting, *groups[2]),
+            unselectable=(*behind, *svc.unselectable, *groups[1]),
+            slotless=(*svc.slotless, *groups[2]),
         )
 
 
@@ -92,15 +92,15 @@ def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
     if not any(backend.address in overrides for backend in svc.backends):
         return svc
     groups: dict[BackendState, list[Backend]] = {state: [] for state in BackendState}
-    for backend in svc.selectable + svc.others:
+    for backend in svc.selectable + svc.unselectable:
         state = overrides.get(backend.address, backend.state)
         groups[state].append(backend if state is backend.state else replace(backend, state=state))
     active, terminating = groups[BackendState.ACTIVE], groups[BackendState.TERMINATING]
     return replace(
         svc,
         selectable=tuple(active or terminating),
-        others=(*(terminating if active else ()), *groups[BackendState.QUARANTINED]),
-        resting=tuple(groups[BackendState.MAINTENANCE]),
+        unselectable=(*(terminating if active else ()), *groups[BackendState.QUARANTINED]),
+        slotless=tuple(groups[BackendState.MAINTENANCE]),
     )
 
 
@@ -167,7 +167,7 @@ def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int],
         int_traffic_policy=flags.int_traffic_policy(),
         nat_policy=flags.nat_policy(frontend),
         selectable=tuple(found for slot, found in slots if found is not None and slot <= count),
-        others=tuple(found for slot, found in slots if found is not None and slot > count),
+        unselectable=tuple(found for slot, found in slots if found is not None and slot > count),
         algorithm=_algorithm(number),
         session_affinity=affinity,
         session_affinity_timeout_s=rest if affinity and not flags.is_l7lb() else 0,

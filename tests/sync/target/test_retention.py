@@ -41,7 +41,7 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
             old.id, old.flags, old.algorithm, old.wildcard, old.no_local_backend,
         )  # fmt: skip
         assert [b.address for b in svc.selectable] == [b.address for b in old.selectable]
-        assert [b.address for b in svc.others] == [b.address for b in old.others]
+        assert [b.address for b in svc.unselectable] == [b.address for b in old.unselectable]
         assert svc.affinity_timeout_s == old.affinity_timeout_s
     node.want(*found.services)
     done = node.sync()
