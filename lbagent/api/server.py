@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from lbagent.api.convert import backend_rows, backends_used, json_list, service_views
-from lbagent.api.http import HEAD_LIMIT, HttpServer, Request, Response
+from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
 from lbagent.api.types import API_PREFIX, Problem, SetState
 from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
@@ -72,14 +72,14 @@ class ApiServer:
         sock = _unix_socket(self._path)
         found = os.stat(self._path)
         self._inode = (found.st_dev, found.st_ino)
-        self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=HEAD_LIMIT))
+        self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=MAX_HEAD_BYTES))
         if self._metrics_address:
             try:
                 sock = _tcp_socket(self._metrics_address)
             except ConfigError:
                 await self.close()
                 raise
-            self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=HEAD_LIMIT))
+            self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=MAX_HEAD_BYTES))
 
     @property
     def metrics_port(self) -> int:

@@ -59,7 +59,6 @@ class MapType(IntEnum):
     LRU_HASH = 9
     LPM_TRIE = 11
     HASH_OF_MAPS = 13
-    RINGBUF = 27
 
 
 F_NO_PREALLOC = 1
@@ -142,7 +141,6 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
-        MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
         MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
@@ -154,6 +152,8 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     """Return the inner map of lb{4,6}_maglev: one value of maglev_size backend ids (u32, host order)."""
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
+
+RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 
 # What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).
 OLD_MAPS = {

@@ -41,7 +41,7 @@ class SharedStates:
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
         for svc in rows:
-            for group in (svc.selectable, svc.others, svc.resting):
+            for group in (svc.selectable, svc.unselectable, svc.slotless):
                 if id(group) in seen:  # frontends of one port share their groups
                     continue
                 seen.add(id(group))
@@ -121,9 +121,10 @@ class SharedStates:
 
 def _with_states(svc: SVC, states: dict[L3n4Addr, BackendState]) -> SVC:
     groups = [
-        tuple(_with_state(backend, states) for backend in group) for group in (svc.selectable, svc.others, svc.resting)
+        tuple(_with_state(backend, states) for backend in group)
+        for group in (svc.selectable, svc.unselectable, svc.slotless)
     ]
-    return replace(svc, selectable=groups[0], others=groups[1], resting=groups[2])
+    return replace(svc, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
 
 
 def _with_state(backend: Backend, states: dict[L3n4Addr, BackendState]) -> Backend:

@@ -6,16 +6,17 @@ externalIPs; inside each by address, then by port.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.model.family import Family
 from lbagent.model.service import SVCType
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Service, ServicePort, family_of
+from lbagent.objects.records import Service, ServicePort
 
-UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
+UNSPECIFIED = {family: family.unspecified for family in Family}
 
 
 class LocalNode(Struct, frozen=True, gc=False):
@@ -85,10 +86,10 @@ def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
             )
 
 
-def node_addresses(families: tuple[int, ...], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
+def node_addresses(families: Iterable[Family], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
     """Iterate over (address, is surrogate) that a NodePort or HostPort of these families listens on."""
     for family in families:
         yield UNSPECIFIED[family], True
         for address in node.addresses:
-            if family_of(address) == family:
+            if Family.of(address) == family:
                 yield address, False

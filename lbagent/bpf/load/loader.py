@@ -25,13 +25,12 @@ from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
-from lbagent.maps.specs import OLD_MAPS, map_specs
+from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
-    from lbagent.maps.specs import MapSpec
 
 MIN_KERNEL = (5, 15)
 CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lbagent.model.address import L4Type
+from lbagent.model.family import Family
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
@@ -10,7 +11,7 @@ from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families
 from lbagent.objects.decode.report import Report, annotation, label, present
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Service, ServicePort, family_of
+from lbagent.objects.records import Service, ServicePort
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
@@ -22,7 +23,7 @@ HEADLESS = "service.kubernetes.io/headless"
 _TYPES = {word: word for word in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
 _POLICIES = {"Cluster": False, "Local": True}
 _AFFINITY = {"None": False, "ClientIP": True}
-_FAMILIES = {"IPv4": 4, "IPv6": 6}
+_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 _RANGES = {"allow": False, "deny": True}
 
 
@@ -141,7 +142,7 @@ def _is_vip(entry: Ingress, path: FieldPath, report: Report) -> bool:
     return False
 
 
-def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[int, ...]:
+def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[Family, ...]:
     named = []
     for index, word in present(spec.ipFamilies):
         if word in _FAMILIES:
@@ -153,14 +154,14 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
     if report.is_faulty(("spec", "ipFamilies")) and (last := report.last_value("families")):
         report.say_kept(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
         named += last
-    found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
-    return tuple(sorted(found or {4}))
+    found = {*named, *map(Family.of, cluster_ips)} or set(map(Family.of, others))
+    return tuple(sorted(found or {Family.IPV4}))
 
 
 def _of_families(
-    addresses: list[bytes], families: tuple[int, ...], path: FieldPath, report: Report
+    addresses: list[bytes], families: tuple[Family, ...], path: FieldPath, report: Report
 ) -> tuple[bytes, ...]:
-    fit = tuple(address for address in addresses if family_of(address) in families)
+    fit = tuple(address for address in addresses if Family.of(address) in families)
     if len(fit) != len(addresses):
         report.warn(path, "the Service has no such IP family", "the addresses of that family have no frontend")
     return fit
@@ -233,8 +234,8 @@ def _source_ranges(
     deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
     given = bool(spec.loadBalancerSourceRanges) or report.is_faulty(path)  # a list that is no list opens nothing
     ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
-    for family in {family_of(vip) for vip in vips} if given and not deny else ():
-        if not any(family_of(cidr.network) == family for cidr in ranges):
+    for family in {Family.of(vip) for vip in vips} if given and not deny else ():
+        if not any(Family.of(cidr.network) == family for cidr in ranges):
             report.warn(
                 path, f"no range is IPv{family}", f"no client reaches the IPv{family} addresses of the balancer"
             )
