@@ -197,7 +197,7 @@ class ServiceBuilder:
 
     def _endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         context, found = self._context, []
-        overrides, here = context.overrides, context.node.name
+        overrides, here = context.overrides or None, context.node.name
         for piece in self._slices:
             if piece.family != family:
                 continue
