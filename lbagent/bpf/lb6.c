@@ -1,24 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * IPv6 programs of one hook (LB_HOOK_XDP or LB_HOOK_TC). The entry points here become parts of those in lb4.c (bpf/build/join_entries.py).
+ * IPv6 programs of one hook . Its entry points become parts of those of lb4.c.
  */
 #define LB_FAMILY 6
-#include "entry_point.h"
+#include "hook_entries.h"
 #include "programs.h"
-
-#ifdef LB_HOOK_XDP
-int xdp6(lb_ctx *ctx)
-{
-	return entry(ctx, 0);
-}
-#else
-int tc_ingress6(lb_ctx *ctx)
-{
-	return entry(ctx, 0);
-}
-
-int tc_egress6(lb_ctx *ctx)
-{
-	return entry(ctx, PKT_EGRESS | PKT_INTERNAL);
-}
-#endif

@@ -16,7 +16,7 @@ from lbagent.maps.layout import (
     LB6_REVERSE_NAT,
     LB_AFFINITY_MATCH,
     LB_SERVICE,
-    REVNAT_ELSEWHERE,
+    REVNAT_NO_LOCAL_BACKEND,
     SOURCE_RANGE_KEY,
     SOURCE_RANGE_STATIC_BITS,
     TARGET_ALGORITHM_SHIFT,
@@ -30,7 +30,6 @@ from lbagent.model.maglev import Member, lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm
 
 PRESENT = b"\1"  # value of maps that are sets
-MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
 _SERVICE = LB_SERVICE.codec
 
 
@@ -63,8 +62,8 @@ def encode(svc: SVC) -> FrontendEntries:
     rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)
     low, high = flags & 0xFF, flags >> 8
     pack = _SERVICE.pack
-    slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.others))}
-    for slot, backend in enumerate(svc.selectable + svc.others, 1):
+    slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.unselectable))}
+    for slot, backend in enumerate(svc.selectable + svc.unselectable, 1):
         slots[slot] = pack(backend.id, 0, rev, low, high, 0)
     rows = FrontendEntries(svc.id, slots)
     if svc.id:
@@ -82,7 +81,7 @@ def encode(svc: SVC) -> FrontendEntries:
 
 def entry_count(svc: SVC) -> int:
     """Return how many service map entries an SVC takes."""
-    return 1 + len(svc.selectable) + len(svc.others)
+    return 1 + len(svc.selectable) + len(svc.unselectable)
 
 
 def _target(svc: SVC) -> int:
@@ -142,7 +141,7 @@ def flags_of(value: bytes) -> int:
 
 def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
     """Return the reverse NAT row of a frontend; `no_local_backend` makes the program drop where it would reject."""
-    scope = frontend.scope | (REVNAT_ELSEWHERE if no_local_backend else 0)
+    scope = frontend.scope | (REVNAT_NO_LOCAL_BACKEND if no_local_backend else 0)
     address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
     if len(address) == 4:
         return LB4_REVERSE_NAT.pack(address, port, number, scope)
@@ -158,7 +157,7 @@ def reverse_nat_frontend(value: bytes) -> L3n4Addr:
 
 def has_no_local_backend(value: bytes) -> bool:
     """Return whether a reverse NAT row says that all endpoints are on other nodes; of no row, False."""
-    return bool(value and value[_address_bytes(value) + 3] & REVNAT_ELSEWHERE)
+    return bool(value and value[_address_bytes(value) + 3] & REVNAT_NO_LOCAL_BACKEND)
 
 
 def _address_bytes(reverse_nat: bytes) -> int:

@@ -91,8 +91,8 @@ LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 # arrays indexed by service id, so that a reply costs an index and not a hash look-up
-# `scope` may carry REVNAT_ELSEWHERE: a Local policy without a local endpoint while others exist (drop, do not reject)
-REVNAT_ELSEWHERE = 0x80
+# `scope` may carry REVNAT_NO_LOCAL_BACKEND: Local policy, no local endpoint, but the cluster has some (drop, do not reject)
+REVNAT_NO_LOCAL_BACKEND = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
 LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")
 LB4_AFFINITY_KEY = _layout(
@@ -146,18 +146,20 @@ SWEEP_STEP = 32
 LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live")
 
 
-# Data of a run of move4/move6: positions of the old map to do, what of (Move), `dry`: leave the old map as it is. One run does at
-# most MOVE_STEP and moves `first` and `count` on. The rest are counts: of flows that found no room (`lost`) and of those that
-# changed meanwhile and are to be tried again.
-MOVE_STEP = 64
-LB_MOVE = _layout("lb_move", "u64 first, u64 count, u64 what, u64 dry, u64 moved, u64 spilled, u64 lost, u64 again")
+# Data of a run of migrate4/migrate6: positions of the old map to do, what of (MigrateWhat), `dry`: leave the old map as it is.
+# One run does at most MIGRATE_STEP and moves `first` and `count` on. The rest are counts: of flows that found no room (`lost`)
+# and of those that changed meanwhile and are to be tried again.
+MIGRATE_STEP = 64
+LB_MIGRATE = _layout(
+    "lb_migrate", "u64 first, u64 count, u64 what, u64 dry, u64 moved, u64 spilled, u64 lost, u64 again"
+)
 
 
-class Move(IntEnum):
-    """What a run of move4/move6 does."""
+class MigrateWhat(IntEnum):
+    """What a run of migrate4/migrate6 does."""
 
     FLOWS = 1  # entries of the flow table, with their SNAT slots
-    SLOTS = 2  # SNAT slots that no entry speaks of
+    SNAT_SLOTS = 2  # SNAT slots that no entry speaks of
     STAMPS = 3  # which buckets have flows in the spill map
 
 

@@ -12,7 +12,7 @@ from lbagent.kernel.bpffs import ensure_bpffs, pin
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
-from lbagent.maps.specs import MapSpec, MapType, Sizes, maglev_inner, map_specs
+from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
 DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
 
@@ -92,11 +92,19 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
         pin(fds[spec.name], path)
 
     missing = [spec for name, spec in specs.items() if name not in fds]
-    if missing and missing[0].name == "lb_maglev_inner":  # the template of others
+    if missing and missing[0].name == "lb_maglev_inner":  # the template of the maps of maps
         create(missing.pop(0))
     slowest_first = sorted(missing, key=lambda spec: (spec.type is not MapType.PERCPU_ARRAY, -spec.max_entries))
     with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # 100 MiB to be zeroed
         list(pool.map(create, slowest_first))
+
+
+def remove_retired(bpffs: str | Path) -> None:
+    """Take the pins of maps away that an earlier version had and no program of this one or that one writes. Raises KernelError."""
+    for name in RETIRED_MAPS:
+        path = pin_dir(bpffs) / name
+        with kernel_errors("remove", str(path)):
+            path.unlink(missing_ok=True)
 
 
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:

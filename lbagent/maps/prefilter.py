@@ -13,7 +13,7 @@ _U64 = (1 << 64) - 1
 
 
 def filter_position(address: bytes) -> int:
-    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as the function of this name in C.
+    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `prefilter_position` in C.
 
     The address is taken as the little-endian words the kernel loads. IPv6 addresses of one plan differ in few bits of their
     halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would lay prefixes over each other.

@@ -152,6 +152,8 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
+RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
+
 # What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).
 OLD_MAPS = {
     "lb4_flow_old": "lb4_flow",

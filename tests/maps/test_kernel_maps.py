@@ -42,6 +42,15 @@ def test_a_second_start_finds_the_same_maps_with_their_contents(bpffs):
         assert maps.items("lb4_backend") == [(struct.pack("=I", 1), b"abcdefghijkl")]
 
 
+def test_pins_of_maps_that_are_no_more_are_taken_away(bpffs):
+    with KernelMaps.open(bpffs, SMALL) as maps:
+        bpfsys.obj_pin(maps.fd("lb_live"), f"{bpffs}/v1/lb_events")  # an earlier version's
+    with KernelMaps.open(bpffs, create=False):
+        assert os.path.exists(f"{bpffs}/v1/lb_events")  # only an agent changes anything
+    KernelMaps.open(bpffs, SMALL).close()
+    assert not os.path.exists(f"{bpffs}/v1/lb_events")
+
+
 def test_a_start_after_a_broken_one_makes_the_missing_maps(bpffs):
     KernelMaps.open(bpffs, SMALL).close()
     os.unlink(f"{bpffs}/v1/lb_filter")

@@ -18,7 +18,7 @@ from lbagent.bpf.run.migrate import MigrationResult, migrate_flows, resized_flow
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import LB_MOVE, Move
+from lbagent.maps.layout import LB_MIGRATE, MigrateWhat
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model import family as families
@@ -53,8 +53,8 @@ class Change:
         """Move the first part of every table."""
         for family in families.Family:
             count = int(getattr(self.old, f"flow{family}") * share)
-            data = LB_MOVE.pack(0, count, Move.FLOWS, 0, 0, 0, 0, 0)
-            bpf_prog.prog_test_run(self.both.programs[f"move{family}"], data, repeat=count)
+            data = LB_MIGRATE.pack(0, count, MigrateWhat.FLOWS, 0, 0, 0, 0, 0)
+            bpf_prog.prog_test_run(self.both.programs[f"migrate{family}"], data, repeat=count)
 
     def all(self) -> dict[str, MigrationResult]:
         """Move everything."""

@@ -1,39 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a packet becomes its own answer: reshaped, headers written, checksums whole (no incremental ones, the
- * packet is a new one). After reshaping all packet pointers are void. On tc a packet may be without a checksum that its device
- * completes (CHECKSUM_PARTIAL): nothing ends that, so what is written is right after the completion.
+ * This file contains how a packet becomes its own answer: resized, headers written, checksums added up anew, as the packet is a
+ * new one. After ctx_resize() all packet pointers are void. With HOOK_KERNEL_CSUM the device may complete a checksum of the packet
+ * (CHECKSUM_PARTIAL), which no helper ends: what is written is such that the completed checksum is right.
  */
 #pragma once
-#include "csum.h"
+#include "nat.h"
 #include "scratch.h"
 
-#define HTONL(x) ((u32)__builtin_bswap32((u32)(x)))
-#define ICMP_HLEN 8
 #if LB_FAMILY == 4
 #define ADDRS_AT 12
 #define QUOTE_MAX 544 /* bytes, whole words: the error stays within 576 (RFC 1812 §4.3.2.3) */
-#define PROTO_ICMPX PROTO_ICMP
 #define ICMP_PORT_UNREACHABLE 0x0303 /* type, code */
 #define ICMP_TOO_BIG 0x0304
 #define ICMP_TIME_EXCEEDED 0x0b00
 #else
 #define ADDRS_AT 8
 #define QUOTE_MAX 1232 /* bytes: the error stays within 1280 (RFC 4443 §2.4 c) */
-#define PROTO_ICMPX PROTO_ICMP6
 #define ICMP_PORT_UNREACHABLE 0x0104
 #define ICMP_TOO_BIG 0x0200
 #define ICMP_TIME_EXCEEDED 0x0300
 #endif
 #define L2_COPY 24     /* bytes: Ethernet and two VLAN tags, rounded up to whole words */
 #define ANSWER_HOPS 64 /* TTL of an answer */
-
-#ifdef LB_HOOK_XDP
-static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
-#else
-static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
-static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
-#endif
 
 /* What is kept of the packet while it is being reshaped. */
 struct lb_answer {
@@ -67,31 +56,16 @@ AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
 	return sum;
 }
 
-/* Cut the frame to `keep` bytes, then put `front` bytes before it. All packet pointers are void afterwards. */
-AI bool answer_reshape(lb_ctx *ctx, u64 keep, u64 front)
-{
-#ifdef LB_HOOK_XDP
-	u64 have = CTX_LEN(ctx);
-
-	if (keep != have && adjust_tail(ctx, (int)keep - (int)have))
-		return false;
-	return !front || !adjust_head(ctx, -(int)front);
-#else
-	/* also where the length stays: it makes the whole frame linear and writable, and ends segmentation offload */
-	if (skb_change_tail(ctx, keep, 0))
-		return false;
-	return !front || !skb_change_head(ctx, front, 0);
-#endif
-}
-
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
 AI void answer_write_l2(u8 *data, const struct lb_answer *a)
 {
-	*(u32 *)data = a->l2[1] >> 16 | a->l2[2] << 16;
-	*(u32 *)(data + 4) = a->l2[2] >> 16 | a->l2[0] << 16;
-	*(u32 *)(data + 8) = a->l2[0] >> 16 | a->l2[1] << 16;
+	u32 *words = (u32 *)data;
+
+	words[0] = a->l2[1] >> 16 | a->l2[2] << 16;
+	words[1] = a->l2[2] >> 16 | a->l2[0] << 16;
+	words[2] = a->l2[0] >> 16 | a->l2[1] << 16;
 	for (u64 i = 3; i < L2_COPY / 4; i++)
-		*(u32 *)(data + i * 4) = a->l2[i];
+		words[i] = a->l2[i];
 }
 
 /* Write the IP header of `payload` bytes from the VIP to the client; return the pseudo header's sum. */
@@ -107,35 +81,22 @@ AI u64 answer_write_ip(u8 *ip, const struct lb_pkt *pk, u64 payload, u64 proto)
 	u32 third = HTONL(ANSWER_HOPS << 24 | proto << 16);
 
 	*(u32 *)ip = first;
-	*(u32 *)(ip + 4) = HTONL(0x4000);
-	*(u32 *)(ip + 8) = third;
-	*(u16 *)(ip + 10) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
+	*(u32 *)(ip + IP4_ID) = HTONL(0x4000);
+	*(u32 *)(ip + IP4_TTL) = third;
+	*(u16 *)(ip + IP4_CSUM) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
 #else
 	*(u32 *)ip = HTONL(0x60000000);
-	*(u32 *)(ip + 4) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
+	*(u32 *)(ip + IP6_PAYLOAD_LEN) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
 #endif
 	return addresses + HTONS(payload) + HTONS(proto);
 }
-
-#ifdef LB_HOOK_TC
-/* Must the device still complete this skb's checksum (CHECKSUM_PARTIAL)? Nothing tells a program directly, but the kernel
- * leaves a checksum without pseudo header alone in just that case. `at` is the offset of a field that holds 0 and is
- * written later. All packet pointers are void afterwards. */
-AI bool skb_partial(lb_ctx *ctx, u64 at)
-{
-	l4_csum(ctx, at, 0, 1, 2);
-	u8 *field = CTX_DATA(ctx) + at;
-
-	return field + 2 <= CTX_END(ctx) && !*(u16 *)field;
-}
-#endif
 
 /* The packet becomes a RST; true when it may be sent. */
 AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer *a)
 {
 	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN;
 
-	if (!answer_reshape(ctx, at + TCP_HLEN, 0))
+	if (!ctx_resize(ctx, at + TCP_HLEN, 0))
 		return false;
 	u8 *data = CTX_DATA(ctx), *ip = data + l3, *tcp;
 
@@ -147,21 +108,21 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 	u64 pseudo = answer_write_ip(ip, pk, TCP_HLEN, PROTO_TCP);
 	u32 flags = HTONL(0x50000000 | a->flags << 16); /* 20 bytes, no window */
 
-	*(u16 *)tcp = pk->dport;
-	*(u16 *)(tcp + 2) = pk->sport;
-	*(u32 *)(tcp + 4) = a->seq;
-	*(u32 *)(tcp + 8) = a->ack;
-	*(u32 *)(tcp + 12) = flags;
-	*(u32 *)(tcp + 16) = 0;
+	*(u16 *)(tcp + L4_SPORT) = pk->dport;
+	*(u16 *)(tcp + L4_DPORT) = pk->sport;
+	*(u32 *)(tcp + TCP_SEQ) = a->seq;
+	*(u32 *)(tcp + TCP_ACK_SEQ) = a->ack;
+	*(u32 *)(tcp + TCP_DATA_OFFSET) = flags;
+	*(u32 *)(tcp + TCP_CSUM) = 0;
 	u16 sum = (u16)~csum_fold(pseudo + pk->sport + pk->dport + a->seq + a->ack + flags);
-#ifdef LB_HOOK_TC
-	if (skb_partial(ctx, at + 16))
-		sum = (u16)csum_fold(pseudo); /* the device adds the rest */
-	tcp = CTX_DATA(ctx) + at;
-	if (tcp + TCP_HLEN > CTX_END(ctx))
-		return false;
-#endif
-	*(u16 *)(tcp + 16) = sum;
+	if (HOOK_KERNEL_CSUM) {
+		if (ctx_csum_partial(ctx, at + TCP_CSUM))
+			sum = (u16)csum_fold(pseudo); /* the device adds the rest */
+		tcp = CTX_DATA(ctx) + at;
+		if (tcp + TCP_HLEN > CTX_END(ctx))
+			return false;
+	}
+	*(u16 *)(tcp + TCP_CSUM) = sum;
 	return true;
 }
 
@@ -172,22 +133,21 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 	u32 rest = reason == REASON_ANSWER_TOO_BIG ? HTONL(mtu) : 0;
 
 	*(u32 *)icmp = HTONS(what);
-	*(u32 *)(icmp + 4) = rest;
+	*(u32 *)(icmp + ICMP_REST) = rest;
 	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
-#ifdef LB_HOOK_TC
 /* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
- * so for the quoted transport header: ours must then cover what that one turns into. */
-AI bool answer_sum_skb(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
+ * so for the quoted transport header: the error's own checksum must then cover the completed one. */
+AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
 	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
 	u8 *quote = CTX_DATA(ctx) + at + ICMP_HLEN;
 	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
 
 	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
-	if (skb_partial(ctx, at + 2)) {
-		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + (pk->proto == PROTO_TCP ? 16 : 6);
+	if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
+		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + L4_CSUM(pk->proto);
 
 		if (field + 2 <= CTX_END(ctx))
 			sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;
@@ -196,10 +156,9 @@ AI bool answer_sum_skb(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted,
 
 	if (icmp + ICMP_HLEN > CTX_END(ctx))
 		return false;
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum);
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum);
 	return true;
 }
-#endif
 
 /* The packet becomes an ICMP error that quotes its beginning; true when it may be sent. */
 AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_answer *a)
@@ -211,7 +170,7 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 		quoted = QUOTE_MAX;
 	if (l3 + quoted > CTX_LEN(ctx) || L4_OFF(pk) + UDP_HLEN > l3 + quoted)
 		return false;
-	if (!answer_reshape(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
+	if (!ctx_resize(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
 		return false;
 	u8 *data = CTX_DATA(ctx), *ip = data + l3, *icmp;
 
@@ -220,12 +179,10 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	if (data + L2_COPY > CTX_END(ctx) || icmp + ICMP_HLEN > CTX_END(ctx))
 		return false;
 	answer_write_l2(data, a);
-	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMPX);
+	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMP_FAMILY);
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
-#ifdef LB_HOOK_XDP
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
+	if (HOOK_KERNEL_CSUM)
+		return answer_icmp_csum(ctx, pk, at, quoted, sum);
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
 	return true;
-#else
-	return answer_sum_skb(ctx, pk, at, quoted, sum);
-#endif
 }

@@ -33,10 +33,10 @@ struct ct_flow {
 
 AI u64 *ct_bucket(u64 hash)
 {
-	return (u64 *)(FAMILY_VAL(flow) + (hash & CFG_FLOW_MASK & ~(u64)(FLOW_WAYS - 1)) * (ENTRY_WORDS * 8));
+	return (u64 *)(FAMILY_VAL(flow) + (hash & CFG_FLOW_MASK & ~(u64)(FLOW_WAYS - 1)) * (CT_ENTRY_WORDS * 8));
 }
 
-#define CT_WAY(b, w) ((b) + (w) * ENTRY_WORDS)
+#define CT_WAY(b, w) ((b) + (w) * CT_ENTRY_WORDS)
 #define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) while somebody inserts */
 #define CT_VERSION_LOCKED (1ULL << 16)
 #define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + 2) /* [0]: entries lie in the second bucket; [1]: in the spill map */
@@ -62,7 +62,7 @@ AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
 		u64 *e = CT_WAY(bucket, w);
 
-		if (entry_match(e, key, &f->value)) {
+		if (ct_entry_match(e, key, &f->value)) {
 			f->value_at = e + E_VALUE;
 			f->seen_at = e + E_SEEN;
 			return true;
@@ -78,7 +78,7 @@ AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, str
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
 		u64 *e = CT_WAY(bucket, w);
 
-		if (entry_match_frame(e, key, data, &f->value)) {
+		if (ct_entry_match_frame(e, key, data, &f->value)) {
 			f->seen_at = e + E_SEEN;
 			return true;
 		}
@@ -106,7 +106,7 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 	struct spill_value *v;
 	struct spill_key k = {*key};
 
-	if (LIKELY(!OLD_FLOWS && !stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
+	if (LIKELY(!MIGRATING_FLOWS && !stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
 		return false;
 	v = map_lookup(FAMILY_FD(spill), &k);
 	if (!v)
@@ -122,22 +122,22 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 /* A bucket of the table that is being left. */
 AI u64 *ct_old_bucket(u64 hash)
 {
-	return (u64 *)(FAMILY_VAL(flow_old) + (hash & CFG_FLOW_OLD_MASK & ~(u64)(FLOW_WAYS - 1)) * (ENTRY_WORDS * 8));
+	return (u64 *)(FAMILY_VAL(flow_old) + (hash & CFG_FLOW_OLD_MASK & ~(u64)(FLOW_WAYS - 1)) * (CT_ENTRY_WORDS * 8));
 }
 
-/* Finds a flow off the quick path: wherever it is. One that is being moved is in the new table before it leaves the old one. */
+/* Finds a flow off the fast path: wherever it is. One that is being moved is in the new table before it leaves the old one. */
 AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
 {
 	if (ct_find(hash, key, now, f) || ct_find_spilled(key, now, f))
 		return true;
-	if (!OLD_FLOWS)
+	if (!MIGRATING_FLOWS)
 		return false;
 	f->second = false;
 	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
 }
 
 /* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */
-AI void ct_touch(u64 hash)
+AI void ct_prefetch(u64 hash)
 {
 	u64 *b = ct_bucket(hash);
 
@@ -181,7 +181,7 @@ AI u64 ct_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
 	return v;
 }
 
-AI void ct_renew_slot(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
+AI void ct_renew_snat(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
 {
 	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
 }
@@ -192,13 +192,13 @@ AI bool path_serves(u64 meta, u64 value)
 	return ((meta >> 16 ^ V_BACKEND_GEN(value)) & 0x1ff) == PATH_LIVE << 8;
 }
 
-#define SLOT_RENEW_FIRST 3 /* a first lease is short: renewed every 2^3 ticks, others every 2^8 */
-#define SLOT_RENEW_LATER 8
+#define SNAT_RENEW_FIRST 3 /* a first lease is short: renewed every 2^3 ticks, others every 2^8 */
+#define SNAT_RENEW_LATER 8
 
 /* Once a tick: last seen, stamps, lease of the SNAT slot. */
-AI void ct_touch_flow(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
+AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
 {
-	u64 renew = V_STATE(f->value) == CT_EST ? SLOT_RENEW_LATER : SLOT_RENEW_FIRST;
+	u64 renew = V_STATE(f->value) == CT_EST ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST;
 
 	WR16(f->seen_at, now);
 	if (f->second)
@@ -206,10 +206,10 @@ AI void ct_touch_flow(const struct ct_flow *f, const struct ct_key *key, u64 now
 	if (f->spilled)
 		WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
 	if (V_SNAT(f->value) && (last ^ now) >> renew)
-		ct_renew_slot(f, f->value, key, now);
+		ct_renew_snat(f, f->value, key, now);
 }
 
-AI void ct_change(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+AI void ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
 {
 	u64 next = ct_advance(f->value, pk, from_backend);
 
@@ -217,7 +217,7 @@ AI void ct_change(const struct ct_flow *f, const struct ct_key *key, const struc
 		return;
 	CAS(f->value_at, f->value, next);
 	if (V_SNAT(next) && V_STATE(next) == CT_EST)
-		ct_renew_slot(f, next, key, now);
+		ct_renew_snat(f, next, key, now);
 }
 
 /* Notes a packet of a known flow. */
@@ -226,20 +226,20 @@ AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const stru
 	u64 last = RD16(f->seen_at);
 
 	if (last != now)
-		ct_touch_flow(f, key, now, last);
-	ct_change(f, key, pk, now, from_backend);
+		ct_refresh_tick(f, key, now, last);
+	ct_refresh_state(f, key, pk, now, from_backend);
 }
 
-/* The same for a client's packet on the quick path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
+/* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
  * must do it: a flow not seen for so long that it may have expired, one whose state changes, and what is due more rarely. */
-AI bool ct_refresh_quick(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
+AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
 {
 	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
 
 	if (UNLIKELY(!est && pk->proto != PROTO_UDP))
 		return false;
 	if (UNLIKELY(last != now)) {
-		if (((now - last) & 0xffff) > CFG(timeout_new) || second || (last ^ now) >> (est ? SLOT_RENEW_LATER : SLOT_RENEW_FIRST))
+		if (((now - last) & 0xffff) > CFG(timeout_new) || second || (last ^ now) >> (est ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST))
 			return false;
 		WR16(f->seen_at, now);
 	}

@@ -16,7 +16,7 @@ AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt
 		lb_path *path;
 		lb_addr from;
 
-		if (!entry_match_client(e, key, &f->value, vip, vip_port) || V_SNAT(f->value))
+		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || V_SNAT(f->value))
 			continue;
 		path = path_of(V_BACKEND(f->value));
 		meta = PATH_META(path);
@@ -63,7 +63,7 @@ AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 
 	if (UNLIKELY(stamp_fresh(CT_STAMPS(b)[0], now)))
 		clash |= ct_clash_in(ct_bucket(hash >> 32), key, backend);
-	if (OLD_FLOWS)
+	if (MIGRATING_FLOWS)
 		clash |= ct_clash_in(ct_old_bucket(hash), key, backend) | ct_clash_in(ct_old_bucket(hash >> 32), key, backend);
 	return clash;
 }

@@ -4,16 +4,15 @@
  * none. The way out is found before the packet is touched.
  */
 #pragma once
-#include "filter.h"
-#include "nat.h"
-#include "path.h"
+#include "hook_write.h"
+#include "prefilter.h"
 #include "scratch.h"
 
 #define AF_INET 2
 #define AF_INET6 10
 #define FIB_NOT_FORWARDED 4 /* BPF_FIB_LKUP_RET_NOT_FWDED: the address is this node's own */
 #define FIB_NO_NEIGHBOR 7
-#define FIB_FRAG_NEEDED 8 /* tc only: found, but this packet is too long for the device; the caller has asked or will */
+#define FIB_FRAG_NEEDED 8 /* tc only: found, but the packet is longer than the device's MTU, which the caller compares itself */
 
 /* Ways out. */
 #define OUT_NEXTHOP 0  /* MACs and device known */
@@ -46,10 +45,8 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	if (rc == FIB_NOT_FORWARDED)
 		return OUT_STACK;
 	nh->rest = (u64)p.ifindex << 32;
-#ifdef LB_HOOK_TC
-	if (rc == FIB_NO_NEIGHBOR)
+	if (HOOK_FINDS_NEIGHBOR && rc == FIB_NO_NEIGHBOR)
 		return OUT_NEIGHBOR;
-#endif
 	if (rc && rc != FIB_FRAG_NEEDED)
 		return OUT_NONE;
 	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
@@ -58,14 +55,14 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	return OUT_NEXTHOP;
 }
 
-#define MTU_LEAST 1280 /* of an IPv6 link: what is not longer fits, and nobody asks */
+#define MIN_IP6_MTU 1280 /* bytes (RFC 8200 §5): what is not longer fits every link, so no look-up is needed */
 
 /* Returns the MTU of a reply's way out, 0 = unknown or of no matter. Requests have it in the path record. */
 AI u64 reply_mtu(const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	u64 *device;
 
-	if (LIKELY(pk->l3_len <= MTU_LEAST))
+	if (LIKELY(pk->l3_len <= MIN_IP6_MTU))
 		return 0;
 	device = device_find(NEXTHOP_IFINDEX(nh));
 	return device ? DEVICE_MTU(device) : 0;
@@ -79,16 +76,14 @@ AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, 
 	return out_fib(ctx, from, to, nh);
 }
 
-/* The same towards a client. One behind a pod's device is reached through the stack from XDP: a veth takes redirected frames only
- * where its other end polls (GRO, or an XDP program), and a pod's end seldom does. */
+/* The same towards a client. One behind a pod's device is reached through the stack where a redirected frame would not arrive
+ * (HOOK_REACHES_PODS). */
 AI int out_client(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
 {
 	int out = out_find(ctx, index, from, to, nh);
 
-#ifdef LB_HOOK_XDP
-	if (out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
+	if (!HOOK_REACHES_PODS && out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
 		return OUT_STACK;
-#endif
 	return out;
 }
 
@@ -106,62 +101,12 @@ AI u64 nexthop_index(const struct nexthop *nh)
 	return index ? *index & (NEXTHOPS - 1) : 0;
 }
 
-#ifdef LB_HOOK_XDP
-/* Takes the VLAN tags off: the frame leaves by a device that is not the one they belong to. */
-AI int untag(lb_ctx *ctx, const struct lb_pkt *pk)
-{
-	u64 tags = L3_OFF(pk) - ETH_HLEN;
-	u8 *data;
-
-	if (tags != 4 && tags != 8)
-		return -1;
-	if (adjust_head(ctx, tags))
-		return -1;
-	data = CTX_DATA(ctx);
-	if (data + ETH_HLEN > CTX_END(ctx))
-		return -1;
-	*(u16 *)(data + 12) = ETH_FAMILY;
-	return 0;
-}
-
-/* Sends the frame by a next hop. */
-AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
-{
-	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
-
-	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back) {
-		if (untag(ctx, pk))
-			return LB_DROP;
-		data = CTX_DATA(ctx);
-		end = CTX_END(ctx);
-	}
-	if (data + ETH_HLEN > end)
-		return LB_DROP;
-	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
-	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#else
-AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
-{
-	u64 macs[2] = {nh->macs, nh->rest};
-
-	if (skb_store(ctx, 0, macs, 12, 0))
-		return LB_DROP;
-	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
-		return LB_PASS; /* it is leaving by that device already */
-	return redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#endif
-
 /* Sends the translated frame the way out_find() found. */
 AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nexthop *nh)
 {
 	if (out == OUT_STACK)
 		return LB_PASS;
-#ifdef LB_HOOK_TC
-	if (out == OUT_NEIGHBOR)
-		return redirect_neigh(NEXTHOP_IFINDEX(nh), 0, 0, 0);
-#endif
+	if (HOOK_FINDS_NEIGHBOR && out == OUT_NEIGHBOR)
+		return ctx_redirect_neighbor(NEXTHOP_IFINDEX(nh));
 	return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, nh);
 }

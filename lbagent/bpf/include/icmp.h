@@ -6,10 +6,10 @@
  *   a request as a remote backend got it (from a SNAT port) -> to the client;
  *   a reply as the client got it (from the VIP)             -> to the backend: PMTU discovery of downloads;
  *   a request as a local backend got it (from the client)   -> stays on its way to the client.
- * Anything else is none of our business and passes untouched. An error is never answered and never keeps a flow alive.
+ * Any other error passes untouched. An error is never answered and never keeps a flow alive.
  */
 #pragma once
-#include "quote.h"
+#include "icmp_quote.h"
 #include "reply.h"
 
 /* Sends a rewritten error by the next hop `index`. */
@@ -31,17 +31,17 @@ AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote 
 }
 
 /* About a request that went to a remote backend from the SNAT port of `view`. */
-AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct slot_view *view)
+AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct snat_view *view)
 {
 	struct lb_tuple outer, quoted;
 
-	if (!frontend_of(SLOT_SERVICE(view->meta), &quoted.daddr, &quoted.dport))
+	if (!service_frontend(SNAT_SLOT_SERVICE(view->meta), &quoted.daddr, &quoted.dport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	quoted.saddr = view->client;
 	quoted.sport = view->client_port;
 	outer.saddr = addr_eq(&pk->saddr, &q->pk.saddr) ? quoted.daddr : pk->saddr;
 	outer.daddr = view->client;
-	return icmp_forward(ctx, pk, q, &outer, &quoted, SLOT_NEXTHOP(view->meta));
+	return icmp_forward(ctx, pk, q, &outer, &quoted, SNAT_SLOT_NEXTHOP(view->meta));
 }
 
 /* About a reply the client's side got from the VIP: for the backend of the flow with this value word. */
@@ -60,7 +60,7 @@ AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	quoted.dport = request.sport;
 	outer.saddr = pk->saddr;
 	outer.daddr = request.daddr;
-	if (!stays_here(meta, value))
+	if (!stays_local(meta, value))
 		return icmp_forward(ctx, pk, q, &outer, &quoted, META_NEXTHOP(meta));
 	count(REASON_FWD_ICMP, CTX_LEN(ctx));
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
@@ -81,11 +81,11 @@ AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* The program of slots 7 and 8. */
-AI int icmp_run(lb_ctx *ctx)
+/* The program CALL_ICMP. */
+AI int icmp_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	struct slot_view view;
+	struct snat_view view;
 	struct ct_flow flow = {};
 	struct ct_key key;
 	u64 hash, now = now_ticks();
@@ -96,13 +96,11 @@ AI int icmp_run(lb_ctx *ctx)
 	if (!s)
 		return LB_PASS;
 	q = QUOTE_OF(s);
-#ifdef LB_HOOK_TC
-	skb_pull(ctx, CTX_LEN(ctx) < QUOTE_PULL ? CTX_LEN(ctx) : QUOTE_PULL);
-#endif
-	/* an error is for whom the quoted packet came from; one that is not is forged or for somebody else */
+	ctx_linearize(ctx, QUOTE_PULL);
+	/* an error goes to the sender of the quoted packet; one that does not is forged or another node's */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	if (snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
+	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
 	if (ct_find_slow(hash, &key, now, &flow))

@@ -22,8 +22,8 @@
 #endif
 /* Are flows (SNAT slots) being moved here from a map of another size? Constants for the verifier: the code under them is not there
  * at any other time. docs/datapath.md, "Resizing". */
-#define OLD_FLOWS (CFG_FLOW_OLD_MASK != 0)
-#define OLD_SLOTS (CFG_SNAT_OLD_MASK != 0)
+#define MIGRATING_FLOWS (CFG_FLOW_OLD_MASK != 0)
+#define MIGRATING_SNAT (CFG_SNAT_OLD_MASK != 0)
 
 /* The clock: ticks of about one second, 16 bits. */
 AI u64 now_ticks(void)
@@ -31,7 +31,7 @@ AI u64 now_ticks(void)
 	return (jiffies() >> (CFG(jiffies_shift))) & 0xffff;
 }
 
-/* This CPU's row of counters: an array of rows, so that the quick path needs no look-up. (More CPUs than rows: they share.) */
+/* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. CPUs beyond the rows share row 0. */
 AI u8 *counters(void)
 {
 	u64 cpu = cpu_number();

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the record of a parsed packet and the quick parser: Ethernet, an IP header without options or extension
- * headers, no fragment, TCP or UDP. Everything else is for general.h, which fills the same record.
+ * This file contains the record of a parsed packet and the parser of plain frames: Ethernet, an IP header without options or
+ * extension headers, no fragment, TCP or UDP. Any other frame is for parse_full.h, which fills the same record.
  */
 #pragma once
-#include "types.h"
+#include "hook.h"
 
 #define PKT_DF 1       /* IPv4 "do not fragment"; always set for IPv6 */
 #define PKT_FRAGMENT 2 /* first or later fragment: checksums span datagrams, header lengths hold for this frame only */
@@ -12,12 +12,6 @@
 #define PKT_INTERNAL 8 /* from a pod or this node: internal scope */
 #define PKT_EGRESS 16  /* tc_egress: routed already, leaves by this device */
 #define PKT_TAGGED 32  /* VLAN tags between Ethernet and IP */
-
-#define NH_HOP_BY_HOP 0 /* IPv6 extension headers */
-#define NH_ROUTING 43
-#define NH_FRAGMENT 44
-#define NH_AUTH 51
-#define NH_DEST_OPTIONS 60
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* destination is a SNAT address of this node */
@@ -41,13 +35,11 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
-AI void pkt_whole(lb_ctx *ctx, struct lb_pkt *pk)
+/* tc may see many segments as one packet: what counts against an MTU is the size of a segment. The last change of l3_len. */
+AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
-#ifdef LB_HOOK_TC
-	if (ctx->gso_size)
-		pk->l3_len = ctx->gso_size + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
-#endif
+	if (CTX_GSO_SIZE(ctx))
+		pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
 }
 
 AI bool is_syn(const struct lb_pkt *pk)
@@ -56,7 +48,7 @@ AI bool is_syn(const struct lb_pkt *pk)
 }
 
 /* May a packet come from this address? Not from none, the loopback, a group (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3, §2.7). */
-AI bool is_host(const lb_addr *a)
+AI bool addr_valid_source(const lb_addr *a)
 {
 	u8 first = a->w[0];
 
@@ -69,12 +61,12 @@ AI bool is_host(const lb_addr *a)
 
 AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 {
-	addr_load(&pk->saddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 12 : 8));
-	addr_load(&pk->daddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 16 : 24));
+	addr_load(&pk->saddr, data + ETH_HLEN + IP_SADDR);
+	addr_load(&pk->daddr, data + ETH_HLEN + IP_DADDR);
 }
 
-/* Reads a frame of this family that has QUICK_HLEN bytes as if it were a plain one. The caller asks whether it is. */
-#define QUICK_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
+/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one; pkt_kind() says whether it is. */
+#define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
 
 AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 {
@@ -82,25 +74,25 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 
 	addrs_load(data, pk);
 #if LB_FAMILY == 4
-	pk->flags = *(u16 *)(l3 + 6) & HTONS(0x4000) ? PKT_DF : 0;
-	pk->proto = l3[9];
-	pk->ttl = l3[8];
-	pk->l3_len = NTOHS(*(u16 *)(l3 + 2));
+	pk->flags = *(u16 *)(l3 + IP4_FRAGMENT) & IP4_DF ? PKT_DF : 0;
+	pk->proto = l3[IP4_PROTO];
+	pk->ttl = l3[IP4_TTL];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + IP4_LEN));
 #else
 	pk->flags = PKT_DF;
-	pk->proto = l3[6];
-	pk->ttl = l3[7];
-	pk->l3_len = NTOHS(*(u16 *)(l3 + 4)) + IP_HLEN;
+	pk->proto = l3[IP6_NEXT_HEADER];
+	pk->ttl = l3[IP6_HOP_LIMIT];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + IP6_PAYLOAD_LEN)) + IP_HLEN;
 #endif
 	pk->l3_off = ETH_HLEN;
 	pk->l4_off = ETH_HLEN + IP_HLEN;
-	pk->sport = *(u16 *)l4;
-	pk->dport = *(u16 *)(l4 + 2);
-	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[13] : 0;
+	pk->sport = *(u16 *)(l4 + L4_SPORT);
+	pk->dport = *(u16 *)(l4 + L4_DPORT);
+	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[TCP_FLAGS] : 0;
 }
 
-/* Reads it once more, so that what was read before need not be kept until here: a load costs what a load from the stack does. */
-#define PKT_AGAIN(data, pk) \
+/* Re-parses the frame rather than keep fields live over a call: a packet load costs no more than a stack reload. */
+#define PKT_REPARSE(data, pk) \
 	do { \
 		OPAQUE(data); \
 		pkt_load(data, pk); \
@@ -108,14 +100,14 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 
 #define PKT_NOT_PLAIN 0
 #define PKT_PLAIN 1 /* no options, no fragment, TCP or UDP, as long as it says */
-#define PKT_TURNS 2 /* the same with SYN, FIN or RST */
+#define PKT_TCP_CONTROL 2 /* the same with SYN, FIN or RST */
 
 AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 {
 	const u8 *l3 = data + ETH_HLEN;
 
 #if LB_FAMILY == 4
-	if (*l3 != 0x45 || *(u16 *)(l3 + 6) & HTONS(0x3fff))
+	if (*l3 != IP4_VERSION_HLEN || *(u16 *)(l3 + IP4_FRAGMENT) & (IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET))
 		return PKT_NOT_PLAIN;
 #else
 	if (*l3 >> 4 != 6)
@@ -126,7 +118,7 @@ AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 	if (LIKELY(pk->proto == PROTO_TCP)) {
 		if (UNLIKELY(pk->l3_len < IP_HLEN + TCP_HLEN))
 			return PKT_NOT_PLAIN;
-		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TURNS : PKT_PLAIN;
+		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TCP_CONTROL : PKT_PLAIN;
 	}
 	return pk->proto == PROTO_UDP && pk->l3_len >= IP_HLEN + UDP_HLEN ? PKT_PLAIN : PKT_NOT_PLAIN;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at SLOT_REPLY: replies of backends in every case the entry did not settle. A SNAT port's
- * slot tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop
- * towards the client is learned here.
+ * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
+ * tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop towards the
+ * client is learned here.
  */
 #pragma once
-#include "create.h"
-#include "filter.h"
+#include "flow_create.h"
+#include "prefilter.h"
 
 /* Sends a translated reply. On tc_egress the kernel has routed it already. */
 AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, u64 index, u64 *learned, u64 service, u64 backend)
@@ -39,7 +39,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 }
 
 /* The flow's entry learns that its backend answers. */
-AI void reply_note(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
 {
 	struct ct_key key;
 	struct ct_flow f;
@@ -49,25 +49,25 @@ AI void reply_note(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
 		ct_refresh(&f, &key, pk, now, true);
 }
 
-AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct slot_view *view, u64 now)
+AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
 {
 	u64 meta = view->meta, learned = 0, next;
 	struct lb_tuple to;
 	int rc;
 
-	if (!frontend_of(SLOT_SERVICE(meta), &to.saddr, &to.sport))
+	if (!service_frontend(SNAT_SLOT_SERVICE(meta), &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	reply_note(&s->pk, &to, now);
-	rc = reply_send(ctx, s, &to, SLOT_NEXTHOP(meta), &learned, SLOT_SERVICE(meta), SLOT_BACKEND(meta));
-	meta = RD64(view->slot + SLOT_META); /* reply_note may have renewed it */
-	if ((meta ^ view->meta) & ~(SLOT_SEEN_MASK | (u64)(NEXTHOPS - 1) << 16))
+	reply_refresh(&s->pk, &to, now);
+	rc = reply_send(ctx, s, &to, SNAT_SLOT_NEXTHOP(meta), &learned, SNAT_SLOT_SERVICE(meta), SNAT_SLOT_BACKEND(meta));
+	meta = RD64(view->slot + SNAT_SLOT_META); /* reply_refresh may have renewed it */
+	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | (u64)(NEXTHOPS - 1) << 16))
 		return rc;
-	next = (meta & ~SLOT_SEEN_MASK) | SLOT_UNITS(now) << 4;
+	next = (meta & ~SNAT_SLOT_SEEN_MASK) | SNAT_SLOT_UNITS(now) << 4;
 	if (learned)
 		next = (next & ~((u64)(NEXTHOPS - 1) << 16)) | learned << 16;
-	CAS(view->slot + SLOT_META, meta, next);
+	CAS(view->slot + SNAT_SLOT_META, meta, next);
 	return rc;
 }
 
@@ -100,10 +100,10 @@ AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct 
 
 	if (reply_find_in(hash, pk, now, key, f, vip, vip_port))
 		return true;
-	if (OLD_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
+	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
 		return true;
-	reply_key(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
-	return ct_find_spilled(key, now, f) && frontend_of(SEEN_SERVICE(f->seen_at), vip, vip_port);
+	ct_reply_key(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+	return ct_find_spilled(key, now, f) && service_frontend(SEEN_SERVICE(f->seen_at), vip, vip_port);
 }
 
 AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
@@ -130,11 +130,11 @@ AI int reply_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	u64 now = now_ticks();
-	struct slot_view view;
+	struct snat_view view;
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
 		return reply_snat(ctx, s, &view, now);
 	return reply_local(ctx, s, now);
 }

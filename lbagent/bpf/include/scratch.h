@@ -1,27 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what one program hands to the next: a per-CPU record, and the tail call slots of a hook.
+ * This file contains what one program hands to the next: a per-CPU record, and the tail call to a slot CALL_NAME of the hook.
  *
- * Conventions: the caller fills `pk` (and the fields named at the slot), then lb_call(). A tail call that fails falls through,
- * so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
- * Slots are for IPv4; IPv6 is one more (FAMILY_SLOT).
+ * The caller fills `pk` and what bpf/tail_calls.py says the program expects, then does lb_call(). A tail call that fails falls
+ * through, so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
+ * CALL_NAME is IPv4's slot; IPv6's is the next (FAMILY_CALL).
  */
 #pragma once
 #include "maps.h"
 #include "parse.h"
 
-#define SLOT_GENERAL 1 /* nothing in the record but hook_flags: parse all of it */
-#define SLOT_FLOW 3    /* pk: flow look-up, then service and selection */
-#define SLOT_INSERT 5  /* pk, choice: make the flow and forward */
-#define SLOT_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
-#define SLOT_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
-#define SLOT_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
-#define SLOT_SWEEP 13
-#define SLOT_STEAL 15  /* pk, choice: no SNAT port was free at first sight */
-
 /* Why a packet of a flow gets a backend chosen. */
 #define CHOICE_NEW 0
-#define CHOICE_AGAIN 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
+#define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
 /* Whether a flow needs a SNAT port, and where it is looked for. */
 #define SNAT_NONE 0
@@ -33,7 +24,7 @@ struct lb_scratch {
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
-	u64 old_value;   /* CHOICE_AGAIN: the value word to replace */
+	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
 	u32 backend;     /* chosen backend id */
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
@@ -46,12 +37,8 @@ struct lb_scratch {
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
 
-/* Flags that come with the packet from an earlier program: on XDP there are none. */
-#ifdef LB_HOOK_XDP
-#define HOOK_FLAGS(s) 0
-#else
-#define HOOK_FLAGS(s) ((s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS))
-#endif
+/* Flags that come with the packet from the entry. */
+#define HOOK_FLAGS(s) (HOOK_MARKS_SCOPE ? (s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS) : 0)
 
 /* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
 AI struct lb_scratch *scratch(void)
@@ -76,11 +63,11 @@ AI int verdict(lb_ctx *ctx, u32 reason, int action)
 	return action;
 }
 
-/* Has the sender answered. `s->pk` is the untranslated packet. */
+/* Answers the sender (CALL_ANSWER). `s->pk` is the untranslated packet. */
 AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
 {
 	s->answer = reason;
 	s->answer_mtu = mtu;
-	lb_call(ctx, FAMILY_SLOT(SLOT_ANSWER));
+	lb_call(ctx, FAMILY_CALL(CALL_ANSWER));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

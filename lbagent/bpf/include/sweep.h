@@ -7,9 +7,9 @@
  * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0.
  */
 #pragma once
-#include "insert.h"
+#include "ct_insert.h"
 
-#define SLOTS_PER_BUCKET 4
+#define SNAT_SLOTS_PER_BUCKET 4
 
 /* Frees an entry that nobody has used for its time-out. Between the question and the claim a packet may come: asked again. */
 AI void sweep_expire(u64 *e, u64 owner, u64 now, u64 limit)
@@ -27,7 +27,7 @@ AI void sweep_expire(u64 *e, u64 owner, u64 now, u64 limit)
 	WR64(e, gen);
 }
 
-AI u64 sweep_entry(u64 *e, u64 now, u64 half)
+AI u64 sweep_flow(u64 *e, u64 now, u64 half)
 {
 	u64 owner = RD64(e), value = RD64(e + E_VALUE), limit, backend;
 
@@ -44,15 +44,15 @@ AI u64 sweep_entry(u64 *e, u64 now, u64 half)
 }
 
 /* A slot whose lease is over: its flow spilled, or was never stored. */
-AI void sweep_slot(u64 index, u64 now)
+AI void sweep_snat_slot(u64 index, u64 now)
 {
-	u64 *s = (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SLOT_BYTES), s0 = RD64(s);
+	u64 *s = (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SNAT_SLOT_BYTES), s0 = RD64(s);
 
-	if (s0 >> 16 && slot_stale(RD64(s + SLOT_META), now))
-		CAS(s, s0, s0 & SLOT_GEN);
+	if (s0 >> 16 && snat_slot_stale(RD64(s + SNAT_SLOT_META), now))
+		CAS(s, s0, s0 & SNAT_SLOT_GEN);
 }
 
-AI int sweep_main(struct xdp_md *ctx)
+AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
 	u64 now = now_ticks(), first, count, half, live = 0;
@@ -70,8 +70,8 @@ AI int sweep_main(struct xdp_md *ctx)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_entry(CT_WAY(bucket, w), now, half);
-			sweep_slot((first + n) * SLOTS_PER_BUCKET + w, now);
+			live += sweep_flow(CT_WAY(bucket, w), now, half);
+			sweep_snat_slot((first + n) * SNAT_SLOTS_PER_BUCKET + w, now);
 		}
 	}
 	run->first = first + count;

@@ -26,12 +26,12 @@ from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
 from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
-from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 MIN_KERNEL = (5, 15)
 PRIORITY_STEP = (

@@ -29,7 +29,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
-        return int(ConfigFlag.EXTERNAL_CLUSTERIP) if self.external_clusterip else 0
+        return ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
 
 
 class Seeds(Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""Drives move4 and move6: flows and SNAT slots from the maps they are in to maps of another size (docs/datapath.md, "Resizing")."""
+"""Drives migrate4 and migrate6: flows and SNAT slots go to maps of another size (docs/datapath.md, "Resizing")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbagent.bpf.load.loader import create_map, generation_maps, load_program, w
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
-from lbagent.maps.layout import FLOW_WAYS, LB_MOVE, Move
+from lbagent.maps.layout import FLOW_WAYS, LB_MIGRATE, MigrateWhat
 from lbagent.maps.specs import OLD_MAPS, Sizes, map_specs
 from lbagent.model.family import Family
 
@@ -50,34 +50,34 @@ def migrate_flows(
     """
     out = {}
     for family in Family:
-        fd = programs[f"move{family}"]
+        fd = programs[f"migrate{family}"]
         flows, slots = (getattr(old, f"{name}{family}") for name in ("flow", "snat"))
         flows_after, slots_after = (getattr(new, f"{name}{family}") for name in ("flow", "snat"))
         out[family] = done = MigrationResult()
         if (flows, slots) == (flows_after, slots_after):
             continue
-        _pass(fd, Move.FLOWS, flows, done, dry)
+        _pass(fd, MigrateWhat.FLOWS, flows, done, dry)
         for _ in range(MAX_PASSES):
             if not done.again:
                 break
             done.again = 0
-            _pass(fd, Move.FLOWS, flows, done, dry)
+            _pass(fd, MigrateWhat.FLOWS, flows, done, dry)
         if slots != slots_after:
             rest = MigrationResult()
-            _pass(fd, Move.SLOTS, slots, rest, dry)
+            _pass(fd, MigrateWhat.SNAT_SLOTS, slots, rest, dry)
             done.lost = max(done.lost, rest.lost)  # the slot of a flow that was lost is met again
         if flows != flows_after:
-            _pass(fd, Move.STAMPS, max(flows, flows_after) // FLOW_WAYS, done, dry)
+            _pass(fd, MigrateWhat.STAMPS, max(flows, flows_after) // FLOW_WAYS, done, dry)
     return out
 
 
-def _pass(fd: int, what: Move, count: int, done: MigrationResult, dry: bool) -> None:
+def _pass(fd: int, what: MigrateWhat, count: int, done: MigrationResult, dry: bool) -> None:
     for first in range(0, count, POSITIONS_PER_RUN):
         length = min(POSITIONS_PER_RUN, count - first)
-        data = LB_MOVE.pack(first, length, what, dry, 0, 0, 0, 0)
+        data = LB_MIGRATE.pack(first, length, what, dry, 0, 0, 0, 0)
         with kernel_errors("test run", "the program that moves flows"):
             out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
-        _, left, _, _, flows, spilled, lost, again = map(int, LB_MOVE.unpack(out.data[: LB_MOVE.size]))
+        _, left, _, _, flows, spilled, lost, again = map(int, LB_MIGRATE.unpack(out.data[: LB_MIGRATE.size]))
         if left:
             raise LbError(f"the mover stopped {left} positions early; flows go on where they are")
         done.flows += flows
@@ -100,7 +100,7 @@ def try_migration(
             fds[name] = create_map(specs[name])
             stack.callback(os.close, fds[name])
         programs = {}
-        for name in ("move4", "move6"):
+        for name in ("migrate4", "migrate6"):
             programs[name] = load_program(artifact.programs[name], with_old_maps(fds))
             stack.callback(os.close, programs[name])
         return migrate_flows(programs, old, new, dry=True)

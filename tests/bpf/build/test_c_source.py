@@ -55,6 +55,6 @@ def test_constants_hold_what_the_contract_names():
     found = constants()
     assert found["REASON_FWD_ESTABLISHED"] == 1
     assert found["PATH_LOCAL"] == 4
-    assert found["MAP_BASE"] == 1000
+    assert found["CALL_SLOW_PATH"] == 3
     assert found["METRIC_SERVICE"] == 256
     assert f"#define MAP_lb4_service {1000 + MAP_NAMES.index('lb4_service')}\n" in prelude()

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at SLOT_FLOW: a packet towards a frontend that the entry could not settle. Known flows with
+ * This file contains the program CALL_SLOW_PATH: a packet towards a frontend that the fast path leaves. Established flows with
  * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
  */
 #pragma once
-#include "filter.h"
-#include "known.h"
-#include "select.h"
+#include "fast_path.h"
+#include "flow_select.h"
+#include "prefilter.h"
 
-/* What forbids forwarding before anything was translated or stored. Returns GO_ON or a verdict. */
-#define GO_ON (-1)
+/* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
+#define CONTINUE (-1)
 
-AI int flow_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 {
 	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta)))) {
 		if (s->pk.flags & PKT_DF)
@@ -20,29 +20,17 @@ AI int flow_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 	}
 	if (!here && UNLIKELY(s->pk.ttl <= 1))
 		return answer(ctx, s, REASON_ANSWER_TTL, 0);
-	return GO_ON;
+	return CONTINUE;
 }
 
-/* A request on tc_egress to this node itself was about to leave it: back up through the same device, to our own address. */
-AI int send_here(lb_ctx *ctx, const struct lb_pkt *pk)
+/* To this node itself. A request that was about to leave it (tc_egress) comes back up through the same device. */
+AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
 {
-#ifdef LB_HOOK_TC
-	u8 *data = CTX_DATA(ctx), mac[6];
-
-	if (pk->flags & PKT_EGRESS) {
-		if (data + ETH_HLEN > CTX_END(ctx))
-			return LB_DROP;
-		__builtin_memcpy(mac, data + 6, 6);
-		if (skb_store(ctx, 0, mac, 6, 0))
-			return LB_DROP;
-		return redirect_to(CTX_IFINDEX(ctx), REDIRECT_INGRESS);
-	}
-#endif
-	return LB_PASS;
+	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
 }
 
 /* The most telling reason: where the packet goes, and what it is, come before how its flow was found. */
-AI u32 flow_reason(const struct lb_pkt *pk, bool here, u32 reason)
+AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 {
 	if (UNLIKELY(pk->flags & PKT_LATER))
 		return REASON_FWD_FRAGMENT;
@@ -50,11 +38,11 @@ AI u32 flow_reason(const struct lb_pkt *pk, bool here, u32 reason)
 }
 
 /* Translates and sends a packet of a flow with this value. Limits were checked. */
-AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
+AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
 {
 	lb_path *path = path_of(V_BACKEND(value));
 	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
-	bool here = stays_here(meta, value);
+	bool here = stays_local(meta, value);
 	struct nexthop nh = {};
 	struct lb_tuple to;
 	int out = OUT_STACK;
@@ -66,38 +54,38 @@ AI int flow_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u
 		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
-	count(flow_reason(pk, here, reason), len);
+	count(slow_path_reason(pk, here, reason), len);
 	count_flow(service, V_BACKEND(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
-	return out == OUT_STACK ? send_here(ctx, pk) : out_go(ctx, pk, out, &nh);
+	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
 }
 
 /* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
-AI int flow_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
+AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
 {
 	CAS(f->value_at, f->value, (f->value & ~V_STATE_MASK) | CT_CLOSING << 16);
 	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
 }
 
-AI bool flow_lost_slot(const struct ct_flow *f, const struct ct_key *key)
+AI bool slow_path_lost_snat(const struct ct_flow *f, const struct ct_key *key)
 {
 	u64 *slot;
 
 	if (!V_SNAT(f->value))
 		return false;
-	slot = slot_of_value(f->value);
-	if (snat_held(slot, RD64(slot + SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at)))
+	slot = snat_slot_of_value(f->value);
+	if (snat_slot_held(slot, RD64(slot + SNAT_SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at)))
 		return false;
-	if (!OLD_SLOTS)
+	if (!MIGRATING_SNAT)
 		return true;
-	slot = old_slot_of_value(f->value);
-	return !snat_held(slot, RD64(slot + SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
+	slot = snat_old_slot_of_value(f->value);
+	return !snat_slot_held(slot, RD64(slot + SNAT_SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
 }
 
 /* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; UDP moves only when its backend is gone.
  * An expired flow may have lost its SNAT port to somebody else. */
-AI bool flow_again(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
+AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
 	bool syn = is_syn(pk);
 
@@ -105,11 +93,11 @@ AI bool flow_again(const struct ct_flow *f, const struct ct_key *key, const stru
 		return true;
 	if (LIKELY(ct_age(f, now) <= ct_timeout(V_STATE(f->value), pk->proto == PROTO_UDP)))
 		return false;
-	return syn || flow_lost_slot(f, key);
+	return syn || slow_path_lost_snat(f, key);
 }
 
-/* Returns GO_ON if the flow needs a backend (choice is set), else the verdict. */
-AI int flow_known(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
+/* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
+AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
 	u64 v = f->value, meta = PATH_META(path_of(V_BACKEND(v)));
@@ -117,55 +105,66 @@ AI int flow_known(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, s
 	int rc;
 
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
-		return flow_reset(ctx, s, f);
-	if (flow_again(f, key, pk, meta, gone, now)) {
-		s->choice = CHOICE_AGAIN;
+		return slow_path_reset(ctx, s, f);
+	if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
+		s->choice = CHOICE_RESELECT;
 		s->old_value = v;
-		return GO_ON;
+		return CONTINUE;
 	}
-	rc = flow_limits(ctx, s, meta, stays_here(meta, v));
-	if (rc != GO_ON)
+	rc = slow_path_limits(ctx, s, meta, stays_local(meta, v));
+	if (rc != CONTINUE)
 		return rc;
 	if (is_syn(pk) && V_STATE(v) == CT_CLOSING) /* the client uses its port again */
 		CAS(f->value_at, v, v & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND));
 	ct_refresh(f, key, pk, now, false);
-	return flow_send(ctx, pk, v, SEEN_SERVICE(f->seen_at), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	return slow_path_send(ctx, pk, v, SEEN_SERVICE(f->seen_at), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+}
+
+AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
+{
+	t->client = pk->saddr;
+	t->frontend = pk->daddr;
+	t->client_port = pk->sport;
+	t->frontend_port = pk->dport;
+	t->proto = pk->proto;
+	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
 }
 
 /* No frontend has this address and port. */
-AI int flow_no_service(lb_ctx *ctx, struct lb_scratch *s)
+AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple5 *t)
 {
-	struct lb_service *wild = service_wildcard(&s->pk);
+	struct lb_service *wild = service_wildcard(t);
 	u32 reason;
 
 	if (wild) {
-		reason = service_routable(&s->pk, wild);
+		reason = service_routable(t, wild);
 		if (reason)
 			return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 		return answer(ctx, s, REASON_REJECT_UNDEFINED_PORT, 0);
 	}
-	if (filter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
-		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
+	if (prefilter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
-/* Chooses a backend by the service as it is now. Returns GO_ON with the choice in `s`, or the verdict. */
-AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
+/* Chooses a backend by the service as it is now. Returns CONTINUE with the choice in `s`, or the verdict. */
+AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
 {
-	struct selected chosen = {};
+	struct selection chosen = {};
 	struct lb_service *svc;
+	struct lb_tuple5 t;
 	lb_key key;
 	u32 reason;
 
-#ifdef LB_HOOK_XDP
-	s->pk.flags |= device_scope(CTX_IFINDEX(ctx)); /* tc has asked at its entry */
-#endif
-	svc = service_find(&s->pk, &key);
+	if (!HOOK_MARKS_SCOPE)
+		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
+	pkt_tuple5(&s->pk, &t);
+	svc = service_lookup(&t, &key);
 	if (!svc)
-		return flow_no_service(ctx, s);
-	reason = service_routable(&s->pk, svc);
+		return slow_path_no_service(ctx, s, &t);
+	reason = service_routable(&t, svc);
 	if (!reason)
-		reason = service_source(&s->pk, svc);
+		reason = service_source(&t, svc);
 	if (reason)
 		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 	if (UNLIKELY(svc->flags2 & SVC2_L7))
@@ -174,25 +173,25 @@ AI int flow_choose(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow,
 		reason = service_empty(svc);
 		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
-	if (UNLIKELY(!is_host(&s->pk.saddr)))
+	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	reason = select_backend(&s->pk, s, svc, &key, flow, now, &chosen);
+	reason = select_backend(&t, svc, &key, flow, s->hash, now, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
-	affinity_note(&s->pk, svc, chosen.backend);
+	affinity_update(&t, svc, chosen.backend);
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
-	s->snat = chosen.snat;
-	return GO_ON;
+	s->snat = chosen.snat ? SNAT_FIRST : SNAT_NONE;
+	return CONTINUE;
 }
 
 /* A SYN is most likely a new flow, and obeys the service of today even if it is not: it chooses first, so that the cache misses
  * of its bucket and of its SNAT slot overlap. Other packets look for their flow first. */
-AI int flow_main(lb_ctx *ctx)
+AI int slow_path_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	struct slot_view view;
+	struct snat_view view;
 	struct ct_key key;
 	struct ct_flow f = {};
 	u64 now = now_ticks();
@@ -200,29 +199,29 @@ AI int flow_main(lb_ctx *ctx)
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
-		lb_call(ctx, FAMILY_SLOT(SLOT_REPLY));
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
 	if (is_syn(&s->pk)) {
-		rc = flow_choose(ctx, s, &key, now);
-		if (rc != GO_ON)
+		rc = slow_path_select(ctx, s, &key, now);
+		if (rc != CONTINUE)
 			return rc;
-		ct_touch(s->hash);
+		ct_prefetch(s->hash);
 		if (s->snat)
-			snat_touch(s->hash, s->backend);
+			snat_prefetch(s->hash, s->backend);
 	}
 	if (ct_find_slow(s->hash, &key, now, &f)) {
-		rc = flow_known(ctx, s, &key, &f, now);
-		if (rc != GO_ON)
+		rc = slow_path_established(ctx, s, &key, &f, now);
+		if (rc != CONTINUE)
 			return rc;
 	}
 	s->version = f.version;
 	if (!is_syn(&s->pk)) {
-		rc = flow_choose(ctx, s, &key, now);
-		if (rc != GO_ON)
+		rc = slow_path_select(ctx, s, &key, now);
+		if (rc != CONTINUE)
 			return rc;
 	}
-	lb_call(ctx, FAMILY_SLOT(SLOT_INSERT));
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -4,12 +4,12 @@
  * (docs/datapath.md, "Resizing"). Everything appears in the new map before it leaves the old one, so that a program that looks
  * new, old, new misses nothing. Running it again over what was moved does nothing.
  *
- * The run's data is struct lb_move. One run moves `first` and `count` on, over at most one flow or MOVE_STEP positions.
+ * The run's data is struct lb_migrate. One run moves `first` and `count` on, over at most one flow or MIGRATE_STEP positions.
  */
 #pragma once
-#include "create.h"
+#include "flow_create.h"
 
-AI u64 entry_key(u64 *e, u64 owner, struct ct_key *k)
+AI u64 ct_entry_key(u64 *e, u64 owner, struct ct_key *k)
 {
 #if LB_FAMILY == 4
 	k->k0 = owner & ~GEN_MASK;
@@ -26,9 +26,9 @@ AI u64 entry_key(u64 *e, u64 owner, struct ct_key *k)
 }
 
 /* Moves one slot. Returns false if the new place is somebody else's. */
-AI bool move_slot(u64 *from, u64 *to, u64 dry)
+AI bool migrate_snat_slot(u64 *from, u64 *to, u64 dry)
 {
-	u64 s0 = RD64(from), meta = RD64(from + SLOT_META), t0 = RD64(to);
+	u64 s0 = RD64(from), meta = RD64(from + SNAT_SLOT_META), t0 = RD64(to);
 	lb_addr client;
 
 #if LB_FAMILY == 6
@@ -38,38 +38,38 @@ AI bool move_slot(u64 *from, u64 *to, u64 dry)
 	client.w[0] = 0;
 #endif
 	if (t0 >> 16) {
-		if (!slot_client_is(to, t0, s0, &client) || SLOT_BACKEND(RD64(to + SLOT_META)) != SLOT_BACKEND(meta))
+		if (!snat_slot_client_is(to, t0, s0, &client) || SNAT_SLOT_BACKEND(RD64(to + SNAT_SLOT_META)) != SNAT_SLOT_BACKEND(meta))
 			return false;
 	} else {
 		if (CAS(to, t0, s0) != t0)
 			return false;
-		slot_write(to, &client, meta);
+		snat_slot_write(to, &client, meta);
 	}
 	if (!dry)
-		CAS(from, s0, s0 & SLOT_GEN);
+		CAS(from, s0, s0 & SNAT_SLOT_GEN);
 	return true;
 }
 
 /* Moves the slot a flow's value speaks of, if it is still the flow's. Returns false if there is no room for it. */
-AI bool move_slot_of(u64 value, u64 owner, const lb_addr *client, u64 now, u64 dry)
+AI bool migrate_snat_slot_of(u64 value, u64 owner, const lb_addr *client, u64 now, u64 dry)
 {
 	u64 *from, *to;
 
-	if (!OLD_SLOTS || !V_SNAT(value))
+	if (!MIGRATING_SNAT || !V_SNAT(value))
 		return true;
-	from = old_slot_of_value(value);
-	to = slot_of_value(value);
-	if (!slot_is_of(from, RD64(from), value, owner, client))
+	from = snat_old_slot_of_value(value);
+	to = snat_slot_of_value(value);
+	if (!snat_slot_is_of(from, RD64(from), value, owner, client))
 		return true;
-	if (!move_slot(from, to, dry))
+	if (!migrate_snat_slot(from, to, dry))
 		return false;
 	if (V_STATE(value) == CT_EST) /* in case the lease of its beginning is the one it still has */
-		snat_renew(value, owner, client, SLOT_SERVICE(RD64(to + SLOT_META)), now);
+		snat_renew(value, owner, client, SNAT_SLOT_SERVICE(RD64(to + SNAT_SLOT_META)), now);
 	return true;
 }
 
 /* Takes the flow out of the old table, with what changed since its value was read. Returns false if it changed once more. */
-AI bool move_out(u64 *e, u64 owner, u64 value, struct ct_flow *f)
+AI bool migrate_out(u64 *e, u64 owner, u64 value, struct ct_flow *f)
 {
 	u64 next;
 
@@ -89,7 +89,7 @@ AI bool move_out(u64 *e, u64 owner, u64 value, struct ct_flow *f)
 	return false;
 }
 
-AI void move_flow(struct lb_move *run, u64 *e, u64 owner, u64 value, u64 now)
+AI void migrate_flow(struct lb_migrate *run, u64 *e, u64 owner, u64 value, u64 now)
 {
 	u64 seen = RD64(e + E_SEEN), hash, rc;
 	struct ct_key key, reply;
@@ -97,7 +97,7 @@ AI void move_flow(struct lb_move *run, u64 *e, u64 owner, u64 value, u64 now)
 	lb_path *path = path_of(V_BACKEND(value));
 	lb_addr backend, client;
 
-	hash = entry_key(e, owner, &key);
+	hash = ct_entry_key(e, owner, &key);
 #if LB_FAMILY == 4
 	client.w[0] = key.k0 >> 32;
 #define OWNER_PORT(owner) ((u16)((owner) >> 16))
@@ -105,20 +105,20 @@ AI void move_flow(struct lb_move *run, u64 *e, u64 owner, u64 value, u64 now)
 	client = key.client;
 #define OWNER_PORT(owner) ((u16)((owner) >> 48))
 #endif
-	if (!move_slot_of(value, owner, &client, now, run->dry)) {
+	if (!migrate_snat_slot_of(value, owner, &client, now, run->dry)) {
 		run->lost++;
 		return;
 	}
-	if (!OLD_FLOWS) {
+	if (!MIGRATING_FLOWS) {
 		run->moved++;
 		return;
 	}
 	if (ct_find(hash, &key, now, &f)) {
-		run->again += !run->dry && !move_out(e, owner, value, &(struct ct_flow){});
+		run->again += !run->dry && !migrate_out(e, owner, value, &(struct ct_flow){});
 		return;
 	}
 	path_addr(path, &backend);
-	reply_key(&reply, &client, OWNER_PORT(owner), &backend, META_PORT(PATH_META(path)),
+	ct_reply_key(&reply, &client, OWNER_PORT(owner), &backend, META_PORT(PATH_META(path)),
 		  OWNER_IS_UDP(owner) ? PROTO_UDP : PROTO_TCP);
 	rc = ct_insert(hash, &key, &reply, value & ~GEN_MASK, SEEN_SERVICE(&seen), false, now, &f);
 	if (rc == CT_RETRY) {
@@ -133,19 +133,19 @@ AI void move_flow(struct lb_move *run, u64 *e, u64 owner, u64 value, u64 now)
 	run->spilled += rc == CT_SPILLED;
 	run->lost += rc == CT_FULL;
 	if (rc != CT_FULL && !run->dry)
-		run->again += !move_out(e, owner, value, &f);
+		run->again += !migrate_out(e, owner, value, &f);
 }
 
 /* Moves the next flow that lives. */
-AI void move_flows(struct lb_move *run, u64 now)
+AI void migrate_flows(struct lb_migrate *run, u64 now)
 {
 	u64 n, owner = 0, value = 0, found = 0, *e = 0;
 
 	NO_UNROLL
-	for (n = 0; n < MOVE_STEP; n++) {
+	for (n = 0; n < MIGRATE_STEP; n++) {
 		if (n >= run->count || found)
 			break;
-		e = ct_old_bucket(0) + ((run->first + n) & (OLD_FLOWS ? CFG_FLOW_OLD_MASK : CFG_FLOW_MASK)) * ENTRY_WORDS;
+		e = ct_old_bucket(0) + ((run->first + n) & (MIGRATING_FLOWS ? CFG_FLOW_OLD_MASK : CFG_FLOW_MASK)) * CT_ENTRY_WORDS;
 		owner = RD64(e);
 		value = RD64(e + E_VALUE);
 		found = owner >> 16 && !((owner ^ value) & GEN_MASK) &&
@@ -154,42 +154,42 @@ AI void move_flows(struct lb_move *run, u64 now)
 	run->first += n;
 	run->count -= n;
 	if (found && e)
-		move_flow(run, e, owner, value, now);
+		migrate_flow(run, e, owner, value, now);
 }
 
 /* Where a slot of the old map goes. A slot does not know its port: it follows from the place where it lies, unless the old map
  * has fewer slots than there are ports. Returns NULL then: such a slot goes with its flow. */
-AI u64 *move_target(u64 index, u64 meta)
+AI u64 *migrate_target(u64 index, u64 meta)
 {
-	lb_path *path = path_of(SLOT_BACKEND(meta));
+	lb_path *path = path_of(SNAT_SLOT_BACKEND(meta));
 	u64 bh = path_hash(path, PATH_META(path)), port;
 
 	if (CFG_SNAT_MASK < CFG_SNAT_OLD_MASK)
-		return (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SLOT_BYTES);
+		return (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SNAT_SLOT_BYTES);
 	port = CFG(snat_port_min) + ((index - bh - CFG(snat_port_min)) & CFG_SNAT_OLD_MASK);
 	if (port > CFG(snat_port_max) || port + CFG_SNAT_OLD_MASK + 1 <= CFG(snat_port_max))
 		return 0;
-	return slot_of(bh, HTONS(port));
+	return snat_slot_of(bh, HTONS(port));
 }
 
 /* Moves the slots that no flow of the table speaks of: of spilled flows, and of handshakes without state. */
-AI void move_slots(struct lb_move *run, u64 now)
+AI void migrate_snat_slots(struct lb_migrate *run, u64 now)
 {
 	u64 n;
 
 	NO_UNROLL
-	for (n = 0; n < MOVE_STEP / 8; n++) {
+	for (n = 0; n < MIGRATE_STEP / 8; n++) {
 		u64 index = run->first + n, *from, *to, s0, meta;
 
 		if (n >= run->count)
 			break;
-		from = (u64 *)(FAMILY_VAL(snat_old) + (index & CFG_SNAT_OLD_MASK) * SLOT_BYTES);
+		from = (u64 *)(FAMILY_VAL(snat_old) + (index & CFG_SNAT_OLD_MASK) * SNAT_SLOT_BYTES);
 		s0 = RD64(from);
-		meta = RD64(from + SLOT_META);
-		if (!(s0 >> 16) || (s0 ^ meta) & 15 || slot_stale(meta, now))
+		meta = RD64(from + SNAT_SLOT_META);
+		if (!(s0 >> 16) || (s0 ^ meta) & 15 || snat_slot_stale(meta, now))
 			continue;
-		to = move_target(index, meta);
-		if (to && !move_slot(from, to, run->dry))
+		to = migrate_target(index, meta);
+		if (to && !migrate_snat_slot(from, to, run->dry))
 			run->lost++;
 	}
 	run->first += n;
@@ -197,12 +197,12 @@ AI void move_slots(struct lb_move *run, u64 now)
 }
 
 /* Tells the new table's buckets which flows lie in the spill map. `first` runs over the buckets of the larger table. */
-AI void move_stamps(struct lb_move *run, u64 now)
+AI void migrate_stamps(struct lb_migrate *run, u64 now)
 {
 	u64 n;
 
 	NO_UNROLL
-	for (n = 0; n < MOVE_STEP / 2; n++) {
+	for (n = 0; n < MIGRATE_STEP / 2; n++) {
 		u64 bucket = (run->first + n) * FLOW_WAYS;
 		u8 stamp, *to;
 
@@ -217,19 +217,19 @@ AI void move_stamps(struct lb_move *run, u64 now)
 	run->count -= n;
 }
 
-AI int move_main(lb_ctx *ctx)
+AI int migrate_main(lb_ctx *ctx)
 {
-	struct lb_move *run = (struct lb_move *)CTX_DATA(ctx);
+	struct lb_migrate *run = (struct lb_migrate *)CTX_DATA(ctx);
 	u64 now = now_ticks();
 
-	if ((u8 *)(run + 1) > CTX_END(ctx) || (!OLD_FLOWS && !OLD_SLOTS) || !run->count)
+	if ((u8 *)(run + 1) > CTX_END(ctx) || (!MIGRATING_FLOWS && !MIGRATING_SNAT) || !run->count)
 		return 0;
-	if (run->what == MOVE_FLOWS)
-		move_flows(run, now);
-	else if (run->what == MOVE_SLOTS && OLD_SLOTS)
-		move_slots(run, now);
-	else if (run->what == MOVE_STAMPS && OLD_FLOWS)
-		move_stamps(run, now);
+	if (run->what == MIGRATE_FLOWS)
+		migrate_flows(run, now);
+	else if (run->what == MIGRATE_SNAT_SLOTS && MIGRATING_SNAT)
+		migrate_snat_slots(run, now);
+	else if (run->what == MIGRATE_STAMPS && MIGRATING_FLOWS)
+		migrate_stamps(run, now);
 	else
 		run->count = 0;
 	return 0;

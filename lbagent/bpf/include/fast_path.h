@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the frequent case: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
- * alive, its next hop known and room in every limit. Everything else returns GO_SLOW with the packet untouched.
+ * This file contains the frequent cases: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
+ * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
  */
 #pragma once
 #include "ct.h"
-#include "filter.h"
+#include "prefilter.h"
 #include "fwd.h"
 
-#define GO_SLOW (-1)
+#define TO_SLOW_PATH (-1)
 
 /* `index`: of the backend's record, below the number of records. */
 AI void count_flow_in(u8 *row, u64 service, u64 index, u64 bytes)
@@ -41,17 +41,16 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 
 /* Does a flow stay on this node? With SNAT even a local backend is reached by its device: the stack would not take a packet
  * that comes in with the node's own address as its source. */
-AI bool stays_here(u64 meta, u64 value)
+AI bool stays_local(u64 meta, u64 value)
 {
 	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
 }
 
-#ifdef LB_HOOK_XDP
 #if LB_FAMILY == 6
 /* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
  * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
  * value word without its state), and the address it is sent from. Another mark: added up again. */
-AI u64 flow_sum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
+AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
 {
 	u64 *at = f->seen_at + 1, kept = RD64(at), mark, sum;
 	struct lb_tuple to;
@@ -61,12 +60,12 @@ AI u64 flow_sum(const struct ct_flow *f, const u8 *data, const lb_path *path, u6
 	if (port)
 		path_snat(path, &from);
 	else
-		addr_load(&from, data + ETH_HLEN + 8);
+		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
 	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
 	mark = (mark ^ (f->value & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND))) * 0x9FB21C651E98DF25ULL;
 	if (LIKELY(!((kept ^ mark) >> 16)))
 		return kept & 0xffff;
-	PKT_AGAIN(data, &pk);
+	PKT_REPARSE(data, &pk);
 	OPAQUE(path);
 	flow_tuple(&pk, path, path->port, f->value, &to);
 	sum = csum_fold(nat_addresses(&pk, &to) + nat_ports(&pk, &to));
@@ -75,18 +74,20 @@ AI u64 flow_sum(const struct ct_flow *f, const u8 *data, const lb_path *path, u6
 }
 #endif
 
-/* Writes a plain packet of a known flow; `port`: its SNAT port, 0 = none. */
-AI int flow_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
+/* Writes a plain packet of an established flow; `port`: its SNAT port, 0 = none. */
+AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
 {
 	struct lb_tuple to;
 	struct lb_pkt pk;
 	u64 sum = 0, diff = 0;
 
 #if LB_FAMILY == 6
-	sum = flow_sum(f, data, path, port);
-	OPAQUE(path);
+	if (!HOOK_KERNEL_CSUM) {
+		sum = fast_path_csum(f, data, path, port);
+		OPAQUE(path);
+	}
 #endif
-	PKT_AGAIN(data, &pk);
+	PKT_REPARSE(data, &pk);
 	tuple_of(&pk, &to);
 	path_addr(path, &to.daddr);
 	to.dport = path->port;
@@ -98,107 +99,79 @@ AI int flow_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const st
 	diff = nat_addresses(&pk, &to);
 	sum = diff + nat_ports(&pk, &to);
 #endif
-	return nat_quick(ctx, data, &pk, &to, port != 0, diff, sum);
+	return nat_write_plain(ctx, data, &pk, &to, port != 0, diff, sum);
 }
 
 /* Writes a plain reply. */
-AI int reply_write(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
+AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
 {
-	u64 diff = nat_diff(data + ETH_HLEN, pk, to);
+	u64 diff = HOOK_KERNEL_CSUM ? 0 : nat_diff(data + ETH_HLEN, pk, to);
 
-	return nat_quick(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
+	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
 }
 
-/* Writes a next hop's MACs; before all else, so that they need not be kept. */
-AI int macs_write(u8 *data, const struct nexthop *nh)
-{
-	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
-	return 0;
-}
-
-/* Sends a frame whose MACs are written. */
-AI int send_quick(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct nexthop *nh, u64 ifindex)
-{
-	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
-}
-#else
-AI int flow_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
-{
-	struct lb_tuple to;
-	struct lb_pkt pk;
-
-	pkt_load(data, &pk);
-	flow_tuple(&pk, path, path->port, f->value, &to);
-	return nat_write(ctx, data, 0, &pk, &to, port != 0);
-}
-
-#define reply_write(ctx, data, pk, to) nat_write(ctx, data, 0, pk, to, 1)
-#define macs_write(data, nh) 0
-#define send_quick(ctx, data, pk, nh, ifindex) out_send(ctx, data, 0, pk, nh)
-#endif
-
-/* What stays with a packet on the quick path. Clock and counters are asked for once, before there is much to keep meanwhile. */
-struct quick {
+/* What stays with a packet on the fast path. Clock and CPU are asked for once, at the start: a helper call spills every register that
+ * is in use to the stack. */
+struct fast_path {
 	u8 *data;
 	u64 len, ifindex, now; /* of the frame; it came in by; ticks */
 	u8 *row;               /* counters of this CPU */
 	u16 flags;             /* PKT_*, of the hook */
 };
 
-AI void quick_moment(struct quick *q)
+AI void fast_path_begin(struct fast_path *q)
 {
 	q->now = now_ticks();
-	OPAQUE(q->now); /* here, and not where it is used: there it would be twice as much to keep */
+	OPAQUE(q->now); /* or the compiler moves the call to where the clock is used, when more registers are in use */
 	q->row = counters();
 	OPAQUE(q->row);
 }
 
 /* A packet of a flow whose replies come to a SNAT port, to its backend. */
-AI int flow_remote(lb_ctx *ctx, struct quick *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index, u64 port)
+AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index, u64 port)
 {
 	struct nexthop nh;
 	struct lb_pkt pk;
 
-	PKT_AGAIN(q->data, &pk);
+	PKT_REPARSE(q->data, &pk);
 	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh) || macs_write(q->data, &nh)))
-		return GO_SLOW;
+		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
 	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
-	if (flow_write(ctx, q->data, path, port, f))
+	if (fast_path_write(ctx, q->data, path, port, f))
 		return LB_DROP;
-	return send_quick(ctx, q->data, &pk, &nh, q->ifindex);
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }
 
 /* A packet of a flow that stays on this node. */
-AI int flow_local(lb_ctx *ctx, struct quick *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
+AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
 {
 	if (!META_IS(meta, PATH_LOCAL))
-		return GO_SLOW;
+		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
 	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
-	return flow_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
+	return fast_path_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
 }
 
-AI int flow_quick(lb_ctx *ctx, struct quick *q, struct ct_flow *f, bool second)
+AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bool second)
 {
 	u64 v = f->value, index = V_BACKEND(v) & CFG(path_mask), port = V_SNAT(v), meta;
 	lb_path *path = path_at(index);
 	struct lb_pkt pk;
 
-	PKT_AGAIN(q->data, &pk);
-	pkt_whole(ctx, &pk);
+	PKT_REPARSE(q->data, &pk);
+	pkt_segment_len(ctx, &pk);
 	meta = PATH_META(path);
 	if (UNLIKELY(!path_serves(meta, v) || over_mtu(pk.l3_len, META_MTU(meta))))
-		return GO_SLOW;
-	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_quick(f, &pk, second, q->now)))
-		return GO_SLOW;
+		return TO_SLOW_PATH;
+	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_fast(f, &pk, second, q->now)))
+		return TO_SLOW_PATH;
 	OPAQUE(port);
-	return LIKELY(port != 0) ? flow_remote(ctx, q, path, meta, f, index, port) : flow_local(ctx, q, path, meta, f, index);
+	return LIKELY(port != 0) ? fast_path_snat(ctx, q, path, meta, f, index, port) : fast_path_local(ctx, q, path, meta, f, index);
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */
-AI bool frontend_of(u64 service, lb_addr *vip, u16 *vip_port)
+AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 {
 	u32 id = service;
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
@@ -210,7 +183,7 @@ AI bool frontend_of(u64 service, lb_addr *vip, u16 *vip_port)
 	return true;
 }
 
-AI bool snat_port(u16 port)
+AI bool is_snat_port(u16 port)
 {
 	u64 host = NTOHS(port);
 
@@ -218,27 +191,27 @@ AI bool snat_port(u16 port)
 }
 
 /* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
-AI int reply_quick(lb_ctx *ctx, struct quick *q, const struct slot_view *view)
+AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
 	u64 meta = view->meta;
 	struct lb_tuple to;
 	struct nexthop nh;
 	struct lb_pkt pk;
 
-	if (UNLIKELY(!frontend_of(SLOT_SERVICE(meta), &to.saddr, &to.sport)))
-		return GO_SLOW;
-	PKT_AGAIN(q->data, &pk);
-	pkt_whole(ctx, &pk);
-	if (UNLIKELY(SLOT_SEEN(meta) != SLOT_UNITS(q->now) || pk.ttl <= 1 || !nexthop_load(SLOT_NEXTHOP(meta), &nh)))
-		return GO_SLOW;
+	if (UNLIKELY(!service_frontend(SNAT_SLOT_SERVICE(meta), &to.saddr, &to.sport)))
+		return TO_SLOW_PATH;
+	PKT_REPARSE(q->data, &pk);
+	pkt_segment_len(ctx, &pk);
+	if (UNLIKELY(SNAT_SLOT_SEEN(meta) != SNAT_SLOT_UNITS(q->now) || pk.ttl <= 1 || !nexthop_load(SNAT_SLOT_NEXTHOP(meta), &nh)))
+		return TO_SLOW_PATH;
 	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
-		return GO_SLOW;
+		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_REPLY, q->len);
-	count_flow_in(q->row, SLOT_SERVICE(meta), SLOT_BACKEND(meta) & CFG(path_mask), q->len);
-	PKT_AGAIN(q->data, &pk);
+	count_flow_in(q->row, SNAT_SLOT_SERVICE(meta), SNAT_SLOT_BACKEND(meta) & CFG(path_mask), q->len);
+	PKT_REPARSE(q->data, &pk);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	if (reply_write(ctx, q->data, &pk, &to))
+	if (fast_path_write_reply(ctx, q->data, &pk, &to))
 		return LB_DROP;
-	return send_quick(ctx, q->data, &pk, &nh, q->ifindex);
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }

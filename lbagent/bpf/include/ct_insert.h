@@ -13,9 +13,7 @@
 #define CT_NO_STATE 3 /* a SYN found no room: its SNAT slot alone must do */
 #define CT_FULL 4     /* no room anywhere */
 
-/* Score of a way as a victim: class bits, age, tie break, way. 0 = not to be taken. */
-#define SCORE_FREE (1ULL << 40)
-#define SCORE_EXPIRED (1ULL << 39)
+/* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
 #define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
 #define TIMEOUTS(est) (CFG(timeout_new) | (est) << 16 | CFG(timeout_closing) << 32 | CFG(timeout_new) << 48)
 
@@ -112,7 +110,7 @@ AI void ct_evict(u64 *e, u64 owner)
 	client.w[0] = 0;
 #endif
 	if (owner >> 16)
-		snat_free(RD64(e + E_VALUE), owner, &client);
+		snat_release(RD64(e + E_VALUE), owner, &client);
 }
 
 /* Takes way `e` over for the flow. Returns false if another CPU took it first. */
@@ -131,7 +129,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 	WR16(f->seen_at, rules->now);
 	WR16(&SEEN_SERVICE(f->seen_at), service);
 	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
-	entry_write_key(e, key, gen);
+	ct_entry_write_key(e, key, gen);
 	WR64(e + E_VALUE, f->value);
 	MB();
 	WR64(e, KEY_OWNER(key) | gen);

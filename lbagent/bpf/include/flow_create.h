@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at SLOT_INSERT: the flow of a packet whose backend is chosen gets its SNAT port and its entry,
+ * This file contains the program at CALL_FLOW_CREATE: the flow of a packet whose backend is chosen gets its SNAT port and its entry,
  * then the packet goes its way. One retry when another CPU was faster, then the packet is dropped.
  */
 #pragma once
-#include "flow.h"
-#include "insert.h"
+#include "slow_path.h"
+#include "ct_insert.h"
 
-#define CREATE_TRIES 2
+#define FLOW_CREATE_TRIES 2
 #define CT_FOUND 5 /* another CPU made this very flow */
 
 /* Key of a spilled reply row: the client, and the backend in the frontend's place; the odd protocol bits keep them apart. */
-AI void reply_key(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *backend, u16 port, u8 proto)
+AI void ct_reply_key(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *backend, u16 port, u8 proto)
 {
 	ct_key_make(k, client, client_port, backend, port, proto);
 #if LB_FAMILY == 4
@@ -34,7 +34,7 @@ AI bool ct_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
 }
 
 /* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, its generation is now ours. */
-AI void create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
+AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
 	u64 slot_gen = 3ULL << 14;
 
@@ -43,18 +43,18 @@ AI void create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 	if (V_SNAT(f->value) == V_SNAT(value) && V_BACKEND(f->value) == V_BACKEND(value))
 		CAS(f->value_at, f->value, (f->value & ~slot_gen) | (value & slot_gen));
 	else
-		snat_free(value, KEY_OWNER(key), KEY_CLIENT(key));
+		snat_release(value, KEY_OWNER(key), KEY_CLIENT(key));
 }
 
-AI u64 create_flow(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
+AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
 {
 	u64 rc = CT_RETRY;
 
 	f->bucket = ct_bucket(s->hash);
 	f->version = s->version;
 	NO_UNROLL
-	for (u64 n = 0; n < CREATE_TRIES; n++) {
-		if ((n || s->choice == CHOICE_AGAIN) && ct_find_slow(s->hash, key, now, f)) {
+	for (u64 n = 0; n < FLOW_CREATE_TRIES; n++) {
+		if ((n || s->choice == CHOICE_RESELECT) && ct_find_slow(s->hash, key, now, f)) {
 			if (s->choice == CHOICE_NEW || f->value != s->old_value)
 				return CT_FOUND;
 			if (ct_replace(f, s->old_value, value, s->service))
@@ -68,16 +68,16 @@ AI u64 create_flow(struct lb_scratch *s, const struct ct_key *key, const struct 
 	return rc;
 }
 
-AI u32 create_reason(const struct lb_scratch *s, u64 rc)
+AI u32 flow_create_reason(const struct lb_scratch *s, u64 rc)
 {
 	if (rc == CT_SPILLED)
 		return REASON_FWD_SPILL;
 	if (rc == CT_NO_STATE)
 		return REASON_FWD_NO_STATE;
-	return s->choice == CHOICE_AGAIN ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
+	return s->choice == CHOICE_RESELECT ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
 }
 
-AI int create_main(lb_ctx *ctx)
+AI int flow_create_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	u64 now = now_ticks(), value, meta, rc;
@@ -91,12 +91,12 @@ AI int create_main(lb_ctx *ctx)
 		return LB_DROP;
 	path = path_of(s->backend);
 	meta = PATH_META(path);
-	limit = flow_limits(ctx, s, meta, META_IS(meta, PATH_LOCAL) && !s->snat);
-	if (limit != GO_ON)
+	limit = slow_path_limits(ctx, s, meta, META_IS(meta, PATH_LOCAL) && !s->snat);
+	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	path_addr(path, &backend);
-	reply_key(&reply, &s->pk.saddr, s->pk.sport, &backend, META_PORT(meta), s->pk.proto);
+	ct_reply_key(&reply, &s->pk.saddr, s->pk.sport, &backend, META_PORT(meta), s->pk.proto);
 	value = (u64)s->backend << 44 | (u64)s->backend_gen << 36;
 	if (s->pk.proto == PROTO_TCP && !is_syn(&s->pk))
 		value |= CT_MID << 16;
@@ -106,23 +106,23 @@ AI int create_main(lb_ctx *ctx)
 
 		if (!port) {
 			if (s->snat == SNAT_FIRST)
-				lb_call(ctx, FAMILY_SLOT(SLOT_STEAL));
+				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}
 		value |= port;
 	}
-	rc = create_flow(s, &key, &reply, value, now, &f);
+	rc = flow_create(s, &key, &reply, value, now, &f);
 	if (rc == CT_RETRY)
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP); /* the SNAT port's first lease is short: it comes back by itself */
 	if (rc == CT_FULL) {
-		snat_free(value, KEY_OWNER(&key), KEY_CLIENT(&key));
+		snat_release(value, KEY_OWNER(&key), KEY_CLIENT(&key));
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
 	if (rc == CT_FOUND) {
-		create_yield(&f, &key, value);
-		return flow_send(ctx, &s->pk, f.value, SEEN_SERVICE(f.seen_at), REASON_FWD_ESTABLISHED);
+		flow_create_yield(&f, &key, value);
+		return slow_path_send(ctx, &s->pk, f.value, SEEN_SERVICE(f.seen_at), REASON_FWD_ESTABLISHED);
 	}
-	if (rc == CT_OK && s->choice == CHOICE_AGAIN)
-		snat_free(s->old_value, KEY_OWNER(&key), KEY_CLIENT(&key));
-	return flow_send(ctx, &s->pk, f.value, s->service, create_reason(s, rc));
+	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
+		snat_release(s->old_value, KEY_OWNER(&key), KEY_CLIENT(&key));
+	return slow_path_send(ctx, &s->pk, f.value, s->service, flow_create_reason(s, rc));
 }

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at SLOT_STEAL: a new flow found no free SNAT port where it looked. It looks at others, and where all
+ * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It looks at others, and where all
  * of those are held as well, the oldest one whose flow never proved to live (a flood's SYN, a datagram without an answer) is
  * taken from it. An established flow loses nothing.
  */
 #pragma once
-#include "create.h"
+#include "flow_create.h"
 
 /* Age of a slot, in units of 8 ticks, beyond which it may be taken: older than that of any established flow alive (renewed every
  * 256 ticks), and a first lease (which starts old) of 8 to 16 ticks, so that handshakes under way are left in peace. */
-#define STEAL_ESTABLISHED (SLOT_LIFE - 64 + 34)
-#define STEAL_FIRST (SLOT_LIFE - CFG(timeout_new) / 8 - 2 + 1)
-#define STEAL_AGE (STEAL_FIRST > STEAL_ESTABLISHED ? STEAL_FIRST : STEAL_ESTABLISHED)
+#define RECLAIM_ESTABLISHED (SNAT_SLOT_LIFE - 64 + 34)
+#define RECLAIM_FIRST (SNAT_SLOT_LIFE - CFG(timeout_new) / 8 - 2 + 1)
+#define RECLAIM_AGE (RECLAIM_FIRST > RECLAIM_ESTABLISHED ? RECLAIM_FIRST : RECLAIM_ESTABLISHED)
 
 /* Does the flow with this value word hold the slot at `index`? */
-AI bool steal_holds(u64 value, u64 index)
+AI bool reclaim_holds(u64 value, u64 index)
 {
 	lb_path *path = path_of(V_BACKEND(value));
 
@@ -23,7 +23,7 @@ AI bool steal_holds(u64 value, u64 index)
 
 /* Makes the flow that holds the slot at `index` forget it: its backend's generation fits no more, so that it chooses again if it
  * ever comes back. Returns false if the flow is established after all. */
-AI bool steal_from_flow(const lb_addr *client, u16 client_port, u64 meta, u64 index, u64 now)
+AI bool reclaim_from_flow(const lb_addr *client, u16 client_port, u64 meta, u64 index, u64 now)
 {
 	struct ct_flow f = {};
 	struct ct_key key;
@@ -31,12 +31,12 @@ AI bool steal_from_flow(const lb_addr *client, u16 client_port, u64 meta, u64 in
 	u16 vip_port;
 	u64 hash, next;
 
-	if (!frontend_of(SLOT_SERVICE(meta), &vip, &vip_port))
+	if (!service_frontend(SNAT_SLOT_SERVICE(meta), &vip, &vip_port))
 		return true;
-	hash = ct_key_make(&key, client, client_port, &vip, vip_port, path_proto(PATH_META(path_of(SLOT_BACKEND(meta)))));
+	hash = ct_key_make(&key, client, client_port, &vip, vip_port, path_proto(PATH_META(path_of(SNAT_SLOT_BACKEND(meta)))));
 	if (!ct_find(hash, &key, now, &f) && !ct_find_spilled(&key, now, &f))
 		return true;
-	if (V_BACKEND(f.value) != SLOT_BACKEND(meta) || !steal_holds(f.value, index))
+	if (V_BACKEND(f.value) != SNAT_SLOT_BACKEND(meta) || !reclaim_holds(f.value, index))
 		return true;
 	if (V_STATE(f.value) == CT_EST)
 		return false;
@@ -45,9 +45,9 @@ AI bool steal_from_flow(const lb_addr *client, u16 client_port, u64 meta, u64 in
 }
 
 /* Frees the slot at `index`. */
-AI bool steal_slot(u64 index, u64 now)
+AI bool reclaim_slot(u64 index, u64 now)
 {
-	u64 *s = slot_of(index, 0), s0 = RD64(s), meta = RD64(s + SLOT_META);
+	u64 *s = snat_slot_of(index, 0), s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META);
 	u16 client_port;
 	lb_addr client;
 
@@ -59,27 +59,27 @@ AI bool steal_slot(u64 index, u64 now)
 	client.w[1] = RD64(s + 2);
 	client_port = s0 >> 48;
 #endif
-	if (!(s0 >> 16) || (s0 ^ meta) & 15 || !steal_from_flow(&client, client_port, meta, index, now))
+	if (!(s0 >> 16) || (s0 ^ meta) & 15 || !reclaim_from_flow(&client, client_port, meta, index, now))
 		return false;
-	return CAS(s, s0, s0 & SLOT_GEN) == s0;
+	return CAS(s, s0, s0 & SNAT_SLOT_GEN) == s0;
 }
 
-#define OFFER_FREE (1ULL << 40)
+#define CANDIDATE_FREE (1ULL << 40)
 
 /* Free, or age (units of 8 ticks) << 16, | port; 0 for no port. No branches, as in ct_score(). */
-AI u64 steal_offer(u64 bh, u64 port, u64 now)
+AI u64 reclaim_candidate(u64 bh, u64 port, u64 now)
 {
-	u64 *s = slot_of(bh, HTONS(port)), age = (SLOT_UNITS(now) - SLOT_SEEN(RD64(s + SLOT_META))) & 0xfff;
+	u64 *s = snat_slot_of(bh, HTONS(port)), age = (SNAT_SLOT_UNITS(now) - SNAT_SLOT_SEEN(RD64(s + SNAT_SLOT_META))) & 0xfff;
 	u64 free = (RD64(s) >> 16) - 1, none = port - 1;
 
 	OPAQUE(free);
 	OPAQUE(none);
 	free = (u64)((s64)free >> 63);
 	none = (u64)((s64)none >> 63);
-	return ((OFFER_FREE & free) | (age << 16 & ~free) | port) & ~none;
+	return ((CANDIDATE_FREE & free) | (age << 16 & ~free) | port) & ~none;
 }
 
-AI int steal_main(lb_ctx *ctx)
+AI int snat_reclaim_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	u64 now = now_ticks(), best = 0, bh, hash;
@@ -91,11 +91,11 @@ AI int steal_main(lb_ctx *ctx)
 	bh = path_hash(path, PATH_META(path));
 	hash = snat_other(s->hash);
 	NO_UNROLL
-	for (u64 n = 0; n < SLOT_PROBES; n++)
-		best = max64(best, steal_offer(bh, snat_probe(hash, n), now));
-	if (best < OFFER_FREE && best >> 16 > STEAL_AGE)
-		steal_slot((bh + (best & 0xffff)) & CFG_SNAT_MASK, now);
+	for (u64 n = 0; n < SNAT_PROBES; n++)
+		best = max64(best, reclaim_candidate(bh, snat_probe(hash, n), now));
+	if (best < CANDIDATE_FREE && best >> 16 > RECLAIM_AGE)
+		reclaim_slot((bh + (best & 0xffff)) & CFG_SNAT_MASK, now);
 	s->snat = SNAT_OTHER;
-	lb_call(ctx, FAMILY_SLOT(SLOT_INSERT));
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

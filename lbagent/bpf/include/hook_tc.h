@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the primitives of the tc hooks, in both directions (hook.h says what each is). The context is an skb: its
+ * data may be in pieces, several segments may be one frame, and its checksum may be one that the device completes.
+ */
+#pragma once
+
+typedef struct __sk_buff lb_ctx;
+#define LB_PASS 0 /* TC_ACT_OK */
+#define LB_DROP 2 /* TC_ACT_SHOT */
+#define HOOK_CALLS MAP_lb_calls_tc
+
+#define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
+#define CTX_LEN(ctx) ((u64)(ctx)->len)
+#define FRAME_LEN(ctx, data, end) CTX_LEN(ctx)
+#define CTX_GSO_SIZE(ctx) ((ctx)->gso_size)
+
+#define HOOK_HAS_EGRESS 1
+#define HOOK_MARKS_SCOPE 1
+#define HOOK_CHECKS_MAC 0 /* the kernel has compared it: pkt_type */
+#define HOOK_FINDS_NEIGHBOR 1
+#define HOOK_REACHES_PODS 1
+#define HOOK_KERNEL_CSUM 1
+
+#define PACKET_HOST 0      /* skb->pkt_type: for this node */
+#define REDIRECT_INGRESS 1 /* BPF_F_INGRESS */
+#define CSUM_RECOMPUTE 1   /* BPF_F_RECOMPUTE_CSUM */
+static long (*skb_store)(void *skb, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
+static long (*l3_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)10;
+static long (*l4_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
+static long (*skb_pull)(void *skb, u32 len) = (void *)39;
+static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
+static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = (void *)152;
+
+#define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
+#define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
+#define ctx_redirect_neighbor(ifindex) redirect_neigh(ifindex, 0, 0, 0)
+
+/* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. */
+AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
+{
+	u64 len = CTX_LEN(ctx);
+
+	if (ctx->vlan_present || (ctx->pkt_type != PACKET_HOST && !leaving))
+		return false;
+	if (UNLIKELY(CTX_DATA(ctx) + need > CTX_END(ctx)))
+		skb_pull(ctx, len < need ? len : need);
+	return true;
+}
+
+/* The frame gets its own source as destination: the address of the device it was leaving by. */
+AI int ctx_send_up(lb_ctx *ctx)
+{
+	u8 *data = CTX_DATA(ctx), mac[6];
+
+	if (data + ETH_HLEN > CTX_END(ctx))
+		return LB_DROP;
+	__builtin_memcpy(mac, data + ETH_SMAC, sizeof(mac));
+	if (skb_store(ctx, ETH_DMAC, mac, sizeof(mac), 0))
+		return LB_DROP;
+	return redirect_to(CTX_IFINDEX(ctx), REDIRECT_INGRESS);
+}
+
+/* The tail is set also where the length stays: that makes the whole frame linear and writable, and ends segmentation offload. */
+AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
+{
+	if (skb_change_tail(ctx, keep, 0))
+		return false;
+	return !front || !skb_change_head(ctx, front, 0);
+}
+
+/* Nothing tells a program directly that the device completes the checksum (CHECKSUM_PARTIAL), but the kernel leaves a checksum
+ * without pseudo header alone in just that case. The field at `at` is written later. Packet pointers are void afterwards. */
+AI bool ctx_csum_partial(lb_ctx *ctx, u64 at)
+{
+	l4_csum(ctx, at, 0, 1, sizeof(u16));
+	u8 *field = CTX_DATA(ctx) + at;
+
+	return field + sizeof(u16) <= CTX_END(ctx) && !*(u16 *)field;
+}
+
+/* Nothing in the packet balances a hop limit: the kernel must see the change in a CHECKSUM_COMPLETE sum. */
+AI bool ctx_store_hop_limit(lb_ctx *ctx, u64 offset, u8 limit)
+{
+	return !skb_store(ctx, offset, &limit, 1, CSUM_RECOMPUTE);
+}

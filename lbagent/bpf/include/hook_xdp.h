@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the primitives of XDP (hook.h says what each is). The program sees every frame of its device as it came,
+ * linear, before the kernel looked at it.
+ */
+#pragma once
+
+typedef struct xdp_md lb_ctx;
+#define LB_PASS XDP_PASS
+#define LB_DROP XDP_DROP
+#define HOOK_CALLS MAP_lb_calls_xdp
+
+#define CTX_IFINDEX(ctx) ((u64)(ctx)->ingress_ifindex)
+#define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))
+#define FRAME_LEN(ctx, data, end) ((u64)((end) - (data)))
+#define CTX_GSO_SIZE(ctx) 0
+
+#define HOOK_HAS_EGRESS 0
+#define HOOK_MARKS_SCOPE 0
+#define HOOK_CHECKS_MAC 1
+#define HOOK_FINDS_NEIGHBOR 0
+#define HOOK_REACHES_PODS 0 /* a veth takes redirected frames only where its other end polls (GRO, or an XDP program); a pod's seldom does */
+#define HOOK_KERNEL_CSUM 0
+
+static long (*adjust_head)(void *ctx, int delta) = (void *)44;
+static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
+
+#define ctx_ready(ctx, leaving, need) true
+#define ctx_linearize(ctx, len)
+#define ctx_send_back(ctx, leaving) XDP_TX
+#define ctx_send_up(ctx) XDP_PASS
+#define ctx_redirect_neighbor(ifindex) XDP_DROP
+#define ctx_csum_partial(ctx, at) false
+#define ctx_store_hop_limit(ctx, offset, limit) true
+
+AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
+{
+	u64 have = CTX_LEN(ctx);
+
+	if (keep != have && adjust_tail(ctx, (int)keep - (int)have))
+		return false;
+	return !front || !adjust_head(ctx, -(int)front);
+}
