@@ -24,7 +24,6 @@ class DeviceKeeper:
     """Owner of lb_device and of what is attached. `problems` maps a device's name to a sentence."""
 
     def __init__(self, maps: LBMaps, datapath: Datapath, config: Config) -> None:
-        """Attach nothing yet."""
         self._maps = maps
         self._datapath = datapath
         self.config = config

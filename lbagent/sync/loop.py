@@ -95,10 +95,14 @@ class SyncLoop:
             self._resolver.remember(held)
 
     def _find_provenance(self) -> Provenance | None:
-        """Return whose the objects are while a target retains. In this moment the Store holds what the resolver was given."""
-        if not any(runner.target.retains for runner in self.runners):
-            return None
+        """Return which sources the objects come from; None where it does not matter.
+
+        It matters from the first untrusted source on, while a target retains. In this moment, between two awaits, the Store
+        holds just what the resolver was given.
+        """
         untrusted = tuple(source.name for source in self._sources if not source.trusted)
+        if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
+            return None
         store = self.inbox.store
         return Provenance(untrusted, store.services_of(untrusted), store.sliced(), self._resolver.overrides())
 
