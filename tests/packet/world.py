@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
-from lbagent.maps import layout
+from lbagent.maps import layout, prefilter
 from lbagent.maps.layout import DeviceFlag, PathFlag
 from lbagent.maps.reasons import Reason
+from lbagent.maps.specs import MapType
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lbagent.maps import prefilter
     from lbagent.maps.lbmaps import LBMaps
-    from lbagent.maps.specs import MapType, Sizes
+    from lbagent.maps.specs import Sizes
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
@@ -266,7 +266,7 @@ class World:
             match = [(layout.LB_AFFINITY_MATCH.pack(b.id, ident.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
             self.put("lb_affinity_match", match)
         self.ranges(row, ranges)
-        rev_scope = scope | (layout.REVNAT_ELSEWHERE if elsewhere else 0)
+        rev_scope = scope | (layout.REVNAT_NO_LOCAL_BACKEND if elsewhere else 0)
         rev: list[bytes | int] = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope]
         if family.version == 6:
             rev.append(bytes(4))
