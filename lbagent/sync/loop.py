@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from lbagent.model.cooperative import run_cooperatively
-from lbagent.model.state import State
+from lbagent.model.state import State, next_generation
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange
 from lbagent.objects.source import Source
@@ -111,7 +111,8 @@ class SyncLoop:
         if resolution is self._resolution:
             return
         self._resolution = resolution
-        self.state = State(self.state.generation + 1, resolution.state.services, resolution.state.since)
+        new = resolution.state
+        self.state = State(next_generation(self.state, new), new.services, new.since)
         if resolution.messages is not self.messages:
             self._message_log.tell(resolution.messages)
             self.messages = resolution.messages
