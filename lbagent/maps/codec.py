@@ -26,11 +26,13 @@ from lbagent.maps.layout import (
     LB6_SOURCE_RANGE_KEY,
     LB_AFFINITY_MATCH,
     LB_SERVICE,
+    PATH_L4_SHIFT,
     REVNAT_ELSEWHERE,
     SOURCE_RANGE_STATIC_BITS,
     TARGET_ALGORITHM_SHIFT,
     TARGET_SECONDS_MASK,
     PathFlag,
+    PathL4,
     filter_hash,
 )
 from lbagent.maps.lbmaps import PathInfo
@@ -44,7 +46,8 @@ PRESENT = b"\1"  # value of maps that are sets
 _SERVICE = LB_SERVICE.codec
 SLOT = struct.Struct("=H")
 U32 = struct.Struct("=I")
-_LIVE, _SELECTABLE, _LOCAL, _HOST, _UDP = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_LIVE, _SELECTABLE, _LOCAL, _HOST = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
 
 
@@ -255,6 +258,11 @@ class PathRecord(Struct, frozen=True, gc=False):
         """Whether the backend exists."""
         return bool(self.flags & PathFlag.LIVE)
 
+    @property
+    def protocol(self) -> PathL4:
+        """The backend's protocol."""
+        return PathL4(self.flags >> PATH_L4_SHIFT & max(PathL4))
+
 
 def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) -> bytes:
     """Return the live record of a backend."""
@@ -263,7 +271,7 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) 
     flags |= _SELECTABLE if selectable else 0
     flags |= _LOCAL if info.local else 0
     flags |= _HOST if info.host else 0
-    flags |= _UDP if address.protocol is L4Type.UDP else 0
+    flags |= _L4_FLAGS[address.protocol]
     raw, port = address.address, address.port.to_bytes(2, "big")
     snat = info.snat if len(info.snat) == len(raw) else bytes(len(raw))
     if len(raw) == 4:

@@ -14,8 +14,6 @@ struct lb_tuple {
 	__be16 sport, dport;
 };
 
-#define L4_CSUM(proto) ((proto) == PROTO_TCP ? 16 : 6) /* bytes into the L4 header */
-
 AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 {
 	t->saddr = pk->saddr;

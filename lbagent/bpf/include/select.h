@@ -116,8 +116,7 @@ AI u64 select_candidate(const struct lb_pkt *pk, const struct lb_service *svc, l
 }
 
 struct selection {
-	u64 backend, meta;
-	bool snat;
+	u64 backend, meta, forward;
 };
 
 /* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
@@ -138,21 +137,19 @@ AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const
 			continue;
 		out->backend = id;
 		out->meta = meta;
-		out->snat = true;
-		if (!META_IS(meta, PATH_LOCAL))
+		out->forward = forward_choose(svc, meta, false);
+		if (out->forward != FORWARD_LOCAL)
 			return 0;
 		path_addr(path, &own);
 		clash = ct_clash(s->hash, flow, id, now);
-		if (!clash && !addr_eq(&own, &pk->saddr)) {
-			out->snat = false;
+		if (!clash && !addr_eq(&own, &pk->saddr))
 			return 0;
-		}
 		clashing = id;
 	}
 	if (!clashing)
 		return REASON_DROP_MISSING_BACKEND;
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));
-	out->snat = true;
+	out->forward = forward_choose(svc, out->meta, true);
 	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
 }

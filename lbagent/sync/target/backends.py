@@ -18,7 +18,7 @@ from lbagent.sync.target.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is
 from lbagent.sync.target.steps import NOBODY, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
-_LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
+_LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL"))
 
 
 def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
@@ -217,7 +217,7 @@ def _also(owner: Owner | None, another: int) -> Owner:
 
 def _endpoint(record: bytes) -> tuple[bytes, int, int]:
     path = codec.path_of(record)
-    return path.address, path.port, path.flags & _UDP
+    return path.address, path.port, path.protocol
 
 
 def each_backend(state: State) -> Iterator[Backend]:
