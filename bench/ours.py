@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from bench import world as worlds
 from bench.wrapper import CLIENT_MAC, NODE_MAC
-from lbagent.maps.layout import Sizes
 from lbagent.maps.reasons import Reason
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
 from tests.packet.craft import FAMILIES, ROUTER_MAC

@@ -12,13 +12,12 @@ from pathlib import Path
 from lbagent.bpf.build.c_source import BASE_FLAGS, flatten
 from lbagent.bpf.build.compile import compile_text
 from lbagent.errors import VerifierError
-from lbagent.kernel import bpf_prog as progsys
-from lbagent.kernel import bpfsys as mapsys
+from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
+from lbagent.kernel.opcodes import INSN_BYTES, LD_IMM64, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, decode
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 MAP_BASE = 2000  # symbolic descriptors the compiler sees, as in lbagent itself
-LD_IMM64, PSEUDO_FD, PSEUDO_VALUE = 0x18, 1, 2
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,14 @@ class Maps:
     @staticmethod
     def _create(name: str, spec: Map) -> int:
         template = Maps._create(name, spec.inner) if spec.inner else 0
-        fd = mapsys.map_create(spec.kind, spec.key, spec.value, spec.entries, spec.flags, name, template)
+        fd = bpf_map.map_create(spec.kind, spec.key, spec.value, spec.entries, spec.flags, name, template)
         if spec.inner:
             os.close(template)
         return fd
 
     def put(self, name: str, key: bytes, value: bytes) -> None:
         """Write one entry."""
-        mapsys.map_update(self.fds[name], key, value)
+        bpf_map.map_update(self.fds[name], key, value)
 
     def put_inner(self, name: str, index: int, values: Sequence[int]) -> None:
         """Write a table of u32 into a map of maps."""
@@ -65,8 +64,8 @@ class Maps:
         assert spec is not None
         fd = self._create(name, spec)
         for position, value in enumerate(values):
-            mapsys.map_update(fd, struct.pack("<I", position), struct.pack("<I", value))
-        mapsys.map_update(self.fds[name], struct.pack("<I", index), struct.pack("<I", fd))
+            bpf_map.map_update(fd, struct.pack("<I", position), struct.pack("<I", value))
+        bpf_map.map_update(self.fds[name], struct.pack("<I", index), struct.pack("<I", fd))
         os.close(fd)
 
     def close(self) -> None:
@@ -97,9 +96,9 @@ def load(stem: str, family: int, maps: Maps | None = None, flags: tuple[str, ...
 
 def load_code(code: bytes, name: str) -> int:
     """Load XDP instructions. Raises VerifierError with the end of the log."""
-    done = progsys.prog_load(ProgType.XDP, code, name)
+    done = bpf_prog.prog_load(ProgType.XDP, code, name)
     if done.fd < 0:
-        done = progsys.prog_load(ProgType.XDP, code, name, log_level=1)
+        done = bpf_prog.prog_load(ProgType.XDP, code, name, log_level=1)
         raise VerifierError(f"{name}: errno {done.errno}: {done.log[-3000:]}")
     return done.fd
 
@@ -117,9 +116,9 @@ def _symbolic(code: bytes) -> Iterator[int]:
     """Yield where 64-bit loads of map descriptors or values start."""
     at = 0
     while at < len(code):
-        opcode, registers = code[at], code[at + 1]
-        if opcode == LD_IMM64:
-            if registers >> 4 in (PSEUDO_FD, PSEUDO_VALUE):
+        word = decode(code, at // INSN_BYTES)
+        if word.opcode == LD_IMM64:
+            if word.src in (PSEUDO_MAP_FD, PSEUDO_MAP_VALUE):
                 yield at
-            at += 8
-        at += 8
+            at += INSN_BYTES
+        at += INSN_BYTES

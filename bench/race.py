@@ -25,7 +25,7 @@ from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
 from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.kernel import bpf_prog
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
 from tests.lab import xdp

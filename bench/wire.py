@@ -14,8 +14,7 @@ from typing import Any
 from bench.harness import Spread, pinned, ratio
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wrapper import UDP, Plan, Tuple, Wrapper, ip
-from lbagent.kernel import bpf_prog
-from lbagent.kernel import bpfsys as mapsys
+from lbagent.kernel import bpf_map, bpf_prog
 from tests.lab import xdp
 from tests.lab.agent import Agent
 from tests.lab.netns import run
@@ -68,7 +67,7 @@ class Wire:
 
     def counted(self) -> int:
         """Return the frames both sinks have seen."""
-        raw = mapsys.map_lookup(self.maps.fds["frame_count"], bytes(4), 8 * self.cpus)
+        raw = bpf_map.map_lookup(self.maps.fds["frame_count"], bytes(4), 8 * self.cpus)
         assert raw is not None
         return sum(struct.unpack(f"<{self.cpus}Q", raw))
 

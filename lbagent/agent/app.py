@@ -28,6 +28,7 @@ from lbagent.agent.notify import keep_watchdog, notify
 from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
+from lbagent.agent.sources import build_sources
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf.build import artifact, builder
 from lbagent.bpf.build.artifact import Artifact
@@ -41,12 +42,8 @@ from lbagent.errors import ConfigError, LbError
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.objects.source import Source
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
-from lbagent.sources.folder.source import FolderSource
-from lbagent.sources.operator import OperatorSource
-from lbagent.sources.synthetic import SyntheticSource, parse_synthetic
 from lbagent.sync.loop import Reconciler
 from lbagent.sync.target.restore import Restored, restore
 
@@ -135,16 +132,9 @@ class Agent:
     async def _build(self) -> Parts:
         """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
         config = self._config
-        operator = OperatorSource(config.state_dir)
-        sources: list[Source] = [operator]  # first: the operator's word beats a manifest's
-        if config.manifests:
-            sources.append(FolderSource(config.manifests, last_good=os.path.join(config.state_dir, "manifests")))
-        if config.synthetic:
-            sources.append(SyntheticSource(*parse_synthetic(config.synthetic)))
-        if len(sources) == 1:
-            raise ConfigError("no source of services: give --manifests DIR")
+        operator, sources = build_sources(config)
         require_kernel()
-        pins.ensure_bpffs(config.bpffs)
+        pins.ensure_pin_dir(config.bpffs)
         root = pins.pin_dir(config.bpffs)
         lock = AgentLock(root)
         lock.take()
@@ -162,9 +152,9 @@ class Agent:
         resolver = Resolver(derive.resolve_options(config))
         restored = restore(maps)
         resolver.remember(address for address, _ in restored.backend_ids)
-        for source in sources:
-            if isinstance(source, FolderSource):
-                source.adopts = bool(restored.shadow.frontends)
+        if restored.shadow.frontends:
+            for source in sources:
+                source.resume()
         book = id_book(restored, maps.sizes.backends)
         reconciler = Reconciler(maps, restored.shadow, book, resolver, sources, network)
         log.info(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lbagent.agent.sources import source_names
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.config import Config
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.net.paths import PathSettings
 from lbagent.resolve import Options
@@ -55,7 +56,7 @@ def path_settings(config: Config) -> PathSettings:
 
 def resolve_options(config: Config) -> Options:
     """Return what resolve must know of this node. Rows of endpoints that still exist stay: flows live on."""
-    return Options(config.name_of_node, node_addresses(config), keep_existing=True)
+    return Options(config.name_of_node, node_addresses(config), keep_existing=True, sources=source_names(config))
 
 
 def node_addresses(config: Config) -> tuple[bytes, ...]:

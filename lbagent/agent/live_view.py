@@ -18,6 +18,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 from lbagent.observe import metrics
+from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
     from lbagent.agent.parts import Parts
@@ -46,18 +47,28 @@ class View:
         """Return live flows by backend id as of the last sweep."""
         return self._parts.sweeper.live if self._parts.sweeper else None
 
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
+    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
+        """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
+        known = self.state().backends
+        snapshots = (source.snapshot() for source in self._parts.sources)
+        found = [address for address in backends_of_pod(snapshots, pod) if address in known]
+        if not found:
+            raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
+        return found
+
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
         """Write the operator's word and return when it is in the maps. Raises NotFound, InvalidTransition."""
         known = self.state().backends
-        for address in addresses:
+        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
+        for address in (*addresses, *of_pods):
             backend = known.get(address)
             if backend is None:
                 raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
             backend.with_state(state)
-        await self._parts.operator.set_states(addresses, state)
+        await self._parts.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
         await self._parts.reconciler.settled()
         failing = self._parts.reconciler.failing
-        wanted = set(addresses)
+        wanted = {*addresses, *of_pods}
         for frontend, failure in failing.items():
             svc = self.state().by_frontend.get(frontend)
             if svc is not None and any(backend.address in wanted for backend in svc.backends):

@@ -20,7 +20,7 @@ from lbagent.bpf.run.resize import Outcome, broken_off, finish, resize
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import Sizes
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from lbagent.agent.lock import AgentLock
 from lbagent.bpf.load import datapath
 from lbagent.errors import ConfigError
+from lbagent.kernel.bpffs import is_bpffs
 from lbagent.kernel.kernel_error import kernel_error
-from lbagent.maps.pins import is_bpffs, pin_dir
+from lbagent.maps.pins import pin_dir
 from lbagent.net.neighbours import release_all
 
 

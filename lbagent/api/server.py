@@ -17,6 +17,7 @@ import math
 import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -28,7 +29,8 @@ from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr, L4Type, format_ip
 from lbagent.model.backend import BackendState
-from lbagent.sync.cooperative import run_cooperatively
+from lbagent.model.cooperative import run_cooperatively
+from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ class ApiServer:
         return Response(200, json_list(rows))
 
     async def _backends(self, _: Request) -> Response:
-        used = await run_cooperatively(backends_used(self._view.state()))
+        used = await run_cooperatively(backends_used(self._view.state()), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     async def _set_state(self, request: Request) -> Response:
@@ -128,13 +130,16 @@ class ApiServer:
         except msgspec.DecodeError as error:
             raise ConfigError(f"the request's body is not a set-state: {error}; nothing was changed") from None
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
-        addresses = [self._known(text) for text in dict.fromkeys(wanted.addresses)]
-        if not addresses:
+        texts = dict.fromkeys(wanted.addresses)
+        pods = [_pod_key(text) for text in texts if is_pod_reference(text)]
+        addresses = [self._known(text) for text in texts if not is_pod_reference(text)]
+        named = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
+        if not named:
             raise ConfigError("no backend was named; nothing was changed")
         if state in (BackendState.TERMINATING, BackendState.INVALID):
-            raise self._not_to_set(addresses[0], wanted.state or "''")
-        await self._view.set_state(addresses, state)
-        used = await run_cooperatively(backends_used(self._view.state(), set(addresses)))
+            raise self._not_to_set(named[0], wanted.state or "''")
+        await self._view.set_state(addresses, state, pods=pods)
+        used = await run_cooperatively(backends_used(self._view.state(), set(named)), time.monotonic)
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
@@ -181,6 +186,14 @@ class ApiServer:
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)
+
+
+def _pod_key(text: str) -> str:
+    """Return the key of `pod/NAMESPACE/NAME`. Raises ConfigError."""
+    try:
+        return parse_pod_reference(text)
+    except ValueError as error:
+        raise ConfigError(f"{error}; nothing was changed") from None
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

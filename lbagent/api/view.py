@@ -26,10 +26,15 @@ class AgentView(Protocol):
         """Return live flows by backend id as of the last sweep (a missing id has none); None before the first sweep."""
         ...
 
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
-        """Write the operator's word for these backends and return when it is in the maps.
+    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
+        """Return the backends of a Pod, by its key NAMESPACE/NAME. Raises NotFound when it has none."""
+        ...
 
-        All or nothing: NotFound when one is not known, InvalidTransition when one may not, before anything is changed.
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
+        """Write the operator's word for these backends, and for all of these Pods' backends of now and later.
+
+        Returns when it is in the maps. All or nothing: NotFound when one is not known, InvalidTransition when one may not,
+        before anything is changed.
         """
         ...
 

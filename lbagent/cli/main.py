@@ -20,20 +20,20 @@ import lbagent
 from lbagent.errors import LbError
 
 # name -> module:attribute and the line of the help text, in the order of the help text
-COMMANDS = {
-    "agent": ("lbagent.cli.agent:agent", "Run the agent in the foreground."),
-    "svc": ("lbagent.cli.svc:svc", "Services: list, get."),
-    "backend": ("lbagent.cli.backend:backend", "Backends: list, set-state, drain."),
-    "map": ("lbagent.cli.maps:maps", "The kernel's maps: dump."),
-    "status": ("lbagent.cli.status:status", "How the agent is."),
-    "plan": ("lbagent.cli.plan:plan", "What a folder of manifests would write to the maps; no agent, no root."),
-    "verify": ("lbagent.cli.verify:verify", "Whether the maps hold together."),
-    "doctor": ("lbagent.cli.doctor:doctor", "What this machine supports and what will be used."),
-    "bpf": ("lbagent.cli.bpf:bpf", "The programs: build."),
-    "config": ("lbagent.cli.config:config", "The configuration: check, show."),
-    "metrics": ("lbagent.cli.status:metrics", "The agent's Prometheus text."),
-    "cleanup": ("lbagent.cli.cleanup:cleanup", "Take programs, links and maps away."),
-    "completion": ("lbagent.cli.completion:completion", "Print a shell's completion script."),
+VERBS = {
+    "agent": ("lbagent.cli.verbs.agent:agent", "Run the agent in the foreground."),
+    "svc": ("lbagent.cli.verbs.svc:svc", "Services: list, get."),
+    "backend": ("lbagent.cli.verbs.backend:backend", "Backends: list, set-state, drain."),
+    "map": ("lbagent.cli.verbs.maps:maps", "The kernel's maps: dump."),
+    "status": ("lbagent.cli.verbs.status:status", "How the agent is."),
+    "plan": ("lbagent.cli.verbs.plan:plan", "What a folder of manifests would write to the maps; no agent, no root."),
+    "verify": ("lbagent.cli.verbs.verify:verify", "Whether the maps hold together."),
+    "doctor": ("lbagent.cli.verbs.doctor:doctor", "What this machine supports and what will be used."),
+    "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),
+    "config": ("lbagent.cli.verbs.config:config", "The configuration: check, show."),
+    "metrics": ("lbagent.cli.verbs.status:metrics", "The agent's Prometheus text."),
+    "cleanup": ("lbagent.cli.verbs.cleanup:cleanup", "Take programs, links and maps away."),
+    "completion": ("lbagent.cli.verbs.completion:completion", "Print a shell's completion script."),
 }
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -66,16 +66,16 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of COMMANDS."""
+        """Return the names in the order of VERBS."""
         del ctx
-        return list(COMMANDS)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command."""
         del ctx
-        if cmd_name not in COMMANDS:
+        if cmd_name not in VERBS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -84,10 +84,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a near name for an unknown one; click only knows commands it holds itself."""
-        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             import difflib
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
         """List the commands without importing any."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings=CONTEXT)

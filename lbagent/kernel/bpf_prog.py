@@ -1,8 +1,4 @@
-"""bpf(2) for programs and links: load, test-run, link, pin, info. Maps are in kernel/bpfsys.py.
-
-Attribute layouts: include/uapi/linux/bpf.h, `union bpf_attr`; each `struct` format below names its fields in order.
-Every file descriptor returned is the caller's to close.
-"""
+"""BPF programs: load, test-run, describe. Raises OSError (kernel/bpfsys.py), but for a program the kernel refuses."""
 
 from __future__ import annotations
 
@@ -10,18 +6,11 @@ import ctypes
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
-from lbagent.kernel import bpfsys
-from lbagent.kernel.bpfsys import Cmd
-from lbagent.kernel.kernel_error import kernel_error, kernel_errors
-
-if TYPE_CHECKING:
-    pass
+from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info
 
 LICENSE = b"Dual BSD/GPL\0"
 BPF_F_XDP_HAS_FRAGS = 1 << 5
-BPF_F_REPLACE = 1 << 2
 LOG_TEXT, LOG_STATS = 1, 4
 LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
 
@@ -31,34 +20,6 @@ class ProgType(IntEnum):
 
     SCHED_CLS = 3
     XDP = 6
-
-
-class AttachType(IntEnum):
-    """Where a link attaches. Source: enum bpf_attach_type."""
-
-    XDP = 37
-    TCX_INGRESS = 46
-    TCX_EGRESS = 47
-
-
-def bpf(cmd: Cmd, attr: bytes | bytearray) -> int:
-    """Make the system call; return its result, or the negative errno. A bytearray gets back what the kernel wrote."""
-    buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
-    result = bpfsys.call(cmd, buffer, len(attr))
-    if isinstance(attr, bytearray):
-        attr[:] = buffer.raw
-    return result
-
-
-def address_of(buffer: ctypes.Array[ctypes.c_char]) -> int:
-    """Return the address of a ctypes buffer; the caller keeps the buffer alive."""
-    return ctypes.addressof(buffer)
-
-
-def _checked(result: int, op: str, subject: str, advice: str = "") -> int:
-    if result < 0:
-        raise kernel_error(op, -result, subject, advice)
-    return result
 
 
 @dataclass(frozen=True)
@@ -87,11 +48,11 @@ def prog_load(
     attr = struct.pack(
         # type, insn_cnt, insns, license, log_level, log_size, log_buf, kern_version, flags, name, ifindex, expected_attach
         "<IIQQIIQII16sII",
-        prog_type, len(insns) // 8, address_of(code), address_of(license_text),
-        log_level, log_bytes if log_level else 0, address_of(log) if log_level else 0,
-        0, flags, name.encode()[:15], 0, expected_attach_type,
+        prog_type, len(insns) // 8, ctypes.addressof(code), ctypes.addressof(license_text),
+        log_level, log_bytes if log_level else 0, ctypes.addressof(log) if log_level else 0,
+        0, flags, name.encode()[: BPF_OBJ_NAME_LEN - 1], 0, expected_attach_type,
     )  # fmt: skip
-    result = bpf(Cmd.PROG_LOAD, attr)
+    result = call(Cmd.PROG_LOAD, ctypes.create_string_buffer(attr, len(attr)), len(attr))
     text = log.value.decode(errors="replace")
     return LoadResult(result, 0, text) if result >= 0 else LoadResult(-1, -result, text)
 
@@ -121,58 +82,15 @@ def prog_test_run(
             # prog_fd, retval, size_in, size_out, data_in, data_out, repeat, duration, ctx_size_in, ctx_size_out,
             # ctx_in, ctx_out, flags, cpu, batch_size, pad
             "<IIIIQQIIIIQQIIII",
-            fd, 0, len(data), out_size, address_of(data_in), address_of(data_out) if out_size else 0, repeat, 0,
-            len(ctx), len(ctx) if ctx_ok else 0, address_of(ctx_in) if ctx else 0, address_of(ctx_out) if ctx_ok else 0,
+            fd, 0, len(data), out_size, ctypes.addressof(data_in), ctypes.addressof(data_out) if out_size else 0, repeat, 0,
+            len(ctx), len(ctx) if ctx_ok else 0, ctypes.addressof(ctx_in) if ctx else 0, ctypes.addressof(ctx_out) if ctx_ok else 0,
             flags, 0, 0, 0,
         )
     )  # fmt: skip
-    _checked(bpf(Cmd.PROG_TEST_RUN, attr), "test run", "a BPF program")
+    bpf(Cmd.PROG_TEST_RUN, attr)
     retval, _, size_out = struct.unpack_from("<III", attr, 4)
     duration, _, ctx_size = struct.unpack_from("<III", attr, 36)
     return RunOutput(retval, data_out.raw[:size_out], ctx_out.raw[:ctx_size] if ctx_ok else b"", duration)
-
-
-# --- pins, links ---
-
-
-def obj_pin(fd: int, path: str) -> None:
-    """Pin a program or link. Raises KernelError (EEXIST when the path is taken)."""
-    with kernel_errors("pin", path):
-        bpfsys.obj_pin(fd, path)
-
-
-def obj_get(path: str) -> int:
-    """Return a descriptor for what is pinned at path. Raises KernelError."""
-    with kernel_errors("open pin", path):
-        return bpfsys.obj_get(path)
-
-
-def link_create(prog_fd: int, target: int, attach: AttachType, flags: int = 0) -> int:
-    """Attach a program to the interface index `target` (of the calling thread's netns); return the link."""
-    attr = struct.pack("<IIIIQQQ", prog_fd, target, attach, flags, 0, 0, 0)
-    return _checked(bpf(Cmd.LINK_CREATE, attr), "attach", f"interface {target}")
-
-
-def link_update(link_fd: int, prog_fd: int, old_fd: int | None = None) -> None:
-    """Put another program into a link, atomically: each packet sees the old one or the new one."""
-    flags = BPF_F_REPLACE if old_fd is not None else 0
-    attr = struct.pack("<IIII", link_fd, prog_fd, flags, old_fd or 0)
-    _checked(bpf(Cmd.LINK_UPDATE, attr), "replace the program", "a link")
-
-
-def link_detach(link_fd: int) -> None:
-    """Detach a link at once, whoever else holds it."""
-    _checked(bpf(Cmd.LINK_DETACH, struct.pack("<I", link_fd)), "detach", "a link")
-
-
-# --- information ---
-
-
-def _info(fd: int, size: int, what: str) -> bytes:
-    buffer = ctypes.create_string_buffer(size)
-    attr = struct.pack("<IIQ", fd, size, address_of(buffer))
-    _checked(bpf(Cmd.OBJ_GET_INFO_BY_FD, attr), "read information", what)
-    return buffer.raw
 
 
 @dataclass(frozen=True)
@@ -192,7 +110,7 @@ class ProgInfo:
 
 def prog_info(fd: int) -> ProgInfo:
     """Describe a loaded program."""
-    raw = _info(fd, 232, "a program")
+    raw = obj_info(fd, 232)
     kind, ident, tag, jited, xlated = struct.unpack_from("<II8sII", raw)
     run_ns, run_cnt = struct.unpack_from("<QQ", raw, 192)
     (verified,) = struct.unpack_from("<I", raw, 216)
@@ -200,30 +118,11 @@ def prog_info(fd: int) -> ProgInfo:
     return ProgInfo(kind, ident, tag.hex(), name, jited, xlated, run_ns, run_cnt, verified)
 
 
-@dataclass(frozen=True)
-class LinkInfo:
-    """struct bpf_link_info: `ifindex` is 0 once the device is gone."""
-
-    type: int
-    id: int
-    prog_id: int
-    ifindex: int
-
-
-def link_info(fd: int) -> LinkInfo:
-    """Describe a link."""
-    raw = _info(fd, 64, "a link")
-    kind, ident, prog_id = struct.unpack_from("<III", raw)
-    (ifindex,) = struct.unpack_from("<I", raw, 16)
-    return LinkInfo(kind, ident, prog_id, ifindex)
-
-
-def prog_by_id(ident: int) -> int:
-    """Return a descriptor for a program id."""
-    with kernel_errors("open", f"program {ident}"):
-        return bpfsys.prog_fd_by_id(ident)
+def prog_fd_by_id(ident: int) -> int:
+    """Return a descriptor for a program id. Raises OSError ENOENT when the program is gone."""
+    return fd_by_id(Cmd.PROG_GET_FD_BY_ID, ident)
 
 
 def enable_stats() -> int:
     """Count run time and runs of every program until the returned descriptor is closed."""
-    return _checked(bpf(Cmd.ENABLE_STATS, struct.pack("<I", 0)), "enable statistics", "BPF")
+    return bpf(Cmd.ENABLE_STATS, struct.pack("<I", 0))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lbagent.errors import KernelError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel.bpf_prog import BPF_F_XDP_HAS_FRAGS, AttachType, ProgType
+from lbagent.kernel import bpf_link, bpf_prog
+from lbagent.kernel.bpf_link import AttachType
+from lbagent.kernel.bpf_prog import BPF_F_XDP_HAS_FRAGS, ProgType
+from lbagent.kernel.opcodes import returning
 
-_RETURN_PASS = struct.pack("<BBhi", 0xB7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 0, 0, 0)  # r0 = XDP_PASS; exit
-_RETURN_OK = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)  # r0 = 0; exit
+_PROBE_PROGRAM = returning(2)  # XDP_PASS
 _NO_SUCH_INDEX = 0x7FFFFFFF
 
 # generic netlink, include/uapi/linux/{genetlink,netdev}.h
@@ -37,7 +37,7 @@ def kernel_version() -> tuple[int, int]:
 
 def _loads(kind: ProgType, flags: int = 0) -> int:
     """Return 0 if a two-instruction program loads, else the errno."""
-    loaded = bpf_prog.prog_load(kind, _RETURN_PASS, "lb_probe", flags=flags)
+    loaded = bpf_prog.prog_load(kind, _PROBE_PROGRAM, "lb_probe", flags=flags)
     if loaded.fd >= 0:
         os.close(loaded.fd)
     return loaded.errno
@@ -58,12 +58,12 @@ def has_frags() -> bool:
 @cache
 def has_tcx() -> bool:
     """Return whether this kernel attaches tc programs by link (TCX, Linux 6.6). Asks for a device that cannot exist."""
-    loaded = bpf_prog.prog_load(ProgType.SCHED_CLS, _RETURN_OK, "lb_probe")
+    loaded = bpf_prog.prog_load(ProgType.SCHED_CLS, _PROBE_PROGRAM, "lb_probe")
     if loaded.fd < 0:
         return False
     try:
-        bpf_prog.link_create(loaded.fd, _NO_SUCH_INDEX, AttachType.TCX_INGRESS)
-    except KernelError as error:
+        bpf_link.link_create(loaded.fd, _NO_SUCH_INDEX, AttachType.TCX_INGRESS)
+    except OSError as error:
         return error.errno == errno.ENODEV
     finally:
         os.close(loaded.fd)

@@ -1,6 +1,6 @@
 """inotify of one folder, through ctypes: which names changed. Source: inotify(7).
 
-The watch follows the inode; whoever holds it must look from time to time whether the path still leads there.
+The watch follows the inode: its user must look from time to time whether the path still leads there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lbagent.errors import Unsupported
 
 
 class Mask(IntFlag):
-    """Events of include/uapi/linux/inotify.h that we ask for or are told."""
+    """Events of include/uapi/linux/inotify.h that we ask for or that the kernel adds."""
 
     ATTRIB = 0x004
     CLOSE_WRITE = 0x008
@@ -50,10 +50,12 @@ class Event(NamedTuple):
 
 
 class Watch:
-    """An inotify instance for one folder. `fd` is readable when there are events."""
+    """An inotify instance for one folder. `fd` is readable when there are events.
+
+    Raises Unsupported when the kernel or the limits do not allow one more.
+    """
 
     def __init__(self) -> None:
-        """Open it. Raises Unsupported when the kernel or the limits do not allow one more."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.fd = self._libc.inotify_init1(_NONBLOCK_CLOEXEC)
         if self.fd < 0:
@@ -71,7 +73,7 @@ class Watch:
         self._number = number
 
     def events(self) -> Iterator[Event]:
-        """Read what is there, without waiting; events of an earlier watch are left out."""
+        """Yield the events that are there, without waiting; those of an earlier watch are left out."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -86,5 +88,5 @@ class Watch:
                 yield Event(Mask(mask), os.fsdecode(name))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the instance and its watch."""
         os.close(self.fd)

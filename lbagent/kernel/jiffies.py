@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import struct
 import time
 from functools import cache
 
 from lbagent.kernel import bpf_prog
-from lbagent.kernel.kernel_error import kernel_error
+from lbagent.kernel.kernel_error import kernel_error, kernel_errors
+from lbagent.kernel.opcodes import CALL, EXIT, insn
 
-_CALL, _EXIT = 0x85, 0x95
 _FUNC_JIFFIES64 = 118
-_READ_JIFFIES = struct.pack("<BBhi", _CALL, 0, 0, _FUNC_JIFFIES64) + struct.pack("<BBhi", _EXIT, 0, 0, 0)
+_READ_JIFFIES = insn(CALL, imm=_FUNC_JIFFIES64) + insn(EXIT)
 _KNOWN_HZ = (100, 250, 300, 1000)
 _MEASURE_S = 0.08  # 250 and 300 differ by four jiffies; edges are waited for, so one is enough
 
@@ -56,4 +55,5 @@ def _edge(fd: int) -> tuple[float, int]:
 
 
 def _jiffies(fd: int) -> int:
-    return bpf_prog.prog_test_run(fd, bytes(64)).retval
+    with kernel_errors("test run", "the kernel's clock"):
+        return bpf_prog.prog_test_run(fd, bytes(64)).retval

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from lbagent.maps import codec
+from lbagent.maps import backend_codec, frontend_codec, prefilter
 from lbagent.maps.layout import (
-    LB4_PATH,
-    LB6_PATH,
     LB_SERVICE,
+    PATH,
     SOURCE_RANGE_KEEPS_OUT,
     SOURCE_RANGE_LETS_IN,
     TARGET_ALGORITHM_SHIFT,
+    U32,
     PathFlag,
 )
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import Algorithm
 
@@ -52,14 +53,14 @@ class _Frontend(Struct):
 
     def backend(self, slot: int) -> int:
         """Return the backend id of a slot."""
-        return int(codec.U32.unpack_from(self.slots[slot])[0])
+        return int(U32.unpack_from(self.slots[slot])[0])
 
 
 class _View(Struct):
     frontends: list[_Frontend]
     backends: dict[int, L3n4Addr]
-    paths: dict[int, codec.PathRecord]
-    reverse: dict[tuple[int, int], bytes]  # by (address size, service id)
+    paths: dict[int, backend_codec.PathRecord]
+    reverse: dict[tuple[Family, int], bytes]  # by service id
     tables: dict[int, bytes]
     affinity: set[tuple[int, int]]
     ranges: set[int]
@@ -70,30 +71,32 @@ def _read(maps: LBMaps) -> _View:
     groups: dict[bytes, _Frontend] = {}
     for name in ("lb4_service", "lb6_service"):
         for key, value in maps.items(name):
-            text, slot = codec.split_service_key(key)
-            groups.setdefault(text, _Frontend(codec.frontend_of(text), {})).slots[slot] = value
+            text, slot = frontend_codec.split_service_key(key)
+            groups.setdefault(text, _Frontend(frontend_codec.frontend_of(text), {})).slots[slot] = value
     backends, paths, reverse = {}, {}, {}
-    for digit, size, record in (("4", 4, LB4_PATH.size), ("6", 16, LB6_PATH.size)):
-        for key, value in maps.items(f"lb{digit}_backend"):
-            backends[codec.U32.unpack(key)[0]] = codec.backend_of(value)[0]
-        for ident, raw in live_paths(maps, f"lb{digit}_path", record):
-            paths[ident] = codec.path_of(raw)
-        for key, value in maps.items(f"lb{digit}_reverse_nat"):
-            reverse[size, codec.U32.unpack(key)[0]] = value
+    for family in Family:
+        for key, value in maps.items(family.map("backend")):
+            backends[U32.unpack(key)[0]] = backend_codec.backend_of(value)[0]
+        for ident, raw in live_paths(maps, family.map("path"), PATH[family].size):
+            paths[ident] = backend_codec.path_of(raw)
+        for key, value in maps.items(family.map("reverse_nat")):
+            reverse[family, U32.unpack(key)[0]] = value
     ranges = {
-        codec.range_of(key)[0] for name in ("lb4_source_range", "lb6_source_range") for key, _ in maps.items(name)
+        frontend_codec.source_range_of(key)[0]
+        for name in ("lb4_source_range", "lb6_source_range")
+        for key, _ in maps.items(name)
     }
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
         bits = memoryview(bytes(window))
     tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
-    affinity = {codec.affinity_ids(key) for key, _ in maps.items("lb_affinity_match")}
+    affinity = {frontend_codec.affinity_match_ids(key) for key, _ in maps.items("lb_affinity_match")}
     return _View(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits)
 
 
 def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
     """Yield (id, record) of the live path records of a map."""
     with maps.window(name, 0, maps.specs[name].value_size) as window:
-        flags = bytes(window[codec.FLAGS_AT[record] :: record])
+        flags = bytes(window[backend_codec.FLAGS_AT[record] :: record])
         for ident, value in enumerate(flags):
             if value & PathFlag.LIVE:
                 yield ident, bytes(window[ident * record : (ident + 1) * record])
@@ -108,8 +111,8 @@ def _frontends(view: _View) -> Iterator[str]:
             yield from _slot(view, group, slot, count)
         if not ident:
             continue
-        reverse = view.reverse.get((len(group.frontend.address), ident))
-        if reverse is None or codec.reverse_frontend(reverse) != group.frontend:
+        reverse = view.reverse.get((Family.of(group.frontend.address), ident))
+        if reverse is None or frontend_codec.reverse_nat_frontend(reverse) != group.frontend:
             yield f"{group}: service {ident} has no reverse NAT row of its own"
         maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number
         if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:
@@ -148,10 +151,14 @@ def _tables(view: _View) -> Iterator[str]:
 
 def _filter(view: _View) -> Iterator[str]:
     for group in view.frontends:
-        if 0 in group.slots and not _bit(view, codec.vip_bit(group.frontend.address)):
+        if 0 in group.slots and not _bit(view, prefilter.vip_bit(group.frontend.address)):
             yield f"{group}: the filter lets its packets pass by"
     for ident, path in view.paths.items():
-        if path.flags & PathFlag.LOCAL and ident in view.backends and not _bit(view, codec.source_bit(path.address)):
+        if (
+            path.flags & PathFlag.LOCAL
+            and ident in view.backends
+            and not _bit(view, prefilter.source_bit(path.address))
+        ):
             yield f"local backend {ident}: the filter lets its replies pass by"
 
 

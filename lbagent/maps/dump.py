@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
-from lbagent.maps import codec
+from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.layout import (
     LB_SERVICE,
     TARGET_ALGORITHM_SHIFT,
     TARGET_SECONDS_MASK,
+    U32,
 )
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
@@ -28,9 +29,9 @@ def dump(maps: LBMaps) -> list[str]:
 
 def _services(maps: LBMaps) -> Iterator[Line]:
     for key, value in chain(maps.items("lb4_service"), maps.items("lb6_service")):
-        name, slot = codec.split_service_key(key)
-        frontend = codec.frontend_of(name)
-        ident = codec.service_id_of(value)
+        name, slot = frontend_codec.split_service_key(key)
+        frontend = frontend_codec.frontend_of(name)
+        ident = frontend_codec.service_id_of(value)
         order = (ident, int(frontend.scope), slot, len(frontend.address), frontend.address, frontend.port)
         yield order, f"SVC: ID={ident} ADDR={_service_address(frontend)} SLOT={slot} {_service_value(slot, value)}"
 
@@ -55,22 +56,22 @@ def _master_target(target: int, flags: ServiceFlags) -> str:
 
 def _backends(maps: LBMaps) -> Iterator[Line]:
     for key, value in chain(maps.items("lb4_backend"), maps.items("lb6_backend")):
-        ident = codec.U32.unpack(key)[0]
-        address, state = codec.backend_of(value)
+        ident = U32.unpack(key)[0]
+        address, state = backend_codec.backend_of(value)
         yield (ident,), f"BE: ID={ident} ADDR={_service_address(address)} STATE={state.text}"
 
 
 def _reverse(maps: LBMaps) -> Iterator[Line]:
     for key, value in chain(maps.items("lb4_reverse_nat"), maps.items("lb6_reverse_nat")):
-        ident = codec.U32.unpack(key)[0]
-        frontend = codec.reverse_frontend(value)
+        ident = U32.unpack(key)[0]
+        frontend = frontend_codec.reverse_nat_frontend(value)
         host = f"[{frontend.ip}]" if frontend.is_ipv6 else frontend.ip
         yield (ident, len(value)), f"REV: ID={ident} ADDR={host}:{frontend.port}"
 
 
 def _affinity(maps: LBMaps) -> Iterator[Line]:
     for key, _ in maps.items("lb_affinity_match"):
-        service, backend = codec.affinity_ids(key)
+        service, backend = frontend_codec.affinity_match_ids(key)
         yield (service, backend), f"AFF: ID={service} BEID={backend}"
 
 
@@ -89,5 +90,5 @@ def _maglev(maps: LBMaps) -> Iterator[Line]:
 
 def _ranges(maps: LBMaps) -> Iterator[Line]:
     for key, _ in chain(maps.items("lb4_source_range"), maps.items("lb6_source_range")):
-        service, cidr = codec.range_of(key)
+        service, cidr = frontend_codec.source_range_of(key)
         yield (service, *cidr.sort_key), f"SRCRANGE: ID={service} CIDR={cidr}"

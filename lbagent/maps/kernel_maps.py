@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Self
 
 from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound
-from lbagent.kernel import bpfsys
+from lbagent.kernel import bpf_map
+from lbagent.kernel.bpfsys import ENOTSUPP
+from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
-from lbagent.maps.layout import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, map_full
-from lbagent.maps.maglev_tables import InnerTables
+from lbagent.maps.maglev_tables import MaglevTables
+from lbagent.maps.specs import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 
-_NO_BATCH = (bpfsys.ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
+_NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
@@ -48,10 +50,10 @@ class KernelMaps:
         self.sizes = sizes
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n not in GENERATION_MAPS}
         self.fds = fds
-        self._cpus = bpfsys.possible_cpus()
+        self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
-        tables = {name: InnerTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
-        self._tables: dict[str, InnerTables] = {**tables}
+        tables = {name: MaglevTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
+        self._tables: dict[str, MaglevTables] = {**tables}
 
     @classmethod
     def open(cls, bpffs: str | Path = pins.DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
@@ -62,12 +64,13 @@ class KernelMaps:
         Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
-            pins.ensure_bpffs(bpffs)
+            pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
         found, specs, fds = _open_pins(bpffs, sizes)
         try:
             if create:
                 pins.create_pins(bpffs, specs, fds)
+                pins.remove_retired(bpffs)
             elif missing := next((name for name in specs if name not in fds), None):
                 raise NotFound(f"no map {missing} under {pins.pin_dir(bpffs)}: no agent has run with this --bpffs")
         except BaseException:
@@ -104,13 +107,13 @@ class KernelMaps:
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries in order. Raises MapFull or KernelError with `done`."""
         keys, values = b"".join([key for key, _ in items]), b"".join([value for _, value in items])
-        self.put_packed(map_name, keys, values, 0, len(items))
+        self.put_batch(map_name, keys, values, 0, len(items))
 
-    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
         """Write entries start..stop of keys and values lying side by side. Raises MapFull or KernelError with `done`."""
         spec, fd, at = self.specs[map_name], self.fds[map_name], start
         if stop - start > 1:
-            result = bpfsys.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
+            result = bpf_map.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
             at += result.done
             if result.errno and result.errno not in _NO_BATCH:
                 raise self._failed("update", map_name, result.errno, result.done)
@@ -120,7 +123,7 @@ class KernelMaps:
                 values[i * spec.value_size : (i + 1) * spec.value_size],
             )
             try:
-                bpfsys.map_update(fd, key, value)
+                bpf_map.map_update(fd, key, value)
             except OSError as error:
                 raise self._failed("update", map_name, error.errno or 0, i - start) from None
 
@@ -138,14 +141,14 @@ class KernelMaps:
         fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
         done = 0
         while done < count:
-            result = bpfsys.map_delete_batch(fd, joined, len(keys[0]), done, count)
+            result = bpf_map.map_delete_batch(fd, joined, len(keys[0]), done, count)
             done += result.done
             if result.errno == errno.ENOENT:
                 done += 1  # the batch stops at a key that is not there
             elif result.errno in _NO_BATCH:
                 with kernel_errors("delete", map_name):
                     for key in keys[done:]:
-                        bpfsys.map_delete(fd, key)
+                        bpf_map.map_delete(fd, key)
                 return
             elif result.errno:
                 raise self._failed("delete", map_name, result.errno, done)
@@ -154,7 +157,7 @@ class KernelMaps:
         """Return the value of a key; of a per-CPU map the values of all CPUs, each padded to 8 bytes."""
         spec = self.specs[map_name]
         with kernel_errors("look up", map_name):
-            return bpfsys.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
+            return bpf_map.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
 
     def _value_bytes(self, spec: MapSpec) -> int:
         if spec.type is MapType.PERCPU_ARRAY:
@@ -167,7 +170,7 @@ class KernelMaps:
         size = self._value_bytes(spec)
         zero = bytes(size) if spec.type in _ARRAYS else b""
         out: list[Item] = []
-        for keys, values, count in self.pieces(map_name):
+        for keys, values, count in self.batches(map_name):
             if zero and not values.strip(b"\0"):
                 continue
             split = [
@@ -177,11 +180,11 @@ class KernelMaps:
             out += [item for item in split if item[1] != zero] if zero else split
         return out
 
-    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield (keys side by side, values side by side, count). Raises KernelError."""
         spec, fd = self.specs[map_name], self.fds[map_name]
         size = self._value_bytes(spec)
-        reader = bpfsys.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
+        reader = bpf_map.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
         with kernel_errors("read", map_name):
             try:
                 piece = reader.read()
@@ -195,12 +198,12 @@ class KernelMaps:
                 piece = reader.read()
 
     def _one_by_one(self, fd: int, spec: MapSpec, size: int) -> Iterator[tuple[bytes, bytes, int]]:
-        key = bpfsys.map_next_key(fd, None, spec.key_size)
+        key = bpf_map.map_next_key(fd, None, spec.key_size)
         while key is not None:
-            value = bpfsys.map_lookup(fd, key, size)
+            value = bpf_map.map_lookup(fd, key, size)
             if value is not None:
                 yield key, value, 1
-            key = bpfsys.map_next_key(fd, key, spec.key_size)
+            key = bpf_map.map_next_key(fd, key, spec.key_size)
 
     # --- Maglev ---
 

@@ -1,19 +1,31 @@
 """Every record that crosses the kernel border: byte layout, byte order, size. The only place.
 
 C gets the same sizes, offsets and constants as a generated prelude (bpf/build/c_source.py), checked by the compiler; the agent
-compares a pinned map with `MAPS` before it uses it. `be` fields are in network byte order in the map; everything else is
-host order. Source: cilium bpf/lib/lb.h layouts (behaviour), docs/maps.md.
+compares a pinned map with its spec (specs.py) before it uses it. `be` fields are in network byte order in the map;
+everything else is host order. Source: cilium bpf/lib/lb.h layouts (behaviour), docs/maps.md.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
-from lbagent.kernel.bpfsys import possible_cpus
+from lbagent.model.family import Family
 
 SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
+
+HOST_ORDER: Final = sys.byteorder
+U16, U32 = struct.Struct("=H"), struct.Struct("=I")  # a key or a value that is one number in host order
+
+
+def u32_values(data: bytes) -> array[int]:
+    """Return numbers that lie side by side: the keys of an array or of a hash by id, the entries of a Maglev table."""
+    return array("I", data)
+
 
 _CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
@@ -182,55 +194,6 @@ class ConfigFlag(IntEnum):
     """Bits of lb_config.flags."""
 
     EXTERNAL_CLUSTERIP = 1
-    COUNT_PASSED = 2
-
-
-class MapType(IntEnum):
-    """The kernel's map types we use. Source: include/uapi/linux/bpf.h."""
-
-    HASH = 1
-    ARRAY = 2
-    PROG_ARRAY = 3
-    PERCPU_ARRAY = 6
-    LRU_HASH = 9
-    LPM_TRIE = 11
-    HASH_OF_MAPS = 13
-    RINGBUF = 27
-
-
-F_NO_PREALLOC = 1
-F_RDONLY_PROG = 1 << 7
-F_MMAPABLE = 1 << 10
-F_INNER_MAP = 1 << 12
-
-
-@dataclass(frozen=True)
-class MapSpec:
-    """What a map must be. `records` > 1 with one entry means an array of records inside one value (direct pointer)."""
-
-    name: str
-    type: MapType
-    key_size: int
-    value_size: int
-    max_entries: int
-    flags: int = 0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Everything an operator can size. Powers of two where noted (p2)."""
-
-    flow4: int = 1 << 20  # p2, entries; 8 ways and two buckets a flow: use half of it
-    flow6: int = 1 << 19  # p2
-    snat4: int = 1 << 20  # p2, slots
-    snat6: int = 1 << 19  # p2
-    services: int = 1 << 19  # slots of all services, a family
-    backends: int = 1 << 17  # p2, <= 2^20: the flow entry has 20 bits for it
-    source_ranges: int = 1 << 16
-    affinity: int = 1 << 16
-    spill: int = 1 << 16
-    fragments: int = 1 << 13
-    maglev_size: int = 16381  # prime
 
 
 FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
@@ -250,95 +213,14 @@ DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source:
 SCRATCH_SIZE = 256
 CALLS = 32  # tail call slots a hook
 
-
-def counter_row(sizes: Sizes) -> int:
-    """Return the bytes of one CPU's counters in lb_metrics."""
-    return (METRIC_BACKEND + sizes.backends) * LB_COUNTER.size
-
-
-def counter_rows(sizes: Sizes) -> int:
-    """Return how many rows lb_metrics has: one a CPU, as many as a direct pointer reaches. Further CPUs share the first row."""
-    return min(possible_cpus(), DIRECT_BYTES // counter_row(sizes))
-
-
-def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
-    """Return every pinned map by name, for these sizes."""
-    t, s = MapType, sizes
-    specs = [
-        MapSpec("lb4_service", t.HASH, LB4_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
-        MapSpec("lb6_service", t.HASH, LB6_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
-        MapSpec("lb4_backend", t.HASH, 4, LB4_BACKEND.size, s.backends, F_NO_PREALLOC),
-        MapSpec("lb6_backend", t.HASH, 4, LB6_BACKEND.size, s.backends, F_NO_PREALLOC),
-        MapSpec("lb4_reverse_nat", t.ARRAY, 4, LB4_REVERSE_NAT.size, SERVICE_IDS),
-        MapSpec("lb6_reverse_nat", t.ARRAY, 4, LB6_REVERSE_NAT.size, SERVICE_IDS),
-        MapSpec("lb4_affinity", t.LRU_HASH, LB4_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
-        MapSpec("lb6_affinity", t.LRU_HASH, LB6_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
-        MapSpec("lb_affinity_match", t.HASH, LB_AFFINITY_MATCH.size, 1, s.services, F_NO_PREALLOC),
-        MapSpec("lb4_source_range", t.LPM_TRIE, LB4_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
-        MapSpec("lb6_source_range", t.LPM_TRIE, LB6_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
-        MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
-        MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
-        MapSpec("lb4_frag", t.LRU_HASH, LB4_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
-        MapSpec("lb6_frag", t.LRU_HASH, LB6_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
-        MapSpec("lb4_flow", t.ARRAY, 4, s.flow4 * FLOW4_SIZE, 1, F_MMAPABLE),
-        MapSpec("lb6_flow", t.ARRAY, 4, s.flow6 * FLOW6_SIZE, 1, F_MMAPABLE),
-        MapSpec("lb4_snat", t.ARRAY, 4, s.snat4 * SNAT4_SIZE, 1, F_MMAPABLE),
-        MapSpec("lb6_snat", t.ARRAY, 4, s.snat6 * SNAT6_SIZE, 1, F_MMAPABLE),
-        MapSpec("lb4_spill", t.LRU_HASH, SPILL4_KEY, SPILL_VALUE, s.spill),
-        MapSpec("lb6_spill", t.LRU_HASH, SPILL6_KEY, SPILL_VALUE, s.spill),
-        MapSpec("lb4_path", t.ARRAY, 4, s.backends * LB4_PATH.size, 1, F_MMAPABLE),
-        MapSpec("lb6_path", t.ARRAY, 4, s.backends * LB6_PATH.size, 1, F_MMAPABLE),
-        MapSpec("lb_nexthop", t.ARRAY, 4, NEXTHOPS * LB_NEXTHOP.size, 1, F_MMAPABLE),
-        MapSpec("lb_nexthop_id", t.HASH, LB_NEXTHOP_KEY.size, 4, NEXTHOPS, F_NO_PREALLOC),
-        MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
-        MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
-        MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
-        MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
-        MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
-        MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
-        MapSpec("lb_events", t.RINGBUF, 0, 0, 1 << 20),
-        MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
-        MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
-        MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
-    ]
-    return {spec.name: spec for spec in specs}
-
-
-def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
-    """Return the inner map of lb{4,6}_maglev: one value of maglev_size backend ids (u32, host order)."""
-    return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
-
-
-# What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).
-OLD_MAPS = {
-    "lb4_flow_old": "lb4_flow",
-    "lb6_flow_old": "lb6_flow",
-    "lb4_snat_old": "lb4_snat",
-    "lb6_snat_old": "lb6_snat",
-}
-MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd the compiler sees
-MAP_BASE = 1000
+# What both families have, by family.
+BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
+PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
+REVERSE_NAT = {Family.IPV4: LB4_REVERSE_NAT, Family.IPV6: LB6_REVERSE_NAT}
+SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 
 
 def device_position(ifindex: int, probe: int) -> int:
     """Return the position in lb_device to look at in the n-th probe (0 .. DEVICE_PROBES - 1)."""
     return (ifindex + probe) & (DEVICES - 1)
-
-
-_U64 = (1 << 64) - 1
-
-
-def filter_hash(address: bytes) -> int:
-    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `prefilter_position` in C.
-
-    The address is taken as the little-endian words the kernel loads. IPv6 addresses of one plan differ in few bits of their
-    halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would lay prefixes over each other.
-    """
-    if len(address) == 16:
-        high, low = struct.unpack("<2Q", address)
-        word: int = high * 0x9E3779B97F4A7C15 & _U64
-        word ^= word >> 32 ^ low
-        return (word * 0xBF58476D1CE4E5B9 & _U64) >> (64 - FILTER_BITS)
-    word = int.from_bytes(address, "little")
-    return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)

@@ -9,7 +9,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from lbagent.errors import MapFull
-from lbagent.maps.layout import METRIC_BACKEND, METRIC_SERVICE, MapSpec, Sizes
+from lbagent.maps.layout import METRIC_BACKEND, METRIC_SERVICE
+from lbagent.maps.specs import MapSpec, Sizes
 
 Item = tuple[bytes, bytes]  # key, value
 Counter = tuple[int, int]  # packets, bytes
@@ -41,7 +42,7 @@ class LBMaps(Protocol):
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries, in order, by batch."""
 
-    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
         """Write entries start..stop of keys and values lying side by side: `put_many` without an object an entry."""
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
@@ -53,7 +54,7 @@ class LBMaps(Protocol):
     def items(self, map_name: str) -> list[Item]:
         """Return all entries; of an array those that are not all zero."""
 
-    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield (keys side by side, values side by side, count): `items` without an object an entry, zeros included."""
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:

@@ -12,15 +12,16 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-from lbagent.kernel import bpfsys
-from lbagent.maps.layout import MapSpec
+from lbagent.kernel import bpf_map
+from lbagent.kernel.bpfsys import ENOTSUPP
 from lbagent.maps.pins import create_map
+from lbagent.maps.specs import MapSpec
 
 _INDEX0 = bytes(4)
 CHUNK = 512  # inner maps open at a time: each is a descriptor until the outer map holds it
 
 
-class InnerTables:
+class MaglevTables:
     """The tables of one lb{4,6}_maglev."""
 
     def __init__(self, outer_fd: int, inner: MapSpec) -> None:
@@ -39,10 +40,10 @@ class InnerTables:
 
     def _write(self, ids: Sequence[int], fds: Sequence[int]) -> None:
         keys, values = struct.pack(f"={len(ids)}I", *ids), struct.pack(f"={len(fds)}I", *fds)
-        result = bpfsys.map_update_batch(self._outer, keys, values, (4, 4), 0, len(ids))
-        if result.errno in (bpfsys.ENOTSUPP, errno.EINVAL):  # no batch for maps of maps before 6.1
+        result = bpf_map.map_update_batch(self._outer, keys, values, (4, 4), 0, len(ids))
+        if result.errno in (ENOTSUPP, errno.EINVAL):  # no batch for maps of maps before 6.1
             for ident, fd in zip(ids, fds, strict=True):
-                bpfsys.map_update(self._outer, struct.pack("=I", ident), struct.pack("=I", fd))
+                bpf_map.map_update(self._outer, struct.pack("=I", ident), struct.pack("=I", fd))
         elif result.errno:
             raise OSError(result.errno, os.strerror(result.errno))
 
@@ -62,11 +63,11 @@ class InnerTables:
         digest = _digest(table)
         with contextlib.suppress(OSError):  # gone with its last service
             if digest in self._ids:
-                return bpfsys.map_fd_by_id(self._ids[digest])
+                return bpf_map.map_fd_by_id(self._ids[digest])
         fd = create_map(self._inner)
         try:
-            bpfsys.map_update(fd, _INDEX0, table)
-            self._ids[digest] = bpfsys.map_info(fd).id
+            bpf_map.map_update(fd, _INDEX0, table)
+            self._ids[digest] = bpf_map.map_info(fd).id
         except BaseException:
             os.close(fd)
             raise
@@ -75,27 +76,27 @@ class InnerTables:
     def delete(self, ids: Sequence[int]) -> None:
         """Take tables away. Raises OSError."""
         for ident in ids:
-            bpfsys.map_delete(self._outer, struct.pack("=I", ident))
+            bpf_map.map_delete(self._outer, struct.pack("=I", ident))
 
     def read(self) -> dict[int, bytes]:
         """Return every service's table; equal tables are one object. Raises OSError."""
         by_inner: dict[int, bytes] = {}
         out: dict[int, bytes] = {}
-        key = bpfsys.map_next_key(self._outer, None, 4)
+        key = bpf_map.map_next_key(self._outer, None, 4)
         while key is not None:
-            value = bpfsys.map_lookup(self._outer, key, 4)
+            value = bpf_map.map_lookup(self._outer, key, 4)
             if value is not None:
                 inner = struct.unpack("=I", value)[0]
                 if inner not in by_inner:
                     by_inner[inner] = self._read_inner(inner)
                 out[struct.unpack("=I", key)[0]] = by_inner[inner]
-            key = bpfsys.map_next_key(self._outer, key, 4)
+            key = bpf_map.map_next_key(self._outer, key, 4)
         return out
 
     def _read_inner(self, ident: int) -> bytes:
-        fd = bpfsys.map_fd_by_id(ident)
+        fd = bpf_map.map_fd_by_id(ident)
         try:
-            table = bpfsys.map_lookup(fd, _INDEX0, self._inner.value_size) or b""
+            table = bpf_map.map_lookup(fd, _INDEX0, self._inner.value_size) or b""
         finally:
             os.close(fd)
         self._ids[_digest(table)] = ident

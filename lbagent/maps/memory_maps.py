@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from lbagent.errors import KernelError
 from lbagent.maps import mmap_window as windows
-from lbagent.maps.layout import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
 from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, LBMaps, map_full
+from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
 
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
@@ -43,7 +43,7 @@ class MemoryMaps:
                 raise error
             entries[key] = value
 
-    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
         """Write entries start..stop of keys and values lying side by side. Raises MapFull with `done`."""
         self.put_many(map_name, unpack_items(self.specs[map_name], keys, values, start, stop))
 
@@ -69,7 +69,7 @@ class MemoryMaps:
             return sorted(item for item in entries if item[1].strip(b"\0"))
         return list(entries)
 
-    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield (keys side by side, values side by side, count), of an array those that are not all zero."""
         if found := self.items(map_name):
             yield b"".join([key for key, _ in found]), b"".join([value for _, value in found]), len(found)
@@ -169,7 +169,7 @@ class FaultyMaps:
             with self._write(map_name, done):
                 self.inner.put_many(map_name, [item])
 
-    def put_packed(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
         """Write entry by entry."""
         self.put_many(map_name, unpack_items(self.specs[map_name], keys, values, start, stop))
 
@@ -187,9 +187,9 @@ class FaultyMaps:
         """Read."""
         return self.inner.items(map_name)
 
-    def pieces(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
+    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Read."""
-        return self.inner.pieces(map_name)
+        return self.inner.batches(map_name)
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
         """Swap table by table."""

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lbagent.errors import ConfigError, LayoutMismatch, NotFound
-from lbagent.kernel import bpfsys
-from lbagent.kernel.kernel_error import kernel_error, kernel_errors
-from lbagent.maps.layout import (
-    FLOW4_SIZE,
-    FLOW6_SIZE,
-    LB4_PATH,
-    SCHEMA,
-    SNAT4_SIZE,
-    SNAT6_SIZE,
-    MapSpec,
-    MapType,
-    Sizes,
-    maglev_inner,
-    map_specs,
-)
+from lbagent.errors import LayoutMismatch, NotFound
+from lbagent.kernel import bpf_map, bpfsys
+from lbagent.kernel.bpffs import ensure_bpffs, pin
+from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
 DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
-_BPF_FS_MAGIC = 0xCAFE4A11
-_SYSTEM_MOUNT = Path("/sys/fs/bpf")
-_MOUNT_FLAGS = 2 | 4 | 8 | 1 << 21  # nosuid, nodev, noexec, relatime
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def pin_dir(bpffs: str | Path) -> Path:
@@ -38,55 +22,12 @@ def pin_dir(bpffs: str | Path) -> Path:
     return Path(bpffs) / SCHEMA
 
 
-def ensure_bpffs(bpffs: str | Path) -> None:
-    """Make the directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError.
-
-    Never over a folder that holds something: a mount would hide it.
-    """
-    path = Path(bpffs).absolute()
-    try:
-        mounted = is_bpffs(path)
-    except PermissionError as error:
-        if "." in path.name:  # the kernel's word for it is EPERM
-            raise ConfigError(
-                f"--bpffs {bpffs}: a bpf file system takes no names with dots; nothing was changed"
-            ) from None
-        raise kernel_error("access", error.errno or 0, str(path)) from None
-    if not mounted:
-        _mount(_SYSTEM_MOUNT if path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir() else path, bpffs)
-    with kernel_errors("create", str(path)):
-        pin_dir(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _mount(target: Path, bpffs: str | Path) -> None:
-    made = not target.exists()
-    try:
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        used = any(target.iterdir())
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"--bpffs {bpffs}: {target} is no folder; nothing was changed; give a folder") from None
-    except OSError as error:
-        raise kernel_error("create", error.errno or 0, str(target)) from None
-    if used:
-        raise ConfigError(
-            f"--bpffs {bpffs}: {target} is no bpf file system and not empty; nothing was mounted over it; give an empty folder,"
-            f" or one under {_SYSTEM_MOUNT}"
-        )
-    if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:
-        number = ctypes.get_errno()
-        if made:
-            target.rmdir()
-        raise kernel_error("mount a bpf file system", number, str(target))
-
-
-def is_bpffs(path: Path) -> bool:
-    """Say whether a path, or the nearest directory above it that exists, is on a bpf file system. Raises PermissionError."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    buffer = ctypes.create_string_buffer(256)
-    if _LIBC.statfs(os.fsencode(path), buffer) != 0:
-        return False
-    return bool(struct.unpack_from("=l", buffer)[0] & 0xFFFFFFFF == _BPF_FS_MAGIC)
+def ensure_pin_dir(bpffs: str | Path) -> None:
+    """Make the pin directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError."""
+    ensure_bpffs(bpffs)
+    folder = pin_dir(bpffs)
+    with kernel_errors("create", str(folder)):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
@@ -98,7 +39,7 @@ def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
 
 def check_map(fd: int, spec: MapSpec, path: Path) -> None:
     """Compare a pinned map with its spec. Raises LayoutMismatch naming map, both values and what to do."""
-    info = bpfsys.map_info(fd)
+    info = bpf_map.map_info(fd)
     wanted = {
         "type": int(spec.type),
         "key size": spec.key_size,
@@ -148,8 +89,7 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
     def create(spec: MapSpec) -> None:
         fds[spec.name] = create_map(spec, fds["lb_maglev_inner"] if spec.type is MapType.HASH_OF_MAPS else 0)
         path = pin_dir(bpffs) / spec.name
-        with kernel_errors("pin", str(path)):
-            bpfsys.obj_pin(fds[spec.name], str(path))
+        pin(fds[spec.name], path)
 
     missing = [spec for name, spec in specs.items() if name not in fds]
     if missing and missing[0].name == "lb_maglev_inner":  # the template of others
@@ -159,10 +99,18 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
         list(pool.map(create, slowest_first))
 
 
+def remove_retired(bpffs: str | Path) -> None:
+    """Take the pins of maps away that an earlier version had and no program of this one or that one writes. Raises KernelError."""
+    for name in RETIRED_MAPS:
+        path = pin_dir(bpffs) / name
+        with kernel_errors("remove", str(path)):
+            path.unlink(missing_ok=True)
+
+
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
     """Create an unpinned map of a spec. Raises KernelError."""
     with kernel_errors("create", f"map {spec.name} ({spec.max_entries} entries of {spec.value_size} bytes)"):
-        return bpfsys.map_create(
+        return bpf_map.map_create(
             spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
         )
 
@@ -188,7 +136,7 @@ def pinned_sizes(bpffs: str | Path, before: Path | None = None) -> Sizes:
                 fd = bpfsys.obj_get(str(path))
             except FileNotFoundError:
                 raise NotFound(f"no map {name} under {pin_dir(bpffs)}: no agent has run with this --bpffs") from None
-            info = bpfsys.map_info(fd)
+            info = bpf_map.map_info(fd)
             os.close(fd)
         entries[name], values[name] = info.max_entries, info.value_size
     return Sizes(

@@ -1,6 +1,7 @@
 """One reason code for each verdict: the only table. C gets it as REASON_* defines, metrics and docs by text.
 
-The number is the index into lb_metrics (packets, bytes), so it is part of the pinned layout: append, never renumber.
+The number is the index into lb_metrics (packets, bytes), so it is part of the pinned layout: append, never renumber,
+and never give a number again (72 was one that nothing counted).
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class Reason(IntEnum):
     DROP_RACE = 69  # two CPUs inserted into one bucket twice in a row
     DROP_NO_NEIGHBOR = 70  # no next hop and the FIB has none either
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram
-    DROP_BAD_CHECKSUM = 72
     DROP_MISSING_BACKEND = 73  # a slot pointed at nothing: must stay 0
     DROP_MALFORMED = 74  # a source that is no host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75

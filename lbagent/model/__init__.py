@@ -12,6 +12,7 @@ from lbagent.model.backend import (
     is_valid_backend_state,
     is_valid_state_transition,
 )
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.ids import IdAllocator, assign_ids
 from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
@@ -27,6 +28,7 @@ __all__ = [
     "Algorithm",
     "Backend",
     "BackendState",
+    "Family",
     "IdAllocator",
     "InvalidTransition",
     "L3n4Addr",

@@ -1,12 +1,19 @@
-"""Long work cut into slices: a generator that yields wherever others may have their turn, and returns its result."""
+"""Long work in slices: a generator that yields wherever other tasks may run, and returns its result. Pure.
+
+The caller decides how it runs: `run_whole` in one go, `run_cooperatively` on an event loop, with its clock. A pass over 100,000
+backends takes seconds; between two slices the agent answers its clients and hears of changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from types import coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
 Cooperative = Generator[None, None, T]
+
+SLICE_S = 0.01  # other tasks wait about so long
 
 
 def run_whole(work: Cooperative[T]) -> T:
@@ -17,3 +24,23 @@ def run_whole(work: Cooperative[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+async def run_cooperatively(work: Cooperative[T], clock: Callable[[], float]) -> T:
+    """Do the work on an event loop, with a turn for every other task each `SLICE_S` of `clock` (seconds: `time.monotonic`)."""
+    until = clock() + SLICE_S
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if clock() >= until:
+            await _turn()
+            until = clock() + SLICE_S
+
+
+@coroutine
+def _turn() -> Generator[None, None, None]:
+    """Let the event loop run its other tasks once: a bare yield, which is all `asyncio.sleep(0)` does."""
+    yield

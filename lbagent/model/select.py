@@ -9,8 +9,8 @@ The one place of the rule "who gets new flows". Pure. How resolve uses it:
 
 Each returns an EndpointSet: `selectable` (COUNT slots), `others` (QCOUNT slots), `resting` (a backend row in maintenance, no
 slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `resting_state`). All four are in
-slot order. `has_elsewhere(set)` is SVC.has_elsewhere. `endpoint_state` is the state in this service alone: a backend shared by
-services has the most alive of its states, which resolve knows.
+slot order. `no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: a backend shared
+by services has the most alive of its states, which resolve knows.
 
 Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-1669 (terminating), KEP-2433, KEP-3015 (hints).
 """
@@ -74,7 +74,7 @@ class Selection(Struct, frozen=True, gc=False):
         """Return the set of an external frontend for pods and the node: all endpoints, whatever the policy (short circuit)."""
         return self.cluster
 
-    def has_elsewhere(self, chosen: EndpointSet) -> bool:
+    def no_local_backend(self, chosen: EndpointSet) -> bool:
         """Return whether `chosen` takes no flow while the cluster has somebody: dropped, not rejected (A5)."""
         return self.has_any and not chosen.selectable
 

@@ -110,7 +110,7 @@ class SVC(Struct, frozen=True, gc=False):
     health_check_node_port: int = 0
     loopback_hostport: bool = False
     forwarding_dsr: bool = False
-    has_elsewhere: bool = False  # Local policy, no local endpoint, but others exist: dropped, not rejected (A5)
+    no_local_backend: bool = False  # Local policy, no local endpoint, but others exist: dropped, not rejected (A5)
     wildcard: bool = False  # the ID=0, port 0, ANY row of a ClusterIP address
 
     @property

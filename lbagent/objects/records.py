@@ -1,7 +1,7 @@
 """What sources hand to resolve: narrow, checked, immutable objects, and the snapshot that holds them.
 
-A source reads Kubernetes' words (objects/decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest in
-these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
+objects/decode reads Kubernetes' words (decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest
+in these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
 """
 
 from __future__ import annotations
@@ -13,25 +13,39 @@ from typing import Any
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
+from lbagent.objects.pod_reference import pod_reference
 
 
 class Origin(Struct, frozen=True, gc=False, order=True):
     """Where an object was read. Objects are kept in this order, so that the same folder gives the same IDs.
 
-    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line.
+    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line;
+    `source` is the name of the source that gave the object.
     """
 
     file: str = ""
     order: int = 0
     line: int = 0
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where to look for the object: `FILE:LINE`, else the source."""
+        return f"{self.file}:{self.line}" if self.file else f"source {self.source or 'unknown'}"
 
 
 NOWHERE = Origin()
+OPERATOR = "operator"  # the source whose BackendStates beat those of every other one
 
 
-_LONGEST = 300  # characters of a problem that are shown: it may quote what somebody wrote
+def family_of(address: bytes) -> int:
+    """Return 4 or 6, the IP family of a packed address."""
+    return 4 if len(address) == 4 else 6
+
+
+MAX_PROBLEM_LENGTH = 300  # characters of a problem that are shown: it may quote a value of the object
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -51,7 +65,7 @@ class Message(Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""
         where = f"{self.file}:{self.line}" if self.file and self.line else self.file
-        problem = self.problem if len(self.problem) <= _LONGEST else f"{self.problem[:_LONGEST]}…"
+        problem = self.problem if len(self.problem) <= MAX_PROBLEM_LENGTH else f"{self.problem[:MAX_PROBLEM_LENGTH]}…"
         text = ": ".join(part for part in (where, self.subject, self.field, problem) if part)
         return f"{text}; {self.kept}" if self.kept else text
 
@@ -213,14 +227,23 @@ class Pod(Struct, frozen=True, gc=False):
         return f"{self.namespace}/{self.name}"
 
 
-class BackendState(Struct, frozen=True, gc=False):
-    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on one backend."""
+class StateOverride(Struct, frozen=True, gc=False):
+    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on backends.
+
+    It is about one `address`, or (None) about every backend whose endpoint names the Pod with the key `pod`.
+    """
 
     name: str
-    address: L3n4Addr
-    state: State
+    address: L3n4Addr | None
+    state: BackendState
     origin: Origin = NOWHERE
     node: str = ""  # '' = on every node
+    pod: str = ""  # 'namespace/name'
+
+    @property
+    def subject(self) -> str:
+        """The backends it is about, as an operator names them: an address with its protocol, or `pod/NAMESPACE/NAME`."""
+        return self.address.with_protocol() if self.address else pod_reference(self.pod)
 
     @property
     def key(self) -> str:
@@ -228,20 +251,20 @@ class BackendState(Struct, frozen=True, gc=False):
         return self.name
 
 
-KObject = Service | EndpointSlice | Endpoints | Node | Pod | BackendState
+KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | StateOverride
 KINDS: dict[str, type[Any]] = {
     "Service": Service,
     "EndpointSlice": EndpointSlice,
     "Endpoints": Endpoints,
     "Node": Node,
     "Pod": Pod,
-    "BackendState": BackendState,
+    "BackendState": StateOverride,
 }
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
-class Objects(Struct, frozen=True):
+class ObjectSnapshot(Struct, frozen=True):
     """An immutable snapshot of every object, by kind and key."""
 
     services: Mapping[str, Service] = _EMPTY
@@ -249,7 +272,7 @@ class Objects(Struct, frozen=True):
     endpoints: Mapping[str, Endpoints] = _EMPTY
     nodes: Mapping[str, Node] = _EMPTY
     pods: Mapping[str, Pod] = _EMPTY
-    backend_states: Mapping[str, BackendState] = _EMPTY
+    backend_states: Mapping[str, StateOverride] = _EMPTY
 
     def of_kind(self, kind: str) -> Mapping[str, Any]:
         """Return the objects of one kind of `KINDS`."""
@@ -266,10 +289,10 @@ FIELD_OF_KIND = {
 }
 
 
-class Last(Struct, frozen=True, gc=False):
+class LastGoodObject(Struct, frozen=True, gc=False):
     """The last good form of an object: the generation of its file, and those of parts that are older still (by field)."""
 
-    obj: KObject
+    obj: KubeObject
     generation: int = 0
     parts: Mapping[str, int] = _EMPTY
 
@@ -279,10 +302,13 @@ class ObjectChange(Struct, frozen=True, gc=False):
 
     kind: str
     key: str
-    old: KObject | None
-    new: KObject | None
+    old: KubeObject | None
+    new: KubeObject | None
 
 
-def kind_of(obj: KObject) -> str:
-    """Return the word of an object's kind."""
-    return type(obj).__name__
+def kind_of(obj: KubeObject) -> str:
+    """Return the word of an object's kind, as Kubernetes spells it."""
+    return _KIND_OF_CLASS[type(obj)]
+
+
+_KIND_OF_CLASS = {record: kind for kind, record in KINDS.items()}

@@ -1,12 +1,12 @@
-"""Prometheus text of the agent, written from a snapshot when somebody asks: nothing is counted in Python per packet.
+"""Every metric of the agent, made from a snapshot at each scrape: nothing is counted in Python per packet.
 
-Own writer instead of prometheus-client: that library costs 4 MiB of resident memory and keeps an object per label set, while
-every number here already is in a BPF map or in the agent. Format: Prometheus text exposition 0.0.4.
+To add a metric: its value into `Snapshot` (agent/live_view.py fills it), its family into one of the functions below, its line
+into docs/operations.md. exposition.py writes the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -14,12 +14,10 @@ from msgspec import Struct
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PIECE_LINES = 500  # some 64 KiB: the event loop gets air between two pieces
+from lbagent.observe import exposition
+from lbagent.observe.exposition import Labels, MetricFamily
 
 Counter = tuple[int, int]  # packets, bytes
-Labels = tuple[tuple[str, str], ...]
 
 
 class SourceSample(Struct, frozen=True, gc=False):
@@ -59,32 +57,12 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
 
 
-class Family(Struct, frozen=True):
-    """One metric with all its samples."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    samples: Iterable[tuple[Labels, float]]
-
-
 def render(snapshot: Snapshot) -> Iterator[str]:
-    """Yield the exposition in pieces; families without a sample are left out."""
-    lines: list[str] = []
-    for family in families(snapshot):
-        head = [f"# HELP {family.name} {family.help}\n", f"# TYPE {family.name} {family.kind}\n"]
-        for labels, value in family.samples:
-            lines += head
-            head = []
-            lines.append(f"{family.name}{_labels(labels)} {_number(value)}\n")
-            if len(lines) >= _PIECE_LINES:
-                yield "".join(lines)
-                lines = []
-    if lines:
-        yield "".join(lines)
+    """Yield the text of every metric in pieces; families without a sample are left out."""
+    return exposition.render(families(snapshot))
 
 
-def families(snapshot: Snapshot) -> Iterator[Family]:
+def families(snapshot: Snapshot) -> Iterator[MetricFamily]:
     """Yield every metric of the agent, the small ones first."""
     yield from _agent(snapshot)
     yield from _sync(snapshot)
@@ -93,19 +71,19 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
     yield from _per_backend(snapshot)
 
 
-def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) -> Family:
-    return Family(name, kind, text, [((), value)])
+def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) -> MetricFamily:
+    return MetricFamily(name, kind, text, [((), value)])
 
 
-def _agent(s: Snapshot) -> Iterator[Family]:
-    yield Family("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
+def _agent(s: Snapshot) -> Iterator[MetricFamily]:
+    yield MetricFamily("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
     yield _one("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", s.ready)
     yield _one("process_resident_memory_bytes", "gauge", "Resident memory.", s.resident_bytes)
     yield _one("process_cpu_seconds_total", "counter", "CPU time used.", s.cpu_s)
     yield _one("process_start_time_seconds", "gauge", "Start, seconds since the epoch.", s.started_at)
 
 
-def _sync(s: Snapshot) -> Iterator[Family]:
+def _sync(s: Snapshot) -> Iterator[MetricFamily]:
     yield _one("lbagent_generation", "gauge", "Generation of the state that is in the maps.", s.state.generation)
     yield _one("lbagent_services", "gauge", "Services served.", len({svc.name for svc in s.state.services}))
     yield _one("lbagent_frontends", "gauge", "Frontend rows, wildcards not counted.", _frontends(s.state))
@@ -123,32 +101,34 @@ def _sync(s: Snapshot) -> Iterator[Family]:
     )
     yield _one("lbagent_map_writes_total", "counter", "Map entries written or removed.", s.map_writes)
     named = [((("source", source.name),), source) for source in s.sources]
-    yield Family(
+    yield MetricFamily(
         "lbagent_source_synced", "gauge", "Whether the first list was read.", [(n, x.synced) for n, x in named]
     )
-    yield Family("lbagent_source_objects", "gauge", "Objects held.", [(n, x.objects) for n, x in named])
-    yield Family(
+    yield MetricFamily("lbagent_source_objects", "gauge", "Objects held.", [(n, x.objects) for n, x in named])
+    yield MetricFamily(
         "lbagent_source_messages", "gauge", "Objects or fields refused now.", [(n, x.messages) for n, x in named]
     )
-    yield Family("lbagent_source_warnings", "gauge", "Words without effect now.", [(n, x.warnings) for n, x in named])
-    yield Family(
+    yield MetricFamily(
+        "lbagent_source_warnings", "gauge", "Words without effect now.", [(n, x.warnings) for n, x in named]
+    )
+    yield MetricFamily(
         "lbagent_source_trusted",
         "gauge",
         "Whether what the last list did not hold is really gone.",
         [(n, x.trusted) for n, x in named],
     )
     by_state = [((("state", x.text),), s.states.get(x, 0)) for x in BackendState if x is not BackendState.INVALID]
-    yield Family("lbagent_backends", "gauge", "Backends by state.", by_state)
+    yield MetricFamily("lbagent_backends", "gauge", "Backends by state.", by_state)
 
 
-def _datapath(s: Snapshot) -> Iterator[Family]:
+def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
     by_reason = [((("reason", label(reason)),), counter) for reason, counter in s.reasons.items()]
-    yield Family("lbagent_packets_total", "counter", "Packets by verdict.", [(n, c[0]) for n, c in by_reason])
-    yield Family("lbagent_bytes_total", "counter", "Bytes by verdict.", [(n, c[1]) for n, c in by_reason])
+    yield MetricFamily("lbagent_packets_total", "counter", "Packets by verdict.", [(n, c[0]) for n, c in by_reason])
+    yield MetricFamily("lbagent_bytes_total", "counter", "Bytes by verdict.", [(n, c[1]) for n, c in by_reason])
     by_map = [((("map", name),), usage) for name, usage in s.maps.items()]
-    yield Family("lbagent_map_entries", "gauge", "Entries in use.", [(n, c[0]) for n, c in by_map])
-    yield Family("lbagent_map_max_entries", "gauge", "Room of the map.", [(n, c[1]) for n, c in by_map])
-    yield Family(
+    yield MetricFamily("lbagent_map_entries", "gauge", "Entries in use.", [(n, c[0]) for n, c in by_map])
+    yield MetricFamily("lbagent_map_max_entries", "gauge", "Room of the map.", [(n, c[1]) for n, c in by_map])
+    yield MetricFamily(
         "lbagent_device_attached",
         "gauge",
         "Whether the device takes service traffic.",
@@ -156,11 +136,13 @@ def _datapath(s: Snapshot) -> Iterator[Family]:
     )
 
 
-def _per_service(s: Snapshot) -> Iterator[Family]:
+def _per_service(s: Snapshot) -> Iterator[MetricFamily]:
     if not s.services:
         return
     for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
-        yield Family(f"lbagent_service_{name}_total", "counter", f"{text} to a frontend.", _service_samples(s, at))
+        yield MetricFamily(
+            f"lbagent_service_{name}_total", "counter", f"{text} to a frontend.", _service_samples(s, at)
+        )
 
 
 def _service_samples(s: Snapshot, at: int) -> Iterator[tuple[Labels, float]]:
@@ -176,15 +158,17 @@ def _service_samples(s: Snapshot, at: int) -> Iterator[tuple[Labels, float]]:
             yield labels, counter[at]
 
 
-def _per_backend(s: Snapshot) -> Iterator[Family]:
+def _per_backend(s: Snapshot) -> Iterator[MetricFamily]:
     if s.backends:
         for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
             counters = {number: counter[at] for number, counter in s.backends.items()}
-            yield Family(
+            yield MetricFamily(
                 f"lbagent_backend_{name}_total", "counter", f"{text} to a backend.", _backend_samples(s, counters)
             )
     if s.live_flows:
-        yield Family("lbagent_backend_flows", "gauge", "Live flows, last sweep.", _backend_samples(s, s.live_flows))
+        yield MetricFamily(
+            "lbagent_backend_flows", "gauge", "Live flows, last sweep.", _backend_samples(s, s.live_flows)
+        )
 
 
 def _backend_samples(s: Snapshot, values: Mapping[int, int]) -> Iterator[tuple[Labels, float]]:
@@ -196,17 +180,3 @@ def _backend_samples(s: Snapshot, values: Mapping[int, int]) -> Iterator[tuple[L
 
 def _frontends(state: State) -> int:
     return sum(1 for svc in state.services if not svc.wildcard)
-
-
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(float(value))

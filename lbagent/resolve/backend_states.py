@@ -25,17 +25,19 @@ class SharedStates:
         self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
         self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
         self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
-        self._latent: dict[L3n4Addr, set[str]] = {}  # owners that filter a backend out which has no row
-        self._latent_of: dict[str, tuple[L3n4Addr, ...]] = {}
+        self._filtered_out: dict[L3n4Addr, set[str]] = {}  # owners that filter a backend out which has no row
+        self._filtered_out_by: dict[str, tuple[L3n4Addr, ...]] = {}
 
     def has(self, address: L3n4Addr) -> bool:
         """Return whether anybody uses a backend."""
         return address in self._users
 
-    def update(self, owner: str, rows: Iterable[SVC], latent: Iterable[L3n4Addr] = ()) -> tuple[set[str], set[str]]:
+    def update(
+        self, owner: str, rows: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
+    ) -> tuple[set[str], set[str]]:
         """Take the rows of an owner, and the backends that it would let rest if they had a row.
 
-        Return (other owners whose shared backends may have another state now, owners whose latent backends have a row now).
+        Return (other owners whose shared backends may have another state now, owners whose filtered_out backends have a row now).
         """
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
@@ -48,27 +50,27 @@ class SharedStates:
                     state, known = backend.state, states.get(backend.address)
                     if known is None or state < known:
                         states[backend.address] = state
-        waiting = tuple(address for address in latent if address not in states)
+        waiting = tuple(address for address in filtered_out if address not in states)
         self._wait(owner, waiting)
-        touched, woken = self._replace(owner, states)
+        touched, have_row_now = self._replace(owner, states)
         if not self._users.keys().isdisjoint(waiting):  # another owner of the same batch brought the row
-            woken.add(owner)
-        return touched, woken
+            have_row_now.add(owner)
+        return touched, have_row_now
 
-    def _wait(self, owner: str, latent: tuple[L3n4Addr, ...]) -> None:
-        for address in self._latent_of.pop(owner, ()):
-            waiting = self._latent[address]
+    def _wait(self, owner: str, filtered_out: tuple[L3n4Addr, ...]) -> None:
+        for address in self._filtered_out_by.pop(owner, ()):
+            waiting = self._filtered_out[address]
             waiting.discard(owner)
             if not waiting:
-                del self._latent[address]
-        if latent:
-            self._latent_of[owner] = latent
-            for address in latent:
-                self._latent.setdefault(address, set()).add(owner)
+                del self._filtered_out[address]
+        if filtered_out:
+            self._filtered_out_by[owner] = filtered_out
+            for address in filtered_out:
+                self._filtered_out.setdefault(address, set()).add(owner)
 
     def _replace(self, owner: str, states: dict[L3n4Addr, BackendState]) -> tuple[set[str], set[str]]:
         touched: set[str] = set()
-        woken: set[str] = set()
+        have_row_now: set[str] = set()
         for address in self._used.get(owner, ()):
             if address not in states:
                 touched |= self._leave(address, owner)
@@ -77,7 +79,7 @@ class SharedStates:
             now = users.get(address)
             if now is None:
                 users[address] = owner
-                woken |= self._latent.get(address, _NOBODY)
+                have_row_now |= self._filtered_out.get(address, _NOBODY)
                 continue
             if now == owner:
                 continue
@@ -93,7 +95,7 @@ class SharedStates:
             self._used.pop(owner, None)
             self._states.pop(owner, None)
         touched.discard(owner)
-        return touched, woken
+        return touched, have_row_now
 
     def _leave(self, address: L3n4Addr, owner: str) -> set[str]:
         users = self._users[address]
@@ -104,7 +106,7 @@ class SharedStates:
         self._users[address] = rest[0] if len(rest) == 1 else rest
         return set(rest)
 
-    def settle(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
+    def with_shared_states(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
         """Return the rows with the shared states of their backends; the same object when none differs."""
         changed: dict[L3n4Addr, BackendState] = {}
         for address in self._used.get(owner, ()):

@@ -12,14 +12,13 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.service import SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.decode.wire import FieldPath
-from lbagent.objects.records import Service, ServicePort
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import Service, ServicePort, family_of
 
 UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
 
 
-class NodeView(Struct, frozen=True, gc=False):
+class LocalNode(Struct, frozen=True, gc=False):
     """What resolve knows of the node it works for. `zone` '' = unknown: zone hints are unused."""
 
     name: str = ""
@@ -27,7 +26,7 @@ class NodeView(Struct, frozen=True, gc=False):
     zone: str = ""
 
 
-class Wanted(Struct, frozen=True, gc=False):
+class WantedFrontend(Struct, frozen=True, gc=False):
     """A frontend that an object wants. `field` is where it says so; a wildcard row has no port."""
 
     frontend: L3n4Addr
@@ -47,44 +46,46 @@ class Wanted(Struct, frozen=True, gc=False):
         return not self.surrogate and self.type is not SVCType.CLUSTER_IP
 
 
-def wanted_frontends(service: Service, node: NodeView) -> list[Wanted]:
+def wanted_frontends(service: Service, node: LocalNode) -> list[WantedFrontend]:
     """Return the frontends of a Service on this node, each (address, port, protocol) once, the wildcard rows included."""
     if service.ignored:
         return []
-    found: dict[L3n4Addr, Wanted] = {}
+    found: dict[L3n4Addr, WantedFrontend] = {}
     for want in _all(service, node):
         found.setdefault(want.frontend, want)
     return list(found.values())
 
 
-def _all(service: Service, node: NodeView) -> Iterator[Wanted]:
+def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
     for index, address in enumerate(service.cluster_ips):
         field: FieldPath = ("spec", "clusterIPs", index)
         for port in service.ports:
-            yield Wanted(L3n4Addr(address, port.port, port.protocol), SVCType.CLUSTER_IP, field, port)
-        yield Wanted(L3n4Addr(address, 0, L4Type.NONE), SVCType.CLUSTER_IP, field)
+            yield WantedFrontend(L3n4Addr(address, port.port, port.protocol), SVCType.CLUSTER_IP, field, port)
+        yield WantedFrontend(L3n4Addr(address, 0, L4Type.NONE), SVCType.CLUSTER_IP, field)
     yield from _node_ports(service, node)
     for address in service.ingress:
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
-            yield Wanted(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
+            yield WantedFrontend(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
     for index, address in enumerate(service.external_ips):
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
-            yield Wanted(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
+            yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
 
 
-def _node_ports(service: Service, node: NodeView) -> Iterator[Wanted]:
+def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
     ports = [port for port in service.ports if port.node_port]
     if not ports:
         return
     for address, surrogate in node_addresses(service.families, node):
         for port in ports:
             frontend = L3n4Addr(address, port.node_port, port.protocol)
-            yield Wanted(frontend, SVCType.NODE_PORT, ("spec", "ports", port.index, "nodePort"), port, surrogate)
+            yield WantedFrontend(
+                frontend, SVCType.NODE_PORT, ("spec", "ports", port.index, "nodePort"), port, surrogate
+            )
 
 
-def node_addresses(families: tuple[int, ...], node: NodeView) -> Iterator[tuple[bytes, bool]]:
+def node_addresses(families: tuple[int, ...], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
     """Iterate over (address, is surrogate) that a NodePort or HostPort of these families listens on."""
     for family in families:
         yield UNSPECIFIED[family], True

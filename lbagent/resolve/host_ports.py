@@ -14,10 +14,9 @@ from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.objects.records import HostPort, Message, Pod, family_of
 from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
-from lbagent.resolve.service_builder import Surroundings
+from lbagent.resolve.service_builder import BuildContext
 
 
 class HostPortRows(NamedTuple):
@@ -39,13 +38,13 @@ def is_relevant(pod: Pod, node_name: str) -> bool:
     return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
 
 
-def host_port_rows(pods: Iterable[Pod], around: Surroundings, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
+def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
     """Return the rows of the relevant Pods. `owner` names the Service that has a frontend, if one has."""
     result = HostPortRows({}, [])
     claims: dict[L3n4Addr, list[_Claim]] = {}
     for pod in sorted(pods, key=_seniority):
         for port in pod.host_ports:
-            for frontend, claim in _claims(pod, port, around):
+            for frontend, claim in _claims(pod, port, context):
                 claims.setdefault(frontend, []).append(claim)
     rows: dict[str, list[SVC]] = {}
     said: set[tuple[str, int]] = set()
@@ -59,7 +58,7 @@ def host_port_rows(pods: Iterable[Pod], around: Surroundings, owner: Callable[[L
                 result.messages.append((claim.pod.key, _lost(claim.pod, frontend, service, holder)))
         if not service:
             winners = [claim for claim in rivals if claim not in losers]
-            rows.setdefault(holder.key, []).append(_row(frontend, winners, around))
+            rows.setdefault(holder.key, []).append(_row(frontend, winners, context))
     result.rows.update((key, tuple(found)) for key, found in rows.items())
     return result
 
@@ -72,7 +71,7 @@ def _is_rival(claim: _Claim, holder: Pod) -> bool:
     return not claim.pod.terminating and claim.pod.key != holder.key
 
 
-def _claims(pod: Pod, port: HostPort, around: Surroundings) -> Iterable[tuple[L3n4Addr, _Claim]]:
+def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L3n4Addr, _Claim]]:
     backends = {family_of(ip): L3n4Addr(ip, port.target_port, port.protocol) for ip in reversed(pod.ips)}
     families = tuple(sorted(backends))
     if port.host_ip is not None and port.host_ip not in UNSPECIFIED.values():
@@ -84,13 +83,13 @@ def _claims(pod: Pod, port: HostPort, around: Surroundings) -> Iterable[tuple[L3
         return
     if port.host_ip is not None:
         families = tuple(family for family in families if family == family_of(port.host_ip))
-    for address, surrogate in node_addresses(families, around.node):
+    for address, surrogate in node_addresses(families, context.node):
         frontend = L3n4Addr(address, port.port, port.protocol)
         yield frontend, _Claim(pod, backends[family_of(address)], surrogate, False)
 
 
-def _row(frontend: L3n4Addr, claims: list[_Claim], around: Surroundings) -> SVC:
-    picked = select([_info(claim, around) for claim in claims], node_name=around.node.name)
+def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC:
+    picked = select([_info(claim, context) for claim in claims], node_name=context.node.name)
     first = claims[0]
     flags = ServiceFlags.from_param(
         SvcFlagParam(
@@ -114,12 +113,12 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], around: Surroundings) -> SVC:
     )
 
 
-def _info(claim: _Claim, around: Surroundings) -> EndpointInfo:
+def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
     pod, ready = claim.pod, not claim.pod.terminating
     weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
-    override = around.overrides.get(claim.backend)
+    override = context.overrides.state_of(claim.backend, pod.key)
     return EndpointInfo(
-        claim.backend, ready, True, not ready, True, pod.node, around.node.zone, (), (), weight, override
+        claim.backend, ready, True, not ready, True, pod.node, context.node.zone, (), (), weight, override
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
-from lbagent.objects.records import BackendState, Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service
-from lbagent.resolve.frontends import NodeView
+from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
+from lbagent.resolve.overrides import Contradiction, Overrides, rank_overrides
 
 
 class ObjectIndex:
@@ -18,9 +17,10 @@ class ObjectIndex:
     `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort rows may have.
     """
 
-    def __init__(self, node_name: str) -> None:
-        """Know nothing yet."""
+    def __init__(self, node_name: str, sources: Sequence[str] = ()) -> None:
+        """Name this node, and the sources in the order in which their BackendStates win."""
         self._here = node_name
+        self._sources = sources
         self.services: dict[str, Service] = {}
         self.pods: dict[str, Pod] = {}  # those that have a weight, or hostPorts on this node
         self.with_node_ports: set[str] = set()
@@ -29,14 +29,14 @@ class ObjectIndex:
         self.pods_dirty = False
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
-        self._states: dict[str, BackendState] = {}
-        self._states_ranked = False
-        self._overrides: dict[L3n4Addr, State] = {}
-        self._contradicted: list[tuple[BackendState, BackendState]] = []
+        self._said: dict[str, StateOverride] = {}  # every BackendState
+        self._are_ranked = False
+        self._overrides = Overrides()
+        self._contradictions: list[Contradiction] = []
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
-        self._stale_pods: set[str] = set()
+        self._stale_pods: set[str] = set()  # the same by the Pod's key
 
     def update(self, change: ObjectChange) -> None:
         """Take a change of one object."""
@@ -54,8 +54,8 @@ class ObjectIndex:
             case Node() if key == self._here:
                 self._node = new if isinstance(new, Node) else None
                 self.all_dirty = True
-            case BackendState():
-                self._state(key, new)
+            case StateOverride():
+                self._override(key, new)
 
     def _service(self, key: str, new: object) -> None:
         _put(self.services, key, new)
@@ -86,12 +86,15 @@ class ObjectIndex:
             self._stale_pods.add(key)
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
 
-    def _state(self, key: str, new: object) -> None:
-        for each in (self._states.get(key), new):
-            if isinstance(each, BackendState):
-                self._stale_addresses.add(each.address.address)
-        _put(self._states, key, new)
-        self._states_ranked = False
+    def _override(self, key: str, new: object) -> None:
+        for each in (self._said.get(key), new):
+            if isinstance(each, StateOverride):
+                if each.address is not None:
+                    self._stale_addresses.add(each.address.address)
+                else:
+                    self._stale_pods.add(each.pod)
+        _put(self._said, key, new)
+        self._are_ranked = False
         self.pods_dirty = True
 
     @property
@@ -130,31 +133,26 @@ class ObjectIndex:
         endpoints = self._endpoints.get(key)
         return endpoints.slices if endpoints else ()
 
-    def node_view(self, node_ips: tuple[bytes, ...]) -> NodeView:
+    def local_node(self, node_ips: tuple[bytes, ...]) -> LocalNode:
         """Return what is known of this node; `node_ips` given beats the Node object's InternalIPs."""
         node = self._node
-        return NodeView(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
+        return LocalNode(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
 
-    def overrides(self) -> dict[L3n4Addr, State]:
-        """Return what the operator and health checks say of backends on this node; the first in order holds."""
-        self._rank_states()
+    def overrides(self) -> Overrides:
+        """Return what the operator and health checks say of backends on this node."""
+        self._rank_overrides()
         return self._overrides
 
-    def contradicted(self) -> list[tuple[BackendState, BackendState]]:
-        """Return the BackendStates of files that another of a file speaks against, each with the one that holds."""
-        self._rank_states()
-        return self._contradicted
+    def contradictions(self) -> list[Contradiction]:
+        """Return the BackendStates that do not act because another source, or another file, says something else."""
+        self._rank_overrides()
+        return self._contradictions
 
-    def _rank_states(self) -> None:
-        if self._states_ranked:
-            return
-        here = [state for state in self._states.values() if not state.node or state.node == self._here]
-        here.sort(key=lambda state: (state.origin, state.name))  # what the operator said has no file and comes first
-        first = {state.address: state for state in reversed(here)}
-        self._overrides = {address: state.state for address, state in first.items()}
-        pairs = [(state, first[state.address]) for state in here]
-        self._contradicted = [(state, by) for state, by in pairs if by.origin.file and state.state is not by.state]
-        self._states_ranked = True
+    def _rank_overrides(self) -> None:
+        if not self._are_ranked:
+            here = (each for each in self._said.values() if not each.node or each.node == self._here)
+            self._overrides, self._contradictions = rank_overrides(here, self._sources)
+            self._are_ranked = True
 
     def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
         """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""

@@ -43,7 +43,7 @@ class OrderedRows:
             self._rows.insert(at, rows)
             self._origins[owner] = origin
 
-    def keep(self, owner: str, rows: tuple[SVC, ...]) -> None:
+    def set_rows(self, owner: str, rows: tuple[SVC, ...]) -> None:
         """Take the rows of a placed owner; a row that is equal stays the same object, by which others see what changed."""
         origin = self._origins.get(owner)
         if origin is None:

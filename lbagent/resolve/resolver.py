@@ -15,17 +15,16 @@ from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.objects import records
-from lbagent.objects.records import Message, ObjectChange, Objects, Service
+from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
-from lbagent.resolve.frontends import Wanted, wanted_frontends
+from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.ownership import Ownership
-from lbagent.resolve.service_builder import ServiceBuilder, Surroundings
+from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
 
-Built = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
+RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
 
 
@@ -34,11 +33,13 @@ class Options(Struct, frozen=True, gc=False):
 
     `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
     there before counts: a State may hold resting backends that a fresh one does not.
+    `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
     node_name: str = ""
     node_ips: tuple[bytes, ...] = ()
     keep_existing: bool = False
+    sources: tuple[str, ...] = ()
 
 
 class Resolution(Struct, frozen=True):
@@ -48,7 +49,7 @@ class Resolution(Struct, frozen=True):
     messages: tuple[Message, ...] = ()
 
 
-def resolve(objects: Objects, options: Options) -> Resolution:
+def resolve(objects: ObjectSnapshot, options: Options) -> Resolution:
     """Return the State of all objects, from nothing."""
     resolver = Resolver(options)
     resolver.replace(objects)
@@ -59,28 +60,27 @@ class Resolver:
     """Objects in, State out; remembers what it need not build again."""
 
     def __init__(self, options: Options) -> None:
-        """Know nothing yet."""
         self._options = options
         self._last = Resolution(State())
         self._restored: frozenset[L3n4Addr] = frozenset()
         self._clear()
 
     def _clear(self) -> None:
-        self._known = ObjectIndex(self._options.node_name)
-        self._claims = Ownership()
-        self._shared = SharedStates()
+        self._index = ObjectIndex(self._options.node_name, self._options.sources)
+        self._ownership = Ownership()
+        self._shared_states = SharedStates()
         self._rows = OrderedRows()
-        self._around = Surroundings(self._known.node_view(self._options.node_ips))
+        self._context = BuildContext(self._index.local_node(self._options.node_ips))
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._pod_owners: set[str] = set()
         # of one run:
-        self._wanted: dict[str, list[Wanted]] = {}
-        self._latent: dict[str, set[L3n4Addr]] = {}
+        self._wanted: dict[str, list[WantedFrontend]] = {}
+        self._filtered_out: dict[str, set[L3n4Addr]] = {}
 
-    def replace(self, objects: Objects) -> None:
+    def replace(self, objects: ObjectSnapshot) -> None:
         """Take a whole snapshot in place of everything known."""
         self._clear()
-        self._known.all_dirty = True
+        self._index.all_dirty = True
         self.update(
             ObjectChange(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items()
         )
@@ -95,13 +95,13 @@ class Resolver:
         return self._options.node_name
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
-        """Return what the operator and health checks say of backends on this node."""
-        return self._known.overrides()
+        """Return what the operator and health checks say of single addresses of backends on this node."""
+        return self._index.overrides().of_addresses()
 
     def update(self, changes: Iterable[ObjectChange]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""
         for change in changes:
-            self._known.update(change)
+            self._index.update(change)
             if change.kind == "Service":
                 self._rows.place(change.key, change.new.origin if change.new else None)
 
@@ -111,44 +111,44 @@ class Resolver:
 
     def resolving(self) -> Cooperative[Resolution]:
         """Do what `resolve` does; no `update` before the end."""
-        known = self._known
+        known = self._index
         if not known.is_changed:
             return self._last
         known.refresh()
         has_row = self._has_row if self._options.keep_existing else None
-        node = known.node_view(self._options.node_ips)
-        self._around = Surroundings(node, has_row, known.overrides(), known.weight_of_pod)
+        node = known.local_node(self._options.node_ips)
+        self._context = BuildContext(node, has_row, known.overrides(), known.weight_of_pod)
         built = yield from self._build(known.dirty)
         for owner, rows in built.items():
-            self._rows.keep(owner, self._shared.settle(owner, rows))
+            self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
             yield
         known.seen()
         self._wanted = {}
         self._restored = frozenset()
-        self._latent.clear()
+        self._filtered_out.clear()
         self._last = Resolution(self._rows.state(self._last.state.generation + 1), self._all_messages())
         return self._last
 
     def _has_row(self, address: L3n4Addr) -> bool:
-        return self._shared.has(address) or address in self._restored
+        return self._shared_states.has(address) or address in self._restored
 
     # --- who must be built again ---
 
-    def _build(self, dirty: set[str]) -> Cooperative[Built]:
+    def _build(self, dirty: set[str]) -> Cooperative[RowsByOwner]:
         """Build the dirty Services and all whose rows depend on theirs."""
-        built: Built = {}
+        built: RowsByOwner = {}
         touched: set[str] = set()
         pending = yield from self._contest(dirty)
-        known = self._known
+        known = self._index
         pods = self._build_pods() if known.pods_dirty or known.all_dirty or (dirty and self._pod_owners) else {}
         while pending or pods:
             batch = pods | (yield from self._build_services(pending))
             built |= batch
             pending, pods = set(), {}
             for owner, rows in batch.items():
-                others, woken = self._shared.update(owner, rows, self._latent.pop(owner, ()))
+                others, have_row_now = self._shared_states.update(owner, rows, self._filtered_out.pop(owner, ()))
                 touched |= others
-                pending |= woken
+                pending |= have_row_now
                 yield
         touched -= built.keys()
         built |= yield from self._build_services(touched - self._pod_owners)
@@ -161,47 +161,47 @@ class Resolver:
         concerned = set(dirty)
         self._wanted = {}
         for key in dirty:
-            service = self._known.services.get(key)
-            wanted = self._wanted[key] = wanted_frontends(service, self._around.node) if service else []
-            concerned |= self._claims.update(key, service, [want.frontend for want in wanted])
+            service = self._index.services.get(key)
+            wanted = self._wanted[key] = wanted_frontends(service, self._context.node) if service else []
+            concerned |= self._ownership.update(key, service, [want.frontend for want in wanted])
             yield
         return concerned
 
     # --- rows ---
 
-    def _build_services(self, keys: Iterable[str]) -> Cooperative[Built]:
-        built: Built = {}
+    def _build_services(self, keys: Iterable[str]) -> Cooperative[RowsByOwner]:
+        built: RowsByOwner = {}
         for key in keys:
             built[key] = self._build_service(key)
             yield
         return built
 
     def _build_service(self, key: str) -> tuple[SVC, ...]:
-        services, owner = self._known.services, self._claims.owner
+        services, owner = self._index.services, self._ownership.owner
         service = services.get(key)
         if service is None:
             self._messages.pop(key, None)
             return ()
         wanted = self._wanted.get(key)
         if wanted is None:
-            wanted = wanted_frontends(service, self._around.node)
+            wanted = wanted_frontends(service, self._context.node)
 
         def lost_to(frontend: L3n4Addr) -> Service | None:
             winner = owner(frontend)
             return None if winner is None or winner == key else services[winner]
 
-        rows = ServiceBuilder(service, self._known.slices_of(key), self._around)
+        rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
         built = rows.build(wanted, lost_to)
         self._say(key, rows.messages)
-        if rows.latent:
-            self._latent[key] = rows.latent
+        if rows.filtered_out:
+            self._filtered_out[key] = rows.filtered_out
         return built
 
-    def _build_pods(self) -> Built:
+    def _build_pods(self) -> RowsByOwner:
         """Build all HostPort rows again: there are few, and each may depend on each."""
-        pods = {f"pod:{pod.key}": pod for pod in self._known.relevant_pods()}
-        result = host_port_rows(pods.values(), self._around, self._claims.owner)
-        built: Built = {}
+        pods = {f"pod:{pod.key}": pod for pod in self._index.relevant_pods()}
+        result = host_port_rows(pods.values(), self._context, self._ownership.owner)
+        built: RowsByOwner = {}
         for owner in self._pod_owners - pods.keys():
             self._rows.place(owner, None)
             self._messages.pop(owner, None)
@@ -224,18 +224,10 @@ class Resolver:
     def _all_messages(self) -> tuple[Message, ...]:
         owners = self._rows.owners() if self._messages else ()
         found = [message for owner in owners for message in self._messages.get(owner, ())]
-        found += [_contradicted(state, first) for state, first in self._known.contradicted()]
-        if self._known.with_node_ports and not self._around.node.addresses:
+        found += [contradiction.message() for contradiction in self._index.contradictions()]
+        if self._index.with_node_ports and not self._context.node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"
             kept = "NodePort frontends have no row for a node address"
             found.append(Message(problem, kept, "status.addresses", subject, warning=True))
         return tuple(found)
-
-
-def _contradicted(state: records.BackendState, first: records.BackendState) -> Message:
-    address, where = state.address.with_protocol(), f"{first.origin.file}:{first.origin.line}"
-    problem = f"BackendState {first.name} ({where}) says {first.state.text} of {address}"
-    kept = f"that one comes first and holds, not {state.state.text}"
-    origin = state.origin
-    return Message(problem, kept, "spec.state", f"BackendState {state.name}", origin.file, origin.line, warning=True)

@@ -6,7 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,22 +24,22 @@ from lbagent.model.select import (
     select,
 )
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
-from lbagent.objects.decode.decode_service import family_of
-from lbagent.objects.decode.wire import path_text
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
-from lbagent.resolve.frontends import NodeView, Wanted
+from lbagent.objects.field_path import path_text
+from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort, family_of
+from lbagent.resolve.frontends import LocalNode, WantedFrontend
+from lbagent.resolve.overrides import Overrides
 
 MAX_SLOTS = 65535  # a slot number has 16 bits
 
 
-class Surroundings(Struct, frozen=True, gc=False):
+class BuildContext(Struct, frozen=True, gc=False):
     """Everything beside the Service and its slices that its rows depend on."""
 
-    node: NodeView
+    node: LocalNode
     has_row: Callable[[L3n4Addr], bool] | None = (
         None  # the agent: an endpoint that exists keeps its backend row, if it has one
     )
-    overrides: Mapping[L3n4Addr, BackendState] = {}
+    overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
 
 
@@ -49,7 +49,7 @@ class _Group(Struct, frozen=True, gc=False):
     selectable: tuple[Backend, ...]
     others: tuple[Backend, ...]
     resting: tuple[Backend, ...]
-    has_elsewhere: bool = False
+    no_local_backend: bool = False
 
     def is_same(self, other: _Group) -> bool:
         """Whether new and old flows meet the same backends in both."""
@@ -67,21 +67,21 @@ class _Choice(Struct, frozen=True, gc=False):
 class ServiceBuilder:
     """Builds the rows of one Service."""
 
-    def __init__(self, service: Service, slices: Iterable[EndpointSlice], around: Surroundings) -> None:
+    def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
         """Take the Service, its slices (or those of its Endpoints) and what is around."""
         self.messages: list[Message] = []
-        self.latent: set[L3n4Addr] = (
+        self.filtered_out: set[L3n4Addr] = (
             set()
         )  # filtered out somewhere; rests there as soon as another Service gives it a row
         self._service = service
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
-        self._around = around
+        self._context = context
         self._choices: dict[tuple[int, int], _Choice] = {}
         self._ranges = _by_family(service)
         self._name = ServiceName(service.namespace, service.name)
         self._ignored_weights: dict[str, None] = {}
 
-    def build(self, wanted: Iterable[Wanted], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
+    def build(self, wanted: Iterable[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
         """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
         rows: list[SVC] = []
         said: set[tuple[str, str]] = set()
@@ -97,13 +97,13 @@ class ServiceBuilder:
             else:
                 rows += self._rows(want, want.port)
         self._say_ignored()
-        if self._around.has_row:
-            self._keep_strays(rows, self._around.has_row)
+        if self._context.has_row:
+            self._keep_unmatched(rows, self._context.has_row)
         return tuple(rows)
 
     # --- rows ---
 
-    def _rows(self, want: Wanted, port: ServicePort) -> list[SVC]:
+    def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, family_of(want.frontend.address))
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
@@ -113,7 +113,7 @@ class ServiceBuilder:
             rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
         return rows
 
-    def _row(self, want: Wanted, port: ServicePort, frontend: L3n4Addr, group: _Group, two_scopes: bool) -> SVC:
+    def _row(self, want: WantedFrontend, port: ServicePort, frontend: L3n4Addr, group: _Group, two_scopes: bool) -> SVC:
         service = self._service
         check = want.type is SVCType.LOAD_BALANCER and service.ranges_given
         dsr = service.dsr and want.is_routable
@@ -158,7 +158,7 @@ class ServiceBuilder:
             service.health_check_node_port,
             False,
             dsr,
-            group.has_elsewhere,
+            group.no_local_backend,
         )
 
     # --- backends ---
@@ -170,7 +170,7 @@ class ServiceBuilder:
         return known
 
     def _choose(self, port: ServicePort, family: int) -> _Choice:
-        service, node = self._service, self._around.node
+        service, node = self._service, self._context.node
         with_local = service.external_local or service.internal_local  # else no frontend can ask for it
         picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
         cluster = self._group(picked, picked.cluster, port)
@@ -182,22 +182,22 @@ class ServiceBuilder:
         )
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
-        make, node = _backend, self._around.node
+        make, node = _backend, self._context.node
         selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
         others = tuple([make(info, endpoint_state(info), port, node) for info in chosen.others])
         resting = tuple([make(info, endpoint_state(info), port, node) for info in chosen.resting])
-        if has_row := self._around.has_row:
+        if has_row := self._context.has_row:
             kept = [info for info in chosen.filtered if has_row(info.address)]
-            self.latent.update(info.address for info in chosen.filtered)
+            self.filtered_out.update(info.address for info in chosen.filtered)
             resting += tuple([make(info, resting_state(info), port, node) for info in kept])
         if len(selectable) + len(others) > MAX_SLOTS:
             self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
-        return _Group(selectable, others, resting, picked.has_elsewhere(chosen))
+        return _Group(selectable, others, resting, picked.no_local_backend(chosen))
 
     def _endpoints(self, port: ServicePort, family: int) -> list[EndpointInfo]:
-        around, found = self._around, []
-        overrides, here = around.overrides, around.node.name
+        context, found = self._context, []
+        overrides, here = context.overrides, context.node.name
         for piece in self._slices:
             if piece.family != family:
                 continue
@@ -207,7 +207,7 @@ class ServiceBuilder:
                 number, protocol = slice_port.port, slice_port.protocol
                 for endpoint in piece.endpoints:
                     address = L3n4Addr(endpoint.address, number, protocol)
-                    weight = around.weight_of_pod(endpoint.pod, endpoint.address)
+                    weight = context.weight_of_pod(endpoint.pod, endpoint.address)
                     if weight is None:
                         weight = piece.weight
                     if weight is None:
@@ -226,28 +226,28 @@ class ServiceBuilder:
                             endpoint.for_zones,
                             endpoint.for_nodes,
                             weight,
-                            overrides.get(address) if overrides else None,
+                            overrides.state_of(address, endpoint.pod) if overrides else None,
                         )
                     )
         return found
 
-    def _keep_strays(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
+    def _keep_unmatched(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
         """Keep the backends of slices that no frontend asks for any more, or not yet: a port is renamed, a family is gone."""
         ports = {port.index: port for port in self._service.ports}
         asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
-        strange = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
+        unmatched = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
         at = next((number for number, svc in enumerate(rows) if not svc.wildcard), None)
-        if not strange or at is None:
+        if not unmatched or at is None:
             return
         have = {backend.address for svc in rows for backend in svc.backends}
         kept: dict[L3n4Addr, Backend] = {}
-        for name, protocol, family in sorted(strange):
+        for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
-                backend = _backend(info, resting_state(info), port, self._around.node)
+                backend = _backend(info, resting_state(info), port, self._context.node)
                 if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
                     kept[info.address] = backend
-        self.latent.update(kept)
+        self.filtered_out.update(kept)
         resting = tuple(backend for backend in kept.values() if has_row(backend.address))
         rows[at] = replace(rows[at], resting=rows[at].resting + resting)
 
@@ -258,7 +258,7 @@ class ServiceBuilder:
         subject, field = f"Service {service.key}", path_text(("spec", "ports", port.index))
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
 
-    def _say_lost(self, want: Wanted, winner: Service) -> None:
+    def _say_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
         if winner.key == service.key:
@@ -287,7 +287,7 @@ _NOBODY = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
-def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, node: NodeView) -> Backend:
+def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, node: LocalNode) -> Backend:
     # §10: without a nodeName an address of this node is local too; Local policies do not count that (model/select.py)
     local = info.local or (not info.node_name and info.address.address in node.addresses)
     state = BackendState.ACTIVE if state is None else state

@@ -14,87 +14,101 @@ import msgspec
 
 from lbagent.errors import LbError, Refused
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import BackendState, Message, ObjectChange, Objects
-from lbagent.objects.source import Changed, listed
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Unparsable
+from lbagent.objects.pod_reference import pod_reference
+from lbagent.objects.records import OPERATOR, Message, ObjectChange, ObjectSnapshot, Origin, StateOverride
+from lbagent.objects.source import OnChange, initial_changes
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.read_text import UnreadableManifest, read_text
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000
+_ORIGIN = Origin(source=OPERATOR)
 
 
 class OperatorSource:
-    """What the operator said of single backends."""
+    """What the operator said of backends: of single addresses, and of Pods by reference."""
 
-    name = "operator"
+    name = OPERATOR
     trusted = True
 
     def __init__(self, state_dir: str) -> None:
         """Read what was said before; a file that cannot be read is said in `problems` and put aside by the next write."""
         self.synced = asyncio.Event()
         self._path = os.path.join(state_dir, FILE)
-        self._states: dict[str, BackendState] = {}
+        self._overrides: dict[str, StateOverride] = {}  # by what they are about, which is their name too
         self._problems: list[Message] = []
-        self._changed: Changed | None = None
+        self._on_change: OnChange | None = None
         self._lock = asyncio.Lock()
         self._broken = False
         self._read()
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every BackendState."""
-        return Objects(backend_states=dict(self._states))
+        return ObjectSnapshot(backend_states=dict(self._overrides))
 
     def problems(self) -> Sequence[Message]:
         """Return what is wrong with the file."""
         return self._problems
 
-    async def run(self, changed: Changed) -> None:
-        """Tell what was said before; later changes are told by `set_states`."""
-        self._changed = changed
+    def resume(self) -> None:
+        """Do nothing: the file has been read."""
+
+    async def run(self, on_change: OnChange) -> None:
+        """Give what was said before; `set_states` gives later changes."""
+        self._on_change = on_change
         MessageLog(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
-        changed(listed(self.snapshot()))
+        on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 
-    def state_of(self, address: L3n4Addr) -> State | None:
-        """Return what the operator said of a backend."""
-        known = self._states.get(address.with_protocol())
+    def state_of(self, address: L3n4Addr) -> BackendState | None:
+        """Return what the operator said of a single backend."""
+        known = self._overrides.get(address.with_protocol())
         return known.state if known else None
 
-    async def set_states(self, addresses: Iterable[L3n4Addr], state: State) -> None:
+    async def set_states(
+        self,
+        addresses: Iterable[L3n4Addr],
+        state: BackendState,
+        *,
+        pods: Iterable[str] = (),
+        backends_of_pods: Iterable[L3n4Addr] = (),
+    ) -> None:
         """Say and remember the state of backends: all or none. Raises LbError when it cannot be written.
 
-        ACTIVE is remembered too: it beats what a manifest says.
+        ACTIVE is remembered too: it beats what a manifest says. `pods` are keys of Pods, whose backends of now and later are
+        meant; what was said before of single `backends_of_pods` is forgotten, so that the newer word on the Pod holds.
         """
+        said = [StateOverride(address.with_protocol(), address, state, _ORIGIN) for address in addresses]
+        said += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod) for pod in pods]
         async with self._lock:
-            told = {
-                address.with_protocol(): BackendState(address.with_protocol(), address, state) for address in addresses
-            }
-            await self._keep(self._states | told)
+            forgotten = {address.with_protocol() for address in backends_of_pods}
+            left = {name: override for name, override in self._overrides.items() if name not in forgotten}
+            await self._store(left | {override.name: override for override in said})
 
     async def forget(self, addresses: Iterable[L3n4Addr]) -> None:
-        """Have no opinion on backends any more. Raises LbError when it cannot be written."""
+        """Say nothing of single backends any more. Raises LbError when it cannot be written."""
         async with self._lock:
             gone = {address.with_protocol() for address in addresses}
-            await self._keep({name: state for name, state in self._states.items() if name not in gone})
+            await self._store({name: each for name, each in self._overrides.items() if name not in gone})
 
-    async def _keep(self, states: dict[str, BackendState]) -> None:
-        if len(states) > MAX_STATES:
+    async def _store(self, overrides: dict[str, StateOverride]) -> None:
+        if len(overrides) > MAX_STATES:
             raise Refused(f"more than {MAX_STATES} backend states; nothing was changed")
         try:
-            await asyncio.to_thread(self._write, _encode(states))
+            await asyncio.to_thread(self._write, _encode(overrides))
         except OSError as error:
             raise LbError(f"{self._path} cannot be written: {error.strerror}; nothing was changed") from None
-        old, self._states = self._states, states
+        old, self._overrides = self._overrides, overrides
         changes = [
-            ObjectChange("BackendState", name, old.get(name), states.get(name))
-            for name in old.keys() | states.keys()
-            if old.get(name) != states.get(name)
+            ObjectChange("BackendState", name, old.get(name), overrides.get(name))
+            for name in old.keys() | overrides.keys()
+            if old.get(name) != overrides.get(name)
         ]
-        if changes and self._changed:
-            self._changed(changes)
+        if changes and self._on_change:
+            self._on_change(changes)
 
     def _write(self, data: bytes) -> None:
         folder = os.path.dirname(self._path)
@@ -119,27 +133,27 @@ class OperatorSource:
         if not os.path.lexists(self._path):
             return
         try:
-            parsed = documents.parse(documents.read_text(self._path), self._path)
-        except Unparsable as error:
+            parsed = documents.parse(read_text(self._path), self._path, self.name)
+        except UnreadableManifest as error:
             self._broken = True
             kept = "what the operator said before is not known; the file is put aside by the next set-state"
             self._problems.append(msgspec.structs.replace(error.message, kept=kept))
             return
-        self._problems += (*parsed.messages, *parsed.unknown)
+        self._problems += (*parsed.messages, *parsed.unidentified)
         for _, obj in parsed.objects:
-            if isinstance(obj, BackendState):
-                name = obj.address.with_protocol()
-                self._states[name] = BackendState(name, obj.address, obj.state)
+            if isinstance(obj, StateOverride):
+                override = StateOverride(obj.subject, obj.address, obj.state, _ORIGIN, pod=obj.pod)
+                self._overrides[override.name] = override
 
 
-def _encode(states: dict[str, BackendState]) -> bytes:
+def _encode(overrides: dict[str, StateOverride]) -> bytes:
     items = [
         {
             "apiVersion": "lbagent.io/v1alpha1",
             "kind": "BackendState",
             "metadata": {"name": name},
-            "spec": {"address": name, "state": state.state.text},
+            "spec": {"address" if override.address else "ref": name, "state": override.state.text},
         }
-        for name, state in sorted(states.items())
+        for name, override in sorted(overrides.items())
     ]
     return msgspec.json.format(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items})) + b"\n"

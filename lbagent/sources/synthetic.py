@@ -12,14 +12,15 @@ from lbagent.objects.records import (
     EndpointSlice,
     Message,
     ObjectChange,
-    Objects,
+    ObjectSnapshot,
     Origin,
     Service,
     ServicePort,
     SlicePort,
 )
-from lbagent.objects.source import Changed, listed
+from lbagent.objects.source import OnChange, initial_changes
 
+SOURCE = "synthetic"
 MAX_SERVICES = 60_000  # service ids have 16 bits
 MAX_BACKENDS = 1 << 20  # backend ids have 20 bits
 _VIPS = int.from_bytes(bytes((10, 96, 0, 1)), "big")
@@ -44,41 +45,43 @@ class SyntheticSource:
     `change` takes the last backend of a Service away, or puts it back: a single change to measure.
     """
 
-    name = "synthetic"
+    name = SOURCE
     trusted = True
 
     def __init__(self, services: int, backends: int) -> None:
-        """Make them all."""
         self.synced = asyncio.Event()
-        self._changed: Changed | None = None
+        self._on_change: OnChange | None = None
         self._services = {service.key: service for service in (_service(number) for number in range(services))}
         self._slices = {piece.key: piece for piece in (_slice(number, backends) for number in range(services))}
         self._backends = backends
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return all of them."""
-        return Objects(services=dict(self._services), slices=dict(self._slices))
+        return ObjectSnapshot(services=dict(self._services), slices=dict(self._slices))
 
     def problems(self) -> Sequence[Message]:
         """Return nothing: there is nothing to go wrong."""
         return ()
 
-    async def run(self, changed: Changed) -> None:
-        """Tell them once; `change` tells the rest."""
-        self._changed = changed
-        changed(listed(self.snapshot()))
+    def resume(self) -> None:
+        """Do nothing: the same objects are made anew."""
+
+    async def run(self, on_change: OnChange) -> None:
+        """Give all of them once; `change` gives the rest."""
+        self._on_change = on_change
+        on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 
     def change(self, number: int) -> ObjectChange:
-        """Take away or put back the last backend of Service `number`, and tell it."""
+        """Take away or put back the last backend of Service `number`, and report the change."""
         key = f"synthetic/svc-{number}"
         old = self._slices[key]
         new = _slice(number, self._backends - (len(old.endpoints) == self._backends), self._backends)
         self._slices[key] = new
         change = ObjectChange("EndpointSlice", key, old, new)
-        if self._changed:
-            self._changed([change])
+        if self._on_change:
+            self._on_change([change])
         return change
 
 
@@ -86,7 +89,7 @@ def _service(number: int) -> Service:
     return Service(
         "synthetic",
         f"svc-{number}",
-        Origin(order=number),
+        Origin(order=number, source=SOURCE),
         families=(4,),
         cluster_ips=((_VIPS + number).to_bytes(4, "big"),),
         ports=(ServicePort("http", L4Type.TCP, 80),),
@@ -97,4 +100,6 @@ def _slice(number: int, count: int, spacing: int = 0) -> EndpointSlice:
     first = _PODS + number * (spacing or count)
     endpoints = tuple(Endpoint((first + index).to_bytes(4, "big")) for index in range(count))
     ports = (SlicePort("http", L4Type.TCP, 8080),)
-    return EndpointSlice("synthetic", f"svc-{number}", f"svc-{number}", 4, Origin(order=number), ports, endpoints)
+    return EndpointSlice(
+        "synthetic", f"svc-{number}", f"svc-{number}", 4, Origin(order=number, source=SOURCE), ports, endpoints
+    )

@@ -9,20 +9,20 @@ from dataclasses import replace
 from msgspec import Struct
 
 from lbagent.errors import ConfigError
-from lbagent.maps import codec
+from lbagent.maps import frontend_codec
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.objects.records import Message
 from lbagent.resolve import Options, resolve
-from lbagent.sources.folder import documents, manifest_files
-from lbagent.sources.folder.documents import Unparsable
-from lbagent.sources.folder.manifest_files import Files, Reading
+from lbagent.sources.folder import manifest_files
+from lbagent.sources.folder.manifest_files import FileReading, ManifestFiles
+from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest, decode_text
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan
 from lbagent.sync.target.shadow import Shadow
@@ -66,18 +66,18 @@ def _addresses(texts: tuple[str, ...]) -> tuple[bytes, ...]:
         raise ConfigError(f"--node-ip: {error}") from None
 
 
-def _load(path: str) -> Files:
+def _load(path: str) -> ManifestFiles:
     if path != STDIN:
         try:
             return manifest_files.load(path)
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
-    loaded = Files(say_generation=False)
+    loaded = ManifestFiles(say_generation=False)
     try:
-        text = documents.decode(sys.stdin.buffer.read(documents.MAX_BYTES + 1), STDIN_NAME)
+        text = decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), STDIN_NAME)
         reading = loaded.parse(STDIN_NAME, text)
-    except Unparsable as error:
-        reading = Reading(STDIN_NAME, None, error.message)
+    except UnreadableManifest as error:
+        reading = FileReading(STDIN_NAME, None, error.message)
     loaded.accept(reading)
     return loaded
 
@@ -105,7 +105,7 @@ def _room(state: State, maglev_table_size: int) -> Sizes:
     backends = max(base.backends, 1 << len(state.backends).bit_length())
     return replace(
         base,
-        services=max(base.services, sum(map(codec.entry_count, state.services))),
+        services=max(base.services, sum(map(frontend_codec.entry_count, state.services))),
         backends=min(backends, BACKEND_ID_LIMIT),
         source_ranges=max(base.source_ranges, sum(len(svc.source_ranges) for svc in state.services)),
         maglev_size=maglev_table_size,

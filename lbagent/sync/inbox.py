@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.objects.records import ObjectChange
-from lbagent.objects.source import Source, Store
+from lbagent.objects.source import Source
+from lbagent.objects.store import Store
 from lbagent.resolve import Resolver
 
 

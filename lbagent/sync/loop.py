@@ -19,13 +19,13 @@ from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
+from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdBook
 from lbagent.model.state import State
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
-from lbagent.sync.cooperative import run_cooperatively
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
@@ -192,7 +192,7 @@ class Reconciler(Inbox):
         """Begin or end to doubt: until each source has vouched once for its list, nothing goes that may be of its objects."""
         doubtful = [] if self.ready.is_set() else [source.name for source in self._sources if not source.trusted]
         if doubtful and self._doubt is None and self.shadow.frontends:
-            found = await run_cooperatively(restoring(self.shadow, self._resolver.node_name))
+            found = await run_cooperatively(restoring(self.shadow, self._resolver.node_name), time.monotonic)
             self._doubt = Retention(found, frozenset(self._book.backend_ids.in_use()))
         elif self._doubt and not doubtful:
             self._end_doubt()
@@ -228,10 +228,10 @@ class Reconciler(Inbox):
         self._take_news()
         if self._doubt:
             self._resolver.remember(self._doubt.backends.union(self.state.backends))
-        resolution = await run_cooperatively(self._resolver.resolving())
+        resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
         self._tell(resolution.messages)
         self.wanted = self._with_kept(resolution.state)
-        desired = self._numbered(await run_cooperatively(self._book.assigning(self.wanted)))
+        desired = self._numbered(await run_cooperatively(self._book.assigning(self.wanted), time.monotonic))
         held = self.failures.hold(self.shadow, now)
         served = bool(self.shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
@@ -267,7 +267,8 @@ class Reconciler(Inbox):
         self._suspects = set()
 
     async def _plan(self, desired: State) -> Plan:
-        return await run_cooperatively(planning(desired, self.shadow, self._ways.path, self._ways.sources()))
+        work = planning(desired, self.shadow, self._ways.path, self._ways.sources())
+        return await run_cooperatively(work, time.monotonic)
 
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned, over every resolver: a generation never comes twice."""
@@ -277,7 +278,7 @@ class Reconciler(Inbox):
 
     async def _apply(self, planned: Plan, now: float) -> Applied:
         began = time.monotonic()
-        result = await run_cooperatively(applying(planned, self._maps, self.shadow))
+        result = await run_cooperatively(applying(planned, self._maps, self.shadow), time.monotonic)
         if not planned.steps and not planned.changes:
             return result  # takes over what is equal
         self.counts.last_duration_s = time.monotonic() - began

@@ -61,6 +61,9 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.pods: dict[str, list[L3n4Addr]] = {
+            "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
+        }
         self.bpffs = ""
         self.changed = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None  # the one somebody waits in
@@ -88,8 +91,14 @@ class Agent:
     def live_flows(self) -> Mapping[int, int] | None:
         return self.flows
 
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState) -> None:
+    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
+        if pod not in self.pods:
+            raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
+        return self.pods[pod]
+
+    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
         known = self.current.backends
+        addresses = [*addresses, *(address for pod in pods for address in self.backends_of_pod(pod))]
         for address in addresses:
             if address not in known:
                 raise NotFound(f"no backend {address.with_protocol()}; nothing was changed")

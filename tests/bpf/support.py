@@ -15,8 +15,8 @@ from lbagent.bpf.build import builder
 from lbagent.bpf.build.c_source import Unit
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.verifier_report import SMALL
-from lbagent.kernel import bpfsys as maps
-from lbagent.kernel import jiffies
+from lbagent.kernel import bpf_map, jiffies
+from lbagent.kernel.cpus import possible_cpus
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENTRY, TAIL, FELL_THROUGH, MIXED = 1, 2, 3, 4  # tiny.h
@@ -53,9 +53,9 @@ def mounted_bpffs(folder: Path):
 
 def counter(fds, index: int) -> int:
     """Packets of one lb_metrics entry over all CPUs."""
-    size = maps.map_info(fds["lb_metrics"]).value_size
-    raw = maps.map_lookup(fds["lb_metrics"], bytes(4), size)
-    return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(16 * index, size, size // maps.possible_cpus()))
+    size = bpf_map.map_info(fds["lb_metrics"]).value_size
+    raw = bpf_map.map_lookup(fds["lb_metrics"], bytes(4), size)
+    return sum(struct.unpack_from("<Q", raw, at)[0] for at in range(16 * index, size, size // possible_cpus()))
 
 
 def in_child(work: Callable[[], object]) -> int:

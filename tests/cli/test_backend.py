@@ -99,7 +99,7 @@ def test_drain_waits_for_a_sweep_of_its_own(lb: Run, agent: Agent, monkeypatch: 
         agent.flows = flows.pop(0) if flows else {}
         return _swept(agent, sweep)
 
-    monkeypatch.setattr("lbagent.cli.backend.POLL_S", 0.001)
+    monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
     monkeypatch.setattr(agent, "status", status)
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
     assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n")
@@ -116,7 +116,7 @@ def test_drain_times_out(lb: Run, agent: Agent) -> None:
 
 def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts and says nothing, as a stopped process does; the wait asked for counts, not a request's own limit."""
-    monkeypatch.setattr("lbagent.cli.backend.ANSWER_S", 0.01)
+    monkeypatch.setattr("lbagent.cli.verbs.backend.ANSWER_S", 0.01)
     path = str(tmp_path / "silent.sock")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)

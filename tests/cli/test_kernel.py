@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import PathInfo
+from lbagent.maps.specs import Sizes
 from lbagent.sync import dry_run
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan

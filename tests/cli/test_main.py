@@ -35,7 +35,7 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     assert HEAVY.isdisjoint(modules)
     assert {name for name in modules if name.startswith("lbagent")} == {
         "lbagent", "lbagent.errors", "lbagent.api", "lbagent.api.client",
-        "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.svc",
+        "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.verbs", "lbagent.cli.verbs.svc",
     }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_no_rights_end_with_one(tmp_path: Path) -> None:
     directory = tmp_path / "closed"
     directory.mkdir(mode=0o700)
     script = f"import os; os.setuid(65534); from lbagent.cli.main import main; main(['svc', 'list', '--socket', '{directory}/a.sock'])"
-    code = "import lbagent.cli.svc, lbagent.cli.main; " + script  # loaded before the rights go
+    code = "import lbagent.cli.verbs.svc, lbagent.cli.main; " + script  # loaded before the rights go
     done = python("-c", code)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no right to open")
@@ -251,7 +251,7 @@ def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pyte
         except OSError as error:
             raise ExceptionGroup("tasks", [ExceptionGroup("inner", [error])]) from None
 
-    monkeypatch.setattr("lbagent.cli.config.from_flags", failing)
+    monkeypatch.setattr("lbagent.cli.verbs.config.from_flags", failing)
     assert lb("config", "check") == (1, "", f"error: {missing}: No such file or directory\n")
 
 
@@ -261,7 +261,7 @@ def test_a_defect_is_one_sentence_that_says_where(lb: Run, monkeypatch: pytest.M
     def failing(_flags: object) -> None:
         raise ExceptionGroup("tasks", [LbError("x"), ValueError("two\nlines")])
 
-    monkeypatch.setattr("lbagent.cli.config.from_flags", failing)
+    monkeypatch.setattr("lbagent.cli.verbs.config.from_flags", failing)
     done = lb("config", "check")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: this is a defect of lbagent (ValueError")

@@ -35,17 +35,17 @@ def die() -> None:
 class DyingMaps:
     """KernelMaps' writing methods, counted."""
 
-    put_packed = KernelMaps.put_packed
+    put_batch = KernelMaps.put_batch
     delete_many = KernelMaps.delete_many
     set_maglev = KernelMaps.set_maglev
     delete_maglev = KernelMaps.delete_maglev
     store = KernelMaps.store
 
 
-def put_packed(self: KernelMaps, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
+def put_batch(self: KernelMaps, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
     allowed = spend(stop - start)
     if allowed:
-        DyingMaps.put_packed(self, map_name, keys, values, start, start + allowed)
+        DyingMaps.put_batch(self, map_name, keys, values, start, start + allowed)
     if allowed < stop - start:
         die()
 
@@ -78,7 +78,7 @@ def store(self: KernelMaps, map_name: str, words: Iterable[tuple[int, bytes]]) -
         DyingMaps.store(self, map_name, [word])
 
 
-for method in (put_packed, delete_many, set_maglev, delete_maglev, store):
+for method in (put_batch, delete_many, set_maglev, delete_maglev, store):
     setattr(KernelMaps, method.__name__, method)
 
 if __name__ == "__main__":

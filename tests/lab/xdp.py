@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from functools import cache
 
 from lbagent.bpf.run.test_run import Xdp
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
+from lbagent.kernel.opcodes import returning
 from tests.lab.netns import LabError, Namespace, run
-
-
-def insn(code: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -> bytes:
-    """Encode one BPF instruction."""
-    return struct.pack("<BBhi", code, dst | src << 4, off, imm)
-
-
-def returning(verdict: int) -> bytes:
-    """Return the instructions of `return verdict`."""
-    return insn(0xB7, imm=verdict) + insn(0x95)
 
 
 def load(insns: bytes, name: str) -> int:

@@ -10,8 +10,8 @@ import tempfile
 import pytest
 
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 
 SMALL = Sizes(
     flow4=1 << 10, flow6=1 << 10, snat4=1 << 10, snat6=1 << 10, services=1 << 8, backends=1 << 8,

@@ -7,9 +7,10 @@ import struct
 import pytest
 
 from lbagent.errors import LayoutMismatch, NotFound
-from lbagent.kernel import bpfsys
+from lbagent.kernel import bpf_map, bpfsys
+from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes, map_specs
+from lbagent.maps.specs import Sizes, map_specs
 from tests.maps.conftest import SMALL
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -25,7 +26,7 @@ def test_every_map_is_pinned_with_what_the_layout_says(bpffs):
             if name in ("lb_config", "lb_calls_xdp", "lb_calls_tc"):  # made with each generation of programs
                 assert not os.path.exists(f"{bpffs}/v1/{name}")
                 continue
-            info = bpfsys.map_info(maps.fd(name))
+            info = bpf_map.map_info(maps.fd(name))
             found = (info.type, info.key_size, info.value_size, info.max_entries, info.flags)
             assert found == (spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags), name
             assert os.path.exists(f"{bpffs}/v1/{name}")
@@ -35,10 +36,19 @@ def test_every_map_is_pinned_with_what_the_layout_says(bpffs):
 def test_a_second_start_finds_the_same_maps_with_their_contents(bpffs):
     with KernelMaps.open(bpffs, SMALL) as maps:
         maps.put_many("lb4_backend", [(struct.pack("=I", 1), b"abcdefghijkl")])
-        idents = {name: bpfsys.map_info(fd).id for name, fd in maps.fds.items()}
+        idents = {name: bpf_map.map_info(fd).id for name, fd in maps.fds.items()}
     with KernelMaps.open(bpffs, SMALL) as maps:
-        assert {name: bpfsys.map_info(fd).id for name, fd in maps.fds.items()} == idents
+        assert {name: bpf_map.map_info(fd).id for name, fd in maps.fds.items()} == idents
         assert maps.items("lb4_backend") == [(struct.pack("=I", 1), b"abcdefghijkl")]
+
+
+def test_pins_of_maps_that_are_no_more_are_taken_away(bpffs):
+    with KernelMaps.open(bpffs, SMALL) as maps:
+        bpfsys.obj_pin(maps.fd("lb_live"), f"{bpffs}/v1/lb_events")  # an earlier version's
+    with KernelMaps.open(bpffs, create=False):
+        assert os.path.exists(f"{bpffs}/v1/lb_events")  # only an agent changes anything
+    KernelMaps.open(bpffs, SMALL).close()
+    assert not os.path.exists(f"{bpffs}/v1/lb_events")
 
 
 def test_a_start_after_a_broken_one_makes_the_missing_maps(bpffs):
@@ -71,7 +81,7 @@ def test_a_pinned_map_of_another_size_is_refused(bpffs, change, name, found, wan
 def test_a_pinned_map_of_another_type_is_refused(bpffs):
     KernelMaps.open(bpffs, SMALL).close()
     os.unlink(f"{bpffs}/v1/lb_nexthop_id")
-    fd = bpfsys.map_create(2, 4, 4, 1)
+    fd = bpf_map.map_create(2, 4, 4, 1)
     bpfsys.obj_pin(fd, f"{bpffs}/v1/lb_nexthop_id")
     os.close(fd)
     with pytest.raises(LayoutMismatch, match="lb_nexthop_id.*type 2, wanted 1"):
@@ -94,10 +104,10 @@ def test_inner_tables_go_with_their_last_service(kernel_maps):
     def inner_ids():
         outer = kernel_maps.fd("lb4_maglev")
         found = []
-        key = bpfsys.map_next_key(outer, None, 4)
+        key = bpf_map.map_next_key(outer, None, 4)
         while key is not None:
-            found.append(struct.unpack("=I", bpfsys.map_lookup(outer, key, 4))[0])
-            key = bpfsys.map_next_key(outer, key, 4)
+            found.append(struct.unpack("=I", bpf_map.map_lookup(outer, key, 4))[0])
+            key = bpf_map.map_next_key(outer, key, 4)
         return found
 
     one, two = struct.pack("=251I", *[1] * 251), struct.pack("=251I", *[2] * 251)
@@ -111,7 +121,7 @@ def test_inner_tables_go_with_their_last_service(kernel_maps):
 
 
 def test_counters_are_summed_over_the_cpus(kernel_maps):
-    cpus = bpfsys.possible_cpus()
+    cpus = possible_cpus()
     row = kernel_maps.specs["lb_metrics"].value_size // cpus
     for cpu in range(cpus):
         with kernel_maps.window("lb_metrics", cpu * row + 300 * 16, 16) as cell:
@@ -126,7 +136,7 @@ def test_counters_are_summed_over_the_cpus(kernel_maps):
 
 def test_many_counters_say_what_single_ones_say(kernel_maps):
     """Neighbours are read at once: from an odd place, with gaps, backwards, up to the last."""
-    cpus = bpfsys.possible_cpus()
+    cpus = possible_cpus()
     row = kernel_maps.specs["lb_metrics"].value_size // cpus
     last = row // 16 - 1
     for index in (1, 302, 303, 397, last):
@@ -145,14 +155,14 @@ def test_many_counters_say_what_single_ones_say(kernel_maps):
 
 def test_batches_and_single_calls_say_the_same(kernel_maps, monkeypatch):
     """Kernels without a batch operation for a map type answer ENOTSUPP; the result must not depend on it."""
-    refused = bpfsys.Batch(0, bpfsys.ENOTSUPP)
-    monkeypatch.setattr(bpfsys, "map_update_batch", lambda *_: refused)
-    monkeypatch.setattr(bpfsys, "map_delete_batch", lambda *_: refused)
+    refused = bpf_map.Batch(0, bpfsys.ENOTSUPP)
+    monkeypatch.setattr(bpf_map, "map_update_batch", lambda *_: refused)
+    monkeypatch.setattr(bpf_map, "map_delete_batch", lambda *_: refused)
 
     def no_reading(self):
         raise OSError(bpfsys.ENOTSUPP, "no batch")
 
-    monkeypatch.setattr(bpfsys.BatchReader, "read", no_reading)
+    monkeypatch.setattr(bpf_map.BatchReader, "read", no_reading)
     rows = [(struct.pack("=I", n), n.to_bytes(12, "big")) for n in range(1, 9)]
     kernel_maps.put_many("lb4_backend", rows)
     kernel_maps.delete_many("lb4_backend", [rows[0][0], struct.pack("=I", 99)])
@@ -167,7 +177,7 @@ def test_batches_and_single_calls_say_the_same(kernel_maps, monkeypatch):
 def test_a_bucket_larger_than_a_piece_is_read_whole(kernel_maps):
     rows = [(struct.pack("=I", n), n.to_bytes(12, "big")) for n in range(200)]
     kernel_maps.put_many("lb4_backend", rows)
-    reader = bpfsys.BatchReader(kernel_maps.fd("lb4_backend"), 4, 12, room=1)
+    reader = bpf_map.BatchReader(kernel_maps.fd("lb4_backend"), 4, 12, room=1)
     found = []
     keys, values, count = reader.read()
     while count:

@@ -42,7 +42,7 @@ def test_a_key_that_is_not_there_is_none(maps):
 
 def test_packed_entries_are_a_part_of_what_lies_side_by_side(maps):
     keys, values = b"".join(map(key, range(10))), b"".join(map(row, range(10)))
-    maps.put_packed("lb4_backend", keys, values, 3, 6)
+    maps.put_batch("lb4_backend", keys, values, 3, 6)
     assert sorted(maps.items("lb4_backend")) == [(key(n), row(n)) for n in (3, 4, 5)]
 
 

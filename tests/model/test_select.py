@@ -63,7 +63,7 @@ def test_nobody() -> None:
     picked = select([_endpoint(1, DEAD), _endpoint(2, TERM_DEAD)])
     assert _groups(picked.cluster) == ([], [2], [], [1])
     assert not picked.has_any
-    assert not picked.has_elsewhere(picked.local)
+    assert not picked.no_local_backend(picked.local)
     assert select([]).cluster == EndpointSet()
 
 
@@ -81,8 +81,8 @@ def test_local_with_none_here() -> None:
     """None here, some elsewhere: dropped (A5)."""
     picked = select([_endpoint(1), _endpoint(2, LOCAL, DEAD)])
     assert picked.for_outside(True).selectable == ()
-    assert picked.has_elsewhere(picked.for_outside(True))
-    assert not picked.has_elsewhere(picked.for_outside(False))
+    assert picked.no_local_backend(picked.for_outside(True))
+    assert not picked.no_local_backend(picked.for_outside(False))
 
 
 def test_local_fallback_is_local() -> None:

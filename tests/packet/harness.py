@@ -13,7 +13,7 @@ from lbagent.bpf.load.program_settings import Seeds, Settings
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import MapType, Sizes
+from lbagent.maps.specs import MapType, Sizes
 from tests.packet.net import Net
 from tests.packet.world import World
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpf_link
 from lbagent.kernel.features import has_tcx
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, wire
@@ -76,7 +76,7 @@ def wired_world() -> Iterator[tuple[World, ClientNet]]:
         try:
             with world.net.inside():
                 complete_in_software("lb0")
-                link = bpf_prog.link_create(world.programs[TC_INGRESS], world.net.lb0, bpf_prog.AttachType.TCX_INGRESS)
+                link = bpf_link.link_create(world.programs[TC_INGRESS], world.net.lb0, bpf_link.AttachType.TCX_INGRESS)
             yield world, client
         finally:
             if link >= 0:

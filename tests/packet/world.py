@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
-from lbagent.maps import layout
+from lbagent.maps import layout, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
+from lbagent.maps.specs import MapType
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lbagent.maps.layout import Sizes
     from lbagent.maps.lbmaps import LBMaps
+    from lbagent.maps.specs import Sizes
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
@@ -145,7 +146,7 @@ class World:
     def put(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows of a hash or array map and remember them for `reset`."""
         self.maps.put_many(name, rows)
-        if self.maps.specs[name].type != layout.MapType.ARRAY:
+        if self.maps.specs[name].type != MapType.ARRAY:
             self._written.update((name, key) for key, _ in rows)
 
     def device(self, ifindex: int, flags: int, mac: str, mtu: int = 1500) -> None:
@@ -176,7 +177,7 @@ class World:
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
         """Set or clear a bit of the prefilter: plane "vip", "snat" or "source"."""
         self._filter_users[plane, address] += 1 if on else -1
-        position = layout.filter_hash(address)
+        position = prefilter.filter_position(address)
         if plane == "source":
             offset, shift = layout.FILTER_DST_BYTES + (position >> 6) * 8, position & 63
         else:

@@ -8,25 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr, L4Type
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.model.ids import IdAllocator, IdBook
 from lbagent.model.kinds import Algorithm
 from lbagent.objects.records import (
-    BackendState,
     Endpoint,
     Endpoints,
     EndpointSlice,
     HostPort,
     Node,
     ObjectChange,
-    Objects,
+    ObjectSnapshot,
     Origin,
     Pod,
     Service,
     ServicePort,
     SlicePort,
+    StateOverride,
+    kind_of,
 )
-from lbagent.objects.source import Store, listed
+from lbagent.objects.source import initial_changes
+from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
 from lbagent.sync.target.plan import differences
 
@@ -82,8 +84,8 @@ class Dice:
             return Node(pick(("n1", "n2", "n2")), self.origin(), (NODE_IP,), pick(("", "z1")))
         if what == "state":
             address = L3n4Addr(pick(PODS), 8080)
-            word = pick((State.ACTIVE, State.MAINTENANCE, State.QUARANTINED))
-            return BackendState(pick(("m1", "m2")), address, word, self.origin(), pick(("", "n1", "n2")))
+            word = pick((BackendState.ACTIVE, BackendState.MAINTENANCE, BackendState.QUARANTINED))
+            return StateOverride(pick(("m1", "m2")), address, word, self.origin(), pick(("", "n1", "n2")))
         host_ports = pick(((), (HostPort(30080, 8080, L4Type.TCP),), (HostPort(80, 8080, L4Type.TCP, VIPS[0]),)))
         return Pod(
             "d", pick(("p1", "p2")), self.origin(), pick((0.0, 1.0)), pick(("n1", "n1", "n2")), (pick(PODS),), host_ports,
@@ -106,7 +108,7 @@ def play(history):
     store = Store(["test"])
     held = {}
     for obj, there in history:
-        key = (type(obj).__name__, obj.key)
+        key = (kind_of(obj), obj.key)
         change = ObjectChange(*key, held.get(key), obj if there else None)
         held[key] = change.new
         yield store.apply("test", [change]), store
@@ -163,7 +165,7 @@ def offered(snapshot, rows):
 def test_the_order_of_the_first_list_does_not_matter(history, rng):
     *_, (_, store) = play(history)
     snapshot = store.snapshot()
-    changes = listed(snapshot)
+    changes = initial_changes(snapshot)
     rng.shuffle(changes)
     resolver = Resolver(Options("n1"))
     resolver.update(changes)
@@ -223,7 +225,7 @@ def test_a_change_of_one_service_leaves_the_rows_of_the_others_untouched():
         for number in range(1, 20)
     }  # fmt: skip
     resolver = Resolver(Options("n1"))
-    resolver.replace(Objects(services=many))
+    resolver.replace(ObjectSnapshot(services=many))
     before = resolver.resolve().state.services
     piece = EndpointSlice("d", "x", "7", 4, ports=(SlicePort("", L4Type.TCP, 8080),), endpoints=(Endpoint(PODS[0]),))
     resolver.update([ObjectChange("EndpointSlice", piece.key, None, piece)])
@@ -234,5 +236,5 @@ def test_a_change_of_one_service_leaves_the_rows_of_the_others_untouched():
 
 def test_nothing_changed_is_the_same_state():
     resolver = Resolver(Options("n1"))
-    resolver.replace(Objects())
+    resolver.replace(ObjectSnapshot())
     assert resolver.resolve() is resolver.resolve()

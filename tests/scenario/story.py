@@ -8,15 +8,16 @@ from pathlib import Path
 
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
-from lbagent.objects.records import BackendState, ObjectChange
+from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
+from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
 from lbagent.resolve import Options, Resolver
-from lbagent.sources.folder.manifest_files import Files
+from lbagent.sources.folder.manifest_files import ManifestFiles
 from lbagent.sync.dry_run import dry_run
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan
@@ -77,12 +78,12 @@ class Agent:
     def __init__(self, folder: Path, given: Flags) -> None:
         self.folder, self.given = folder, given
         self.maps = MemoryMaps(Sizes(backends=1024, maglev_size=given.table_size))
-        self.said: dict[str, BackendState] = {}
+        self.said: dict[str, StateOverride] = {}
         self._start(Shadow(self.maps.sizes))
 
     def _start(self, shadow: Shadow) -> None:
         options = Options(self.given.node, tuple(map(parse_ip, self.given.node_ips)), keep_existing=True)
-        self.resolver, self.files, self.shadow = Resolver(options), Files(), shadow
+        self.resolver, self.files, self.shadow = Resolver(options), ManifestFiles(), shadow
         self.book = IdBook(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
         self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.said.items())
 
@@ -94,8 +95,9 @@ class Agent:
         self.resolver.remember(address for address, _ in found.backend_ids)
 
     def set_state(self, state: str, text: str) -> None:
-        address = L3n4Addr.parse(text)
-        new = BackendState(text, address, State.parse(state))
+        pod = parse_pod_reference(text) if is_pod_reference(text) else ""
+        address = None if pod else L3n4Addr.parse(text)
+        new = StateOverride(text, address, BackendState.parse(state), Origin(source=OPERATOR), pod=pod)
         self.resolver.update([ObjectChange("BackendState", text, self.said.get(text), new)])
         self.said[text] = new
 

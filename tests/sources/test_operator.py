@@ -9,7 +9,7 @@ import pytest
 
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
+from lbagent.model.backend import BackendState
 from lbagent.sources.operator import FILE, OperatorSource
 
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80/TCP"), L3n4Addr.parse("[fd00::1]:53/UDP")
@@ -25,16 +25,16 @@ async def running(source):
 async def test_it_survives_a_restart(tmp_path):
     source = OperatorSource(str(tmp_path / "state"))
     task, told = await running(source)
-    await source.set_states([ONE, TWO], State.MAINTENANCE)
+    await source.set_states([ONE, TWO], BackendState.MAINTENANCE)
     assert {(c.key, c.old, c.new.state) for c in told[-1]} == {
-        ("10.0.0.1:80/TCP", None, State.MAINTENANCE), ("[fd00::1]:53/UDP", None, State.MAINTENANCE)
+        ("10.0.0.1:80/TCP", None, BackendState.MAINTENANCE), ("[fd00::1]:53/UDP", None, BackendState.MAINTENANCE)
     }  # fmt: skip
     task.cancel()
     again = OperatorSource(str(tmp_path / "state"))
     task, told = await running(again)
     assert {c.new.address for c in told[0]} == {ONE, TWO}
-    assert again.state_of(ONE) is State.MAINTENANCE
-    await again.set_states([ONE], State.ACTIVE)
+    assert again.state_of(ONE) is BackendState.MAINTENANCE
+    await again.set_states([ONE], BackendState.ACTIVE)
     await again.forget([TWO])
     assert told[-1][0].new is None
     task.cancel()
@@ -44,8 +44,8 @@ async def test_it_survives_a_restart(tmp_path):
 async def test_saying_it_twice_is_one_change(tmp_path):
     source = OperatorSource(str(tmp_path))
     task, told = await running(source)
-    await source.set_states([ONE], State.MAINTENANCE)
-    await source.set_states([ONE], State.MAINTENANCE)
+    await source.set_states([ONE], BackendState.MAINTENANCE)
+    await source.set_states([ONE], BackendState.MAINTENANCE)
     assert len(told) == 2  # the first list, which is empty, and the change
     task.cancel()
 
@@ -55,7 +55,7 @@ async def test_what_cannot_be_written_is_not_done(tmp_path):
     source = OperatorSource(str(tmp_path / "state"))
     task, told = await running(source)
     with pytest.raises(LbError, match="cannot be written.*nothing was changed"):
-        await source.set_states([ONE], State.MAINTENANCE)
+        await source.set_states([ONE], BackendState.MAINTENANCE)
     assert source.state_of(ONE) is None
     assert told == [[]]
     task.cancel()
@@ -66,21 +66,21 @@ async def test_a_broken_file_is_said_and_put_aside(tmp_path):
     source = OperatorSource(str(tmp_path))
     assert len(source.problems()) == 1
     assert FILE in str(source.problems()[0])
-    await source.set_states([ONE], State.MAINTENANCE)
+    await source.set_states([ONE], BackendState.MAINTENANCE)
     assert (tmp_path / f"{FILE}.broken").read_text().endswith("[")
-    assert OperatorSource(str(tmp_path)).state_of(ONE) is State.MAINTENANCE
+    assert OperatorSource(str(tmp_path)).state_of(ONE) is BackendState.MAINTENANCE
 
 
 async def test_a_draft_that_was_never_renamed_does_not_count(tmp_path):
     source = OperatorSource(str(tmp_path))
-    await source.set_states([ONE], State.MAINTENANCE)
+    await source.set_states([ONE], BackendState.MAINTENANCE)
     (tmp_path / f"{FILE}.new").write_text("half of it")
-    assert OperatorSource(str(tmp_path)).state_of(ONE) is State.MAINTENANCE
+    assert OperatorSource(str(tmp_path)).state_of(ONE) is BackendState.MAINTENANCE
     assert os.stat(tmp_path / FILE).st_mode & 0o777 == 0o600
 
 
 async def test_many_at_once_keep_all(tmp_path):
     source = OperatorSource(str(tmp_path))
     addresses = [L3n4Addr(bytes((10, 0, 0, n)), 80) for n in range(1, 21)]
-    await asyncio.gather(*(source.set_states([address], State.MAINTENANCE) for address in addresses))
+    await asyncio.gather(*(source.set_states([address], BackendState.MAINTENANCE) for address in addresses))
     assert len(OperatorSource(str(tmp_path)).snapshot().backend_states) == 20

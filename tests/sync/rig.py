@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.objects.records import (
@@ -16,11 +16,12 @@ from lbagent.objects.records import (
     EndpointSlice,
     Message,
     ObjectChange,
-    Objects,
+    ObjectSnapshot,
     Origin,
     Service,
     ServicePort,
     SlicePort,
+    kind_of,
 )
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import Reconciler
@@ -41,11 +42,14 @@ class ListSource:
         self.changed = lambda _changes: None
         self.objects: dict[tuple[str, str], object] = {}
 
-    def snapshot(self) -> Objects:
-        return Objects()
+    def snapshot(self) -> ObjectSnapshot:
+        return ObjectSnapshot()
 
     def problems(self) -> Sequence[Message]:
         return ()
+
+    def resume(self) -> None:
+        pass
 
     async def run(self, changed) -> None:  # type: ignore[no-untyped-def]
         self.changed = changed
@@ -53,15 +57,13 @@ class ListSource:
     def put(self, *objects: Service | EndpointSlice) -> None:
         changes = []
         for obj in objects:
-            kind = type(obj).__name__
+            kind = kind_of(obj)
             changes.append(ObjectChange(kind, obj.key, self.objects.get((kind, obj.key)), obj))  # type: ignore[arg-type]
             self.objects[kind, obj.key] = obj
         self.changed(changes)
 
     def drop(self, *objects: Service | EndpointSlice) -> None:
-        self.changed(
-            [ObjectChange(type(o).__name__, o.key, self.objects.pop((type(o).__name__, o.key)), None) for o in objects]
-        )  # type: ignore[arg-type]
+        self.changed([ObjectChange(kind_of(o), o.key, self.objects.pop((kind_of(o), o.key)), None) for o in objects])  # type: ignore[arg-type]
 
     def first_list(self, *objects: Service | EndpointSlice) -> None:
         self.put(*objects)

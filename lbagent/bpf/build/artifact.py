@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from lbagent.bpf.build.c_source import constants
 from lbagent.errors import CompileError, LayoutMismatch
+from lbagent.kernel.opcodes import CALL, INSN_BYTES, LD_IMM64, PSEUDO_CALL, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, decode
 from lbagent.maps import layout
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 FORMAT = 3  # also stands for what build.py does after the compiler: another number makes it compile again
-_LD_IMM64 = 0x18
-_PSEUDO_FD, _PSEUDO_VALUE = 1, 2
-_CALL, _PSEUDO_CALL = 0x85, 1
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class Program:
     @property
     def count(self) -> int:
         """Number of instructions."""
-        return len(self.insns) // 8
+        return len(self.insns) // INSN_BYTES
 
     def relocated(self, map_fds: Mapping[str, int]) -> bytes:
         """Return the instructions with the descriptors of these maps put in."""
         code = bytearray(self.insns)
         for item in self.relocations:
-            struct.pack_into("<i", code, item.index * 8 + 4, map_fds[item.map_name])
+            struct.pack_into("<i", code, item.index * INSN_BYTES + 4, map_fds[item.map_name])
         return bytes(code)
 
 
@@ -124,7 +123,7 @@ def current_layouts() -> dict[str, Any]:
     """Return what a program relies on: records, numbers, each map's type and key size (the rest is the operator's)."""
     return {
         "record": {item.name: [list(pair) for pair in item.fields] for item in layout.LAYOUTS},
-        "map": {name: [int(spec.type), spec.key_size] for name, spec in layout.map_specs().items()},
+        "map": {name: [int(spec.type), spec.key_size] for name, spec in map_specs().items()},
         "constant": constants(),
     }
 
@@ -137,17 +136,16 @@ def text_hash(text: str, flags: Sequence[str]) -> str:
 def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:
     """Find the loads of symbolic map descriptors the compiler left in the instructions."""
     out, index = [], 0
-    while index < len(insns) // 8:
-        opcode, registers, _, imm = struct.unpack_from("<BBhi", insns, index * 8)
-        if opcode == _LD_IMM64:
-            source = registers >> 4
-            if source in (_PSEUDO_FD, _PSEUDO_VALUE):
-                position = imm - layout.MAP_BASE
-                if not 0 <= position < len(layout.MAP_NAMES):
+    while index < len(insns) // INSN_BYTES:
+        opcode, _, source, _, imm = decode(insns, index)
+        if opcode == LD_IMM64:
+            if source in (PSEUDO_MAP_FD, PSEUDO_MAP_VALUE):
+                position = imm - MAP_BASE
+                if not 0 <= position < len(MAP_NAMES):
                     raise CompileError(f"program {name}: instruction {index} loads map number {imm}, which no map has")
-                out.append(Relocation(index, layout.MAP_NAMES[position], source == _PSEUDO_VALUE))
+                out.append(Relocation(index, MAP_NAMES[position], source == PSEUDO_MAP_VALUE))
             index += 1  # two slots wide
-        elif opcode == _CALL and registers >> 4 == _PSEUDO_CALL:
+        elif opcode == CALL and source == PSEUDO_CALL:
             raise CompileError(
                 f"program {name}: instruction {index} calls a C function; BCC needs all of them static and inlined"
             )

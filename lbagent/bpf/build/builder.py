@@ -19,7 +19,7 @@ from lbagent.bpf.build.compile import MISSING, bcc_version, compile_text
 from lbagent.bpf.build.join_entries import joined
 from lbagent.bpf.build.rewrite import rewrite
 from lbagent.errors import CompileError, LbError
-from lbagent.maps import layout
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,7 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     done = compile_text(text, flags, unit.name)
     if done.warnings:
         print(done.warnings, file=sys.stderr)
-    config = layout.MAP_BASE + layout.MAP_NAMES.index("lb_config")
+    config = MAP_BASE + MAP_NAMES.index("lb_config")
     mended = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
     return [
         Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))

@@ -13,9 +13,12 @@ from enum import IntEnum
 from pathlib import Path
 
 from lbagent.bpf.build.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
+from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
 from lbagent.errors import CompileError
 from lbagent.maps import layout
 from lbagent.maps.reasons import REASON_SLOTS, Reason
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
+from lbagent.model.family import Family
 
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
@@ -53,8 +56,23 @@ UNITS: tuple[Unit, ...] = tuple(
 
 
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
-    """Return everything BCC is given for a unit: the prelude, then the flattened file."""
-    return prelude() + flatten(unit.path, include_dirs)
+    """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
+    family = _FAMILIES.get(unit.path.name)
+    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.hook, family) if family else "")
+
+
+_FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that have the programs of bpf/tail_calls.py
+
+
+def programs_text(hook: str, family: Family) -> str:
+    """Return the programs behind the entry points, one call of a C function each.
+
+    They are text, not a macro's expansion: BCC finds no function that a macro made.
+    """
+    lines = ['#line 1 "generated from bpf/tail_calls.py"']
+    for name, function in program_functions(hook, family).items():
+        lines += [f"int {name}(lb_ctx *ctx)", "{", f"\treturn {function}(ctx);", "}"]
+    return "\n".join(lines) + "\n"
 
 
 def flatten(path: Path, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
@@ -134,6 +152,7 @@ def constants() -> dict[str, int]:
         if name.isupper() and type(value) is int and not name.startswith(("_", "F_"))
     }
     found["REASON_SLOTS"] = REASON_SLOTS
+    found.update((f"CALL_{call.name.upper()}", call_slot(call.name, Family.IPV4)) for call in TAIL_CALLS)
     found.update(CAS_CALL=CAS_CALL, ENTRY6_CALL=ENTRY6_CALL)
     found.update(MAP_WORDS)
     found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)
@@ -159,7 +178,7 @@ static inline __attribute__((always_inline)) u64 map_word(u64 kind, u64 number)
 
 def _maps() -> list[str]:
     """Return the symbolic descriptors; the loader puts the real ones in (`artifact.Relocation`)."""
-    lines = [f"#define MAP_{name} {layout.MAP_BASE + index}" for index, name in enumerate(layout.MAP_NAMES)]
+    lines = [f"#define MAP_{name} {MAP_BASE + index}" for index, name in enumerate(MAP_NAMES)]
     lines += _MAP_WORDS.splitlines()
     return lines
 

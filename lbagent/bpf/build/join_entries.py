@@ -8,15 +8,14 @@ Pure: instructions in, instructions out.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
 from lbagent.bpf.build.artifact import Program, find_relocations
 from lbagent.bpf.build.rewrite import ENTRY6_CALL
+from lbagent.kernel.opcodes import CALL, INSN_BYTES, JA, insn
 
-_CALL, _JA = 0x85, 0x05
-_ENTRY6 = struct.pack("<BBhi", _CALL, 0, 0, ENTRY6_CALL)
+_ENTRY6 = insn(CALL, imm=ENTRY6_CALL)
 
 
 def joined(programs: Mapping[str, Program]) -> dict[str, Program]:
@@ -24,11 +23,11 @@ def joined(programs: Mapping[str, Program]) -> dict[str, Program]:
     out = dict(programs)
     for name, program in programs.items():
         code = program.insns
-        calls = [at for at in range(0, len(code), 8) if code[at : at + 8] == _ENTRY6]
+        calls = [at for at in range(0, len(code), INSN_BYTES) if code[at : at + INSN_BYTES] == _ENTRY6]
         if not calls:
             continue
         whole = bytearray(code + out.pop(name + "6").insns)
         for at in calls:
-            struct.pack_into("<BBhi", whole, at, _JA, 0, (len(code) - at) // 8 - 1, 0)
+            whole[at : at + INSN_BYTES] = insn(JA, offset=(len(code) - at) // INSN_BYTES - 1)
         out[name] = replace(program, insns=bytes(whole), relocations=find_relocations(name, bytes(whole)))
     return out

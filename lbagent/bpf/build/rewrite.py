@@ -14,23 +14,34 @@ Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (be
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
-_JMP, _JMP32 = 5, 6  # instruction classes
-_JA, _CALL, _EXIT = 0x05, 0x85, 0x95
-_LD_IMM64 = 0x18
-_EMPTY_JUMP = struct.pack("<BBhi", _JA, 0, 0, 0)
+from lbagent.kernel.opcodes import (
+    ATOMIC_U64,
+    CALL,
+    CMPXCHG,
+    EXIT,
+    INSN_BYTES,
+    JA,
+    LD_IMM64,
+    LDX_U64,
+    MOV64_REG,
+    NOP,
+    PSEUDO_MAP_VALUE,
+    Insn,
+    decode,
+    insn,
+    is_jump,
+)  # fmt: skip
 
 CAS_CALL = 0x7E000001  # helper number the sources call; the generated prelude has it
 ENTRY6_CALL = 0x7E000002  # the same for the jump bpf/build/join_entries.py makes of it
-_MOVE_R0_R2 = struct.pack("<BBhi", 0xBF, 0x20, 0, 0)
-_CMPXCHG_R1_R3 = struct.pack("<BBhi", 0xDB, 0x31, 0, 0xF1)  # r0 = cmpxchg_64(r1 + 0, r0, r3)
+_MOVE_R0_R2 = insn(MOV64_REG, dst=0, src=2)
+_CMPXCHG_R1_R3 = insn(ATOMIC_U64, dst=1, src=3, imm=CMPXCHG)  # r0 = cmpxchg_64(r1 + 0, r0, r3)
 
 
 # High halves of the 64-bit constants the sources write for a map's descriptor, the address of its value, a field of lb_config.
 MAP_WORDS = {"MAP_WORD_FD": 0x7E620001, "MAP_WORD_VALUE": 0x7E620002, "MAP_WORD_CONFIG": 0x7E620003}
-_LOAD_U64 = 0x79
 
 
 def rewrite(insns: bytes, config: int = 0) -> bytes:
@@ -42,16 +53,16 @@ def put_maps(insns: bytes, config: int) -> bytes:
     """Make relocations of the constants that stand for maps, and of settings a load behind the address of lb_config."""
     code, loads, index = bytearray(insns), dict[int, bytes](), 0
     kinds = {value: kind for kind, value in enumerate(MAP_WORDS.values(), 1)}
-    while index < len(code) // 8:
-        opcode, registers, _, number = struct.unpack_from("<BBhi", code, index * 8)
-        if opcode == _LD_IMM64:
-            kind = kinds.get(struct.unpack_from("<I", code, index * 8 + 12)[0], 0)
-            if kind and registers < 16:
-                source, imm = (kind, number) if kind < 3 else (2, config)
-                struct.pack_into("<BBhi", code, index * 8, opcode, source << 4 | registers, 0, imm)
-                struct.pack_into("<i", code, index * 8 + 12, 0)
+    while index < len(code) // INSN_BYTES:
+        opcode, register, source, _, number = decode(code, index)
+        if opcode == LD_IMM64:
+            kind = kinds.get(decode(code, index + 1).imm, 0)
+            at = index * INSN_BYTES
+            if kind and not source:
+                source, imm = (kind, number) if kind < 3 else (PSEUDO_MAP_VALUE, config)
+                code[at : at + 2 * INSN_BYTES] = insn(opcode, register, source, imm=imm) + insn(0)
             if kind == 3:
-                loads[index + 2] = struct.pack("<BBhi", _LOAD_U64, registers << 4 | registers, number, 0)
+                loads[index + 2] = insn(LDX_U64, register, register, number)
             index += 1
         index += 1
     return _rewrite(bytes(code), loads, {}) if loads else bytes(code)
@@ -59,8 +70,8 @@ def put_maps(insns: bytes, config: int) -> bytes:
 
 def put_compare_and_swap(insns: bytes) -> bytes:
     """Replace the calls of `CAS_CALL` by the instruction."""
-    call = struct.pack("<BBhi", _CALL, 0, 0, CAS_CALL)
-    places = [at // 8 for at in range(0, len(insns), 8) if insns[at : at + 8] == call]
+    call = insn(CALL, imm=CAS_CALL)
+    places = [at for at in range(len(insns) // INSN_BYTES) if insns[at * INSN_BYTES : (at + 1) * INSN_BYTES] == call]
     return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
 
 
@@ -70,7 +81,7 @@ def separate_loops(insns: bytes) -> tuple[bytes, list[int]]:
     The places are indexes into the old instructions; the jump stands in front of each.
     """
     places = sorted(set(falling_back_edges(insns)))
-    return (_rewrite(insns, dict.fromkeys(places, _EMPTY_JUMP), {}), places) if places else (insns, [])
+    return (_rewrite(insns, dict.fromkeys(places, NOP), {}), places) if places else (insns, [])
 
 
 def falling_back_edges(insns: bytes) -> list[int]:
@@ -78,7 +89,7 @@ def falling_back_edges(insns: bytes) -> list[int]:
 
     Walks depth first, as the kernel does; what it calls a back edge depends on the order.
     """
-    codes = [struct.unpack_from("<BBhi", insns, at) for at in range(0, len(insns), 8)]
+    codes = [decode(insns, at) for at in range(len(insns) // INSN_BYTES)]
     found: list[int] = []
     on_path, done = {0}, set[int]()
     stack: list[tuple[int, Iterator[tuple[int, bool]]]] = [(0, iter(_successors(codes, 0)))]
@@ -100,36 +111,36 @@ def falling_back_edges(insns: bytes) -> list[int]:
     return found
 
 
-def _successors(codes: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
+def _successors(codes: list[Insn], at: int) -> list[tuple[int, bool]]:
     """Return where an instruction goes next, and whether the kernel lets that edge close a loop."""
-    code, _, offset, imm = codes[at]
-    if code == _EXIT or (code == _CALL and imm == ENTRY6_CALL):
+    opcode, _, _, offset, imm = codes[at]
+    if opcode == EXIT or (opcode == CALL and imm == ENTRY6_CALL):
         return []
-    if code == _JA:
+    if opcode == JA:
         return [(at + offset + 1, True)]
-    if code & 7 in (_JMP, _JMP32) and code != _CALL:
+    if is_jump(opcode):
         return [(at + 1, True), (at + offset + 1, True)]
     return [(at + 1, False)]
 
 
 def _rewrite(insns: bytes, before: dict[int, bytes], instead: dict[int, bytes]) -> bytes:
     """Put code in front of instructions (jumps go past it, only what falls in meets it) or in their place."""
-    count = len(insns) // 8
+    count = len(insns) // INSN_BYTES
     moved, at = [], 0
     for index in range(count):
-        at += len(before.get(index, b"")) // 8
+        at += len(before.get(index, b"")) // INSN_BYTES
         moved.append(at)
-        at += len(instead.get(index, b"8 bytes.")) // 8
+        at += len(instead.get(index, NOP)) // INSN_BYTES
     out = bytearray()
     index = 0
     while index < count:
         out += before.get(index, b"")
-        code, registers, offset, imm = struct.unpack_from("<BBhi", insns, index * 8)
-        if code & 7 in (_JMP, _JMP32) and code not in (_CALL, _EXIT):
+        opcode, dst, src, offset, imm = decode(insns, index)
+        if is_jump(opcode):
             offset = moved[index + 1 + offset] - moved[index] - 1
-        out += instead.get(index, struct.pack("<BBhi", code, registers, offset, imm))
-        if code == _LD_IMM64:  # its second half is data
+        out += instead.get(index, insn(opcode, dst, src, offset, imm))
+        if opcode == LD_IMM64:  # its second half is data
             index += 1
-            out += insns[index * 8 : index * 8 + 8]
+            out += insns[index * INSN_BYTES : (index + 1) * INSN_BYTES]
         index += 1
     return bytes(out)

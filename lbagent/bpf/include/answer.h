@@ -3,7 +3,7 @@
  * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. All come from the
  * address the packet was for (the frontend's), as if the service itself had spoken, and go back the way the packet came.
  *
- * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most cfg->reject_rate answers a
+ * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most CFG(reject_rate) answers a
  * second and CPU, rejections and path errors counted apart, so that a flood against a service without backends does not
  * silence PMTU discovery; what is beyond is dropped. Never answered: group addresses, unspecified and loopback sources,
  * later fragments, RST. Callers never ask for an answer to an ICMP message.
@@ -46,25 +46,25 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 		return false;
 	for (u64 i = 0; i < L2_COPY / 4; i++)
 		a->l2[i] = *(u32 *)(data + i * 4);
-	if (a->l2[0] & 1) /* group bit of the destination MAC */
+	if (a->l2[0] & MAC_GROUP)
 		return false;
 	if (!rst)
 		return true;
-	if (l4 + TCP_HLEN > end || l4[13] & TCP_RST)
+	if (l4 + TCP_HLEN > end || l4[TCP_FLAGS] & TCP_RST)
 		return false;
-	if (l4[13] & TCP_ACK) { /* <SEQ=SEG.ACK><CTL=RST>: RFC 9293 §3.10.7.1 */
-		a->seq = *(u32 *)(l4 + 8);
+	if (l4[TCP_FLAGS] & TCP_ACK) { /* <SEQ=SEG.ACK><CTL=RST>: RFC 9293 §3.10.7.1 */
+		a->seq = *(u32 *)(l4 + TCP_ACK_SEQ);
 		a->ack = 0;
 		a->flags = TCP_RST;
 		return true;
 	}
 	/* <SEQ=0><ACK=SEG.SEQ+SEG.LEN><CTL=RST,ACK>; SYN and FIN count as one octet each (RFC 9293 §3.4) */
-	u64 header = L4_OFF(pk) - L3_OFF(pk) + ((l4[12] >> 4) << 2);
+	u64 header = L4_OFF(pk) - L3_OFF(pk) + ((l4[TCP_DATA_OFFSET] >> 4) << 2);
 	u64 segment = pk->l3_len > header ? pk->l3_len - header : 0;
 
-	segment += !!(l4[13] & TCP_SYN) + !!(l4[13] & TCP_FIN);
+	segment += !!(l4[TCP_FLAGS] & TCP_SYN) + !!(l4[TCP_FLAGS] & TCP_FIN);
 	a->seq = 0;
-	a->ack = HTONL(HTONL(*(u32 *)(l4 + 4)) + segment);
+	a->ack = HTONL(HTONL(*(u32 *)(l4 + TCP_SEQ)) + segment);
 	a->flags = TCP_RST | TCP_ACK;
 	return true;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a packet becomes its own answer: reshaped, headers written, checksums whole (no incremental ones, the
- * packet is a new one). After reshaping all packet pointers are void. On tc a packet may be without a checksum that its device
- * completes (CHECKSUM_PARTIAL): nothing ends that, so what is written is right after the completion.
+ * This file contains how a packet becomes its own answer: resized, headers written, checksums added up anew, as the packet is a
+ * new one. After ctx_resize() all packet pointers are void. With HOOK_KERNEL_CSUM the device may complete a checksum of the packet
+ * (CHECKSUM_PARTIAL), which no helper ends: what is written is such that the completed checksum is right.
  */
 #pragma once
-#include "csum.h"
+#include "nat.h"
 #include "scratch.h"
 
 #if LB_FAMILY == 4
@@ -59,11 +59,13 @@ AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
 AI void answer_write_l2(u8 *data, const struct lb_answer *a)
 {
-	*(u32 *)data = a->l2[1] >> 16 | a->l2[2] << 16;
-	*(u32 *)(data + 4) = a->l2[2] >> 16 | a->l2[0] << 16;
-	*(u32 *)(data + 8) = a->l2[0] >> 16 | a->l2[1] << 16;
+	u32 *words = (u32 *)data;
+
+	words[0] = a->l2[1] >> 16 | a->l2[2] << 16;
+	words[1] = a->l2[2] >> 16 | a->l2[0] << 16;
+	words[2] = a->l2[0] >> 16 | a->l2[1] << 16;
 	for (u64 i = 3; i < L2_COPY / 4; i++)
-		*(u32 *)(data + i * 4) = a->l2[i];
+		words[i] = a->l2[i];
 }
 
 /* Write the IP header of `payload` bytes from the VIP to the client; return the pseudo header's sum. */
@@ -79,12 +81,12 @@ AI u64 answer_write_ip(u8 *ip, const struct lb_pkt *pk, u64 payload, u64 proto)
 	u32 third = HTONL(ANSWER_HOPS << 24 | proto << 16);
 
 	*(u32 *)ip = first;
-	*(u32 *)(ip + 4) = HTONL(0x4000);
-	*(u32 *)(ip + 8) = third;
-	*(u16 *)(ip + 10) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
+	*(u32 *)(ip + IP4_ID) = HTONL(0x4000);
+	*(u32 *)(ip + IP4_TTL) = third;
+	*(u16 *)(ip + IP4_CSUM) = (u16)~csum_fold(addresses + first + HTONL(0x4000) + third);
 #else
 	*(u32 *)ip = HTONL(0x60000000);
-	*(u32 *)(ip + 4) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
+	*(u32 *)(ip + IP6_PAYLOAD_LEN) = HTONL(payload << 16 | proto << 8 | ANSWER_HOPS);
 #endif
 	return addresses + HTONS(payload) + HTONS(proto);
 }
@@ -106,12 +108,12 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 	u64 pseudo = answer_write_ip(ip, pk, TCP_HLEN, PROTO_TCP);
 	u32 flags = HTONL(0x50000000 | a->flags << 16); /* 20 bytes, no window */
 
-	*(u16 *)tcp = pk->dport;
-	*(u16 *)(tcp + 2) = pk->sport;
-	*(u32 *)(tcp + 4) = a->seq;
-	*(u32 *)(tcp + 8) = a->ack;
-	*(u32 *)(tcp + 12) = flags;
-	*(u32 *)(tcp + 16) = 0;
+	*(u16 *)(tcp + L4_SPORT) = pk->dport;
+	*(u16 *)(tcp + L4_DPORT) = pk->sport;
+	*(u32 *)(tcp + TCP_SEQ) = a->seq;
+	*(u32 *)(tcp + TCP_ACK_SEQ) = a->ack;
+	*(u32 *)(tcp + TCP_DATA_OFFSET) = flags;
+	*(u32 *)(tcp + TCP_CSUM) = 0;
 	u16 sum = (u16)~csum_fold(pseudo + pk->sport + pk->dport + a->seq + a->ack + flags);
 	if (HOOK_KERNEL_CSUM) {
 		if (ctx_csum_partial(ctx, at + TCP_CSUM))
@@ -120,7 +122,7 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 		if (tcp + TCP_HLEN > CTX_END(ctx))
 			return false;
 	}
-	*(u16 *)(tcp + 16) = sum;
+	*(u16 *)(tcp + TCP_CSUM) = sum;
 	return true;
 }
 
@@ -131,12 +133,12 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 	u32 rest = reason == REASON_ANSWER_TOO_BIG ? HTONL(mtu) : 0;
 
 	*(u32 *)icmp = HTONS(what);
-	*(u32 *)(icmp + 4) = rest;
+	*(u32 *)(icmp + ICMP_REST) = rest;
 	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
 /* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
- * so for the quoted transport header: ours must then cover what that one turns into. */
+ * so for the quoted transport header: the error's own checksum must then cover the completed one. */
 AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
 	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
@@ -144,7 +146,7 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
 
 	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
-	if (ctx_csum_partial(ctx, at + 2)) {
+	if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
 		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + l4_csum_at(l4_of(pk->proto));
 
 		if (field + 2 <= CTX_END(ctx))
@@ -154,7 +156,7 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 
 	if (icmp + ICMP_HLEN > CTX_END(ctx))
 		return false;
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum);
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum);
 	return true;
 }
 
@@ -181,6 +183,6 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
 	if (HOOK_KERNEL_CSUM)
 		return answer_icmp_csum(ctx, pk, at, quoted, sum);
-	*(u16 *)(icmp + 2) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
+	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
 	return true;
 }

@@ -13,9 +13,7 @@
 #define CT_NO_STATE 3 /* a SYN found no room: its SNAT slot alone must do */
 #define CT_FULL 4     /* no room anywhere */
 
-/* Score of a way as a victim: class bits, age, tie break, way. 0 = not to be taken. */
-#define SCORE_FREE (1ULL << 40)
-#define SCORE_EXPIRED (1ULL << 39)
+/* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
 #define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
 
 /* What scoring depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, read once. */

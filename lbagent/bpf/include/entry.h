@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the entry of a frame: filter, MAC, the quick parser, the two frequent cases, and the way to everybody else.
+ * This file contains the entry of a frame: prefilter, MAC address, the parser of plain frames, the two frequent cases (a packet of
+ * an established flow, a reply to a SNAT port), and the calls of the programs for all other frames.
  */
 #pragma once
 #include "prefilter.h"
 #include "fast_path.h"
 
-/* Does the entry of this family ask the filter? On XDP that of IPv4 has asked for IPv6 too. */
+/* Does the entry of this family ask the prefilter? The IPv4 entry, which every frame meets first, asks for IPv6 as well, but not for
+ * frames on their way out. */
 #define ENTRY_PREFILTERS (LB_FAMILY == 4 || HOOK_HAS_EGRESS)
 
 /* Hands a frame to a program that parses it from the start. */
@@ -26,14 +28,15 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 /* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
-/* A frame that is not of this family, or too short for the quick parser: tags and small datagrams have a program of their own. */
+/* A frame that is not of this family, or too short for the parser of plain frames: VLAN tags and small
+ * datagrams are for parse_full. */
 AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 {
 	u16 type;
 
 	if (data + ETH_HLEN > end)
 		return LB_PASS;
-	type = *(u16 *)(data + 12);
+	type = *(u16 *)(data + ETH_TYPE);
 	if (type == ETH_FAMILY)
 		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, CALL_PARSE_FULL) : LB_PASS;
@@ -55,8 +58,8 @@ AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 	return LB_DROP;
 }
 
-/* A plain frame, towards an address of ours or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if another program must see it, at
- * CALL_SLOW_PATH or CALL_REPLY. */
+/* A plain frame towards a VIP or SNAT address, or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if the program in that slot
+ * must see it. */
 #define TO_REPLY (-2)
 
 AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
@@ -72,7 +75,7 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 		if (concern == CONCERN_SOURCE)
 			return TO_REPLY;
 		PKT_REPARSE(q->data, &pk);
-		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) /* not asked: only such ports come here */ {
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports come here */
 			rc = fast_path_reply(ctx, q, &view);
 			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
@@ -94,7 +97,8 @@ AI u16 entry_flags(lb_ctx *ctx, u16 flags)
 	return device_scope(CTX_IFINDEX(ctx));
 }
 
-/* Neither address concerns us. Only on its way out an ICMP error may still: the node's own, about a packet for a local backend. */
+/* Neither address is one of a service. An ICMP error on its way out may still be about one: the node's own, about a packet for a local
+ * backend. */
 AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 {
 	if (flags & PKT_EGRESS && UNLIKELY(data[ETH_HLEN + IP_PROTO] == PROTO_ICMP_FAMILY))
@@ -118,18 +122,18 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(q.data + PLAIN_HLEN > end))
 		return entry_not_plain(ctx, q.data, end, flags);
 #if LB_FAMILY == 4
-	if (UNLIKELY(*(u16 *)(q.data + 12) != ETH_IP4)) {
-		if (*(u16 *)(q.data + 12) != ETH_IP6)
+	if (UNLIKELY(*(u16 *)(q.data + ETH_TYPE) != ETH_IP4)) {
+		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
 			return entry_not_plain(ctx, q.data, end, flags);
-		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* what leaves may be the node's own ICMP error */
+		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* a frame on its way out may be the node's own ICMP error */
 			return LB_PASS;
 		entry6(ctx);
 		__builtin_unreachable();
 	}
 #endif
 	addrs_load(q.data, &pk);
-	concern = CONCERN_VIP; /* IPv6: xdp has asked. Exactly which is asked again only where it matters */
-	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + 2)))
+	concern = CONCERN_VIP; /* the IPv4 entry has asked; whether it was the SNAT address matters only for a SNAT port */
+	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
 	if (LIKELY(!concern)) {
 		if (LIKELY(!prefilter_src(&pk.saddr)))

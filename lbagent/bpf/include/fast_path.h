@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the frequent case: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
- * alive, its next hop known and room in every limit. Everything else returns TO_SLOW_PATH with the packet untouched.
+ * This file contains the frequent cases: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
+ * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
  */
 #pragma once
 #include "ct_refresh.h"
@@ -65,7 +65,7 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 	if (port)
 		path_snat(path, &from);
 	else
-		addr_load(&from, data + ETH_HLEN + 8);
+		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
 	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
 	mark = (mark ^ value_identity(f->value)) * 0x9FB21C651E98DF25ULL;
 	if (LIKELY(!((kept ^ mark) >> 16)))
@@ -79,7 +79,7 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 }
 #endif
 
-/* Writes a plain packet of a known flow; `port`: its SNAT port, 0 = none. */
+/* Writes a plain packet of an established flow; `port`: its SNAT port, 0 = none. */
 AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
 {
 	struct lb_tuple to;
@@ -115,7 +115,8 @@ AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, con
 	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
 }
 
-/* What stays with a packet on the fast path. Clock and counters are asked for once, before there is much to keep meanwhile. */
+/* What stays with a packet on the fast path. Clock and CPU are asked for once, at the start: a helper call spills every register that
+ * is in use to the stack. */
 struct fast_path {
 	u8 *data;
 	u64 len, ifindex, now; /* of the frame; it came in by; ticks */
@@ -126,7 +127,7 @@ struct fast_path {
 AI void fast_path_begin(struct fast_path *q)
 {
 	q->now = now_ticks();
-	OPAQUE(q->now); /* here, and not where it is used: there it would be twice as much to keep */
+	OPAQUE(q->now); /* or the compiler moves the call to where the clock is used, when more registers are in use */
 	q->row = counters();
 	OPAQUE(q->row);
 }

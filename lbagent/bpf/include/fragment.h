@@ -11,7 +11,7 @@
 struct ip_info {
 	u64 id;        /* of the datagram, as loaded */
 	bool more;     /* more fragments follow */
-	bool strange;  /* something we do not translate */
+	bool unsupported;  /* something we do not translate */
 };
 
 AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAMILY(frag_key) *key)

@@ -12,7 +12,7 @@
 #define AF_INET6 10
 #define FIB_NOT_FORWARDED 4 /* BPF_FIB_LKUP_RET_NOT_FWDED: the address is this node's own */
 #define FIB_NO_NEIGHBOR 7
-#define FIB_FRAG_NEEDED 8 /* tc only: found, but this packet is too long for the device; the caller has asked or will */
+#define FIB_FRAG_NEEDED 8 /* tc only: found, but the packet is longer than the device's MTU, which the caller compares itself */
 
 /* Ways out. */
 #define OUT_NEXTHOP 0  /* MACs and device known */
@@ -55,14 +55,14 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	return OUT_NEXTHOP;
 }
 
-#define MTU_LEAST 1280 /* of an IPv6 link: what is not longer fits, and nobody asks */
+#define MIN_IP6_MTU 1280 /* bytes (RFC 8200 §5): what is not longer fits every link, so no look-up is needed */
 
 /* Returns the MTU of a reply's way out, 0 = unknown or of no matter. Requests have it in the path record. */
 AI u64 reply_mtu(const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	u64 *device;
 
-	if (LIKELY(pk->l3_len <= MTU_LEAST))
+	if (LIKELY(pk->l3_len <= MIN_IP6_MTU))
 		return 0;
 	device = device_find(NEXTHOP_IFINDEX(nh));
 	return device ? DEVICE_MTU(device) : 0;
@@ -76,8 +76,8 @@ AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, 
 	return out_fib(ctx, from, to, nh);
 }
 
-/* The same towards a client. One behind a pod's device is reached through the stack from XDP: a veth takes redirected frames only
- * where its other end polls (GRO, or an XDP program), and a pod's end seldom does. */
+/* The same towards a client. One behind a pod's device is reached through the stack where a redirected frame would not arrive
+ * (HOOK_REACHES_PODS). */
 AI int out_client(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
 {
 	int out = out_find(ctx, index, from, to, nh);

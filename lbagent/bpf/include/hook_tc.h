@@ -9,7 +9,6 @@ typedef struct __sk_buff lb_ctx;
 #define LB_PASS 0 /* TC_ACT_OK */
 #define LB_DROP 2 /* TC_ACT_SHOT */
 #define HOOK_CALLS MAP_lb_calls_tc
-#define CALL_NAME(n, name) call_tc_##n##_##name
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
 #define CTX_LEN(ctx) ((u64)(ctx)->len)

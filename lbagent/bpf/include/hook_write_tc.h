@@ -31,14 +31,14 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 		return -1;
 #if LB_FAMILY == 4
 	diff += hops ? HOP_DIFF : 0;
-	if (l3_csum(ctx, L3_OFF(pk) + 10, 0, csum_fold(diff), 0) || skb_store(ctx, L3_OFF(pk) + 8, &ttl, 1, 0))
+	if (l3_csum(ctx, L3_OFF(pk) + IP4_CSUM, 0, csum_fold(diff), 0) || skb_store(ctx, L3_OFF(pk) + IP4_TTL, &ttl, 1, 0))
 		return -1;
-	return skb_store(ctx, L3_OFF(pk) + 12, both, sizeof(both), 0) ? -1 : 0;
+	return skb_store(ctx, L3_OFF(pk) + IP4_SADDR, both, sizeof(both), 0) ? -1 : 0;
 #else
 	/* there is no header checksum to balance the addresses: the kernel must see the change in a CHECKSUM_COMPLETE sum */
-	if (skb_store(ctx, L3_OFF(pk) + 7, &ttl, 1, CSUM_RECOMPUTE))
+	if (skb_store(ctx, L3_OFF(pk) + IP6_HOP_LIMIT, &ttl, 1, CSUM_RECOMPUTE))
 		return -1;
-	return skb_store(ctx, L3_OFF(pk) + 8, both, sizeof(both), CSUM_RECOMPUTE) ? -1 : 0;
+	return skb_store(ctx, L3_OFF(pk) + IP6_SADDR, both, sizeof(both), CSUM_RECOMPUTE) ? -1 : 0;
 #endif
 }
 
@@ -53,7 +53,7 @@ AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const s
 {
 	u64 macs[2] = {nh->macs, nh->rest};
 
-	if (skb_store(ctx, 0, macs, 12, 0))
+	if (skb_store(ctx, ETH_DMAC, macs, ETH_TYPE, 0))
 		return LB_DROP;
 	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
 		return LB_PASS; /* it is leaving by that device already */

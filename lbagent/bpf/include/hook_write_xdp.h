@@ -10,16 +10,16 @@ AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 d
 #if LB_FAMILY == 4
 	if (hops) {
 		diff += HOP_DIFF;
-		l3[8] = pk->ttl - 1;
+		l3[IP4_TTL] = pk->ttl - 1;
 	}
-	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), diff);
-	addr_store(l3 + 12, &to->saddr);
-	addr_store(l3 + 16, &to->daddr);
+	*(u16 *)(l3 + IP4_CSUM) = csum_apply(*(u16 *)(l3 + IP4_CSUM), diff);
+	addr_store(l3 + IP4_SADDR, &to->saddr);
+	addr_store(l3 + IP4_DADDR, &to->daddr);
 #else
 	if (hops)
-		l3[7] = pk->ttl - 1;
-	addr_store(l3 + 8, &to->saddr);
-	addr_store(l3 + 24, &to->daddr);
+		l3[IP6_HOP_LIMIT] = pk->ttl - 1;
+	addr_store(l3 + IP6_SADDR, &to->saddr);
+	addr_store(l3 + IP6_DADDR, &to->daddr);
 #endif
 }
 
@@ -47,8 +47,8 @@ AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *t
 	} else {
 		return -1;
 	}
-	*(u16 *)l4 = to->sport;
-	*(u16 *)(l4 + 2) = to->dport;
+	*(u16 *)(l4 + L4_SPORT) = to->sport;
+	*(u16 *)(l4 + L4_DPORT) = to->dport;
 	return 0;
 }
 
@@ -80,7 +80,7 @@ AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const str
 AI int macs_write(u8 *data, const struct nexthop *nh)
 {
 	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
+	*(u32 *)(data + sizeof(nh->macs)) = nh->rest;
 	return 0;
 }
 
@@ -96,14 +96,14 @@ AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
 	u8 *data;
 
-	if (tags != 4 && tags != 8)
+	if (tags != VLAN_HLEN && tags != 2 * VLAN_HLEN)
 		return -1;
 	if (adjust_head(ctx, tags))
 		return -1;
 	data = CTX_DATA(ctx);
 	if (data + ETH_HLEN > CTX_END(ctx))
 		return -1;
-	*(u16 *)(data + 12) = ETH_FAMILY;
+	*(u16 *)(data + ETH_TYPE) = ETH_FAMILY;
 	return 0;
 }
 
@@ -121,6 +121,6 @@ AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const s
 	if (data + ETH_HLEN > end)
 		return LB_DROP;
 	*(u64 *)data = nh->macs;
-	*(u32 *)(data + 8) = nh->rest;
+	*(u32 *)(data + sizeof(nh->macs)) = nh->rest;
 	return back ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }

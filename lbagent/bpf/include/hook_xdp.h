@@ -9,7 +9,6 @@ typedef struct xdp_md lb_ctx;
 #define LB_PASS XDP_PASS
 #define LB_DROP XDP_DROP
 #define HOOK_CALLS MAP_lb_calls_xdp
-#define CALL_NAME(n, name) call_xdp_##n##_##name
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ingress_ifindex)
 #define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))

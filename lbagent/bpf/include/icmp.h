@@ -6,7 +6,7 @@
  *   a request as a remote backend got it (from a SNAT port) -> to the client;
  *   a reply as the client got it (from the VIP)             -> to the backend: PMTU discovery of downloads;
  *   a request as a local backend got it (from the client)   -> stays on its way to the client.
- * Anything else is none of our business and passes untouched. An error is never answered and never keeps a flow alive.
+ * Any other error passes untouched. An error is never answered and never keeps a flow alive.
  */
 #pragma once
 #include "icmp_quote.h"
@@ -81,7 +81,7 @@ AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* The program of slots 7 and 8. */
+/* The program CALL_ICMP. */
 AI int icmp_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
@@ -97,7 +97,7 @@ AI int icmp_main(lb_ctx *ctx)
 		return LB_PASS;
 	q = QUOTE_OF(s);
 	ctx_linearize(ctx, QUOTE_PULL);
-	/* an error is for whom the quoted packet came from; one that is not is forged or for somebody else */
+	/* an error goes to the sender of the quoted packet; one that does not is forged or another node's */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))

@@ -14,15 +14,15 @@
 #define QUOTE_MASK 0x3ff /* bounds an offset in the frame: 511 + 8, and 60 or 255 of quoted headers */
 #define QUOTE_PULL 512   /* bytes: what tc makes linear */
 
-/* The quoted packet, turned round: the packet that would answer it, so that it is looked up as any packet is. l3_off and l4_off
- * are where the quoted headers are. */
+/* The quoted packet with source and destination exchanged: the packet that would answer it, so that the look-ups of packets find its
+ * flow. l3_off and l4_off are where the quoted headers are. */
 struct lb_quote {
 	struct lb_pkt pk;
 	u16 check; /* offset of the quoted L4 checksum; 0: not quoted, or none was used */
 };
 
-/* It lies behind the scratch record: what is read back from there has no history, so the verifier does not follow each chain of
- * quoted headers to the end of the program. */
+/* It lies behind the scratch record, in a map: the verifier knows nothing of a value read back from a map, so it does not verify the
+ * rest of the program once for each chain of quoted headers. */
 _Static_assert(sizeof(struct lb_scratch) + sizeof(struct lb_quote) <= SCRATCH_SIZE, "the quote fits behind the scratch record");
 #define QUOTE_OF(s) ((struct lb_quote *)((s) + 1))
 
@@ -39,18 +39,18 @@ AI bool icmp_is_error(u8 type)
 #if LB_FAMILY == 4
 AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 {
-	u64 size = (*l3 & 15) << 2;
+	u64 size = IP4_HEADER_BYTES(l3);
 
-	if (*l3 >> 4 != 4 || size < IP_HLEN || *(u16 *)(l3 + 6) & HTONS(0x1fff))
+	if (*l3 >> 4 != 4 || size < IP_HLEN || *(u16 *)(l3 + IP4_FRAGMENT) & IP4_FRAGMENT_OFFSET)
 		return 0;
-	*proto = l3[9];
+	*proto = l3[IP4_PROTO];
 	return size;
 }
 #else
 AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 {
 	u64 size = IP_HLEN;
-	u8 next = l3[6];
+	u8 next = l3[IP6_NEXT_HEADER];
 
 	if (*l3 >> 4 != 6)
 		return 0;
@@ -60,9 +60,9 @@ AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 
 		if (!proto_is_extension(next) || next == NH_AUTH)
 			break;
-		if (h + 8 > end || (next == NH_FRAGMENT && *(u16 *)(h + 2) & HTONS(0xfff8)))
+		if (h + EXT_MIN_HLEN > end || (next == NH_FRAGMENT && *(u16 *)(h + EXT_FRAGMENT) & EXT_FRAGMENT_OFFSET))
 			return 0;
-		size += next == NH_FRAGMENT ? 8 : (h[1] + 1) * 8;
+		size += next == NH_FRAGMENT ? EXT_MIN_HLEN : (h[EXT_HLEN] + 1) * 8;
 		next = *h;
 		if (size > 255)
 			return 0;
@@ -72,7 +72,7 @@ AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 }
 #endif
 
-/* Finds out what is quoted. False: nothing that could be a packet of ours. */
+/* Reads the quoted headers. Returns false if they are not those of a TCP or UDP packet of this family. */
 AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 {
 	u64 at = L4_OFF(pk) + ICMP_HLEN, limit = L3_OFF(pk) + pk->l3_len, size;
@@ -80,19 +80,19 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 
 	OPAQUE(icmp);
 	l3 = icmp + ICMP_HLEN;
-	if (l3 + IP_HLEN > end || !icmp_is_error(*icmp))
+	if (l3 + IP_HLEN > end || !icmp_is_error(icmp[ICMP_TYPE]))
 		return false;
 	size = quote_header(l3, end, &q->pk.proto);
 	if (!size || !l4_is_supported(q->pk.proto))
 		return false;
-	addr_load(&q->pk.daddr, l3 + (LB_FAMILY == 4 ? 12 : 8));
-	addr_load(&q->pk.saddr, l3 + (LB_FAMILY == 4 ? 16 : 24));
+	addr_load(&q->pk.daddr, l3 + IP_SADDR);
+	addr_load(&q->pk.saddr, l3 + IP_DADDR);
 	l4 = l3 + size;
 	OPAQUE(l4);
-	if (l4 + 8 > end || at + size + 8 > limit)
+	if (l4 + L4_QUOTED_HLEN > end || at + size + L4_QUOTED_HLEN > limit)
 		return false;
-	q->pk.dport = *(u16 *)l4;
-	q->pk.sport = *(u16 *)(l4 + 2);
+	q->pk.dport = *(u16 *)(l4 + L4_SPORT);
+	q->pk.sport = *(u16 *)(l4 + L4_DPORT);
 	q->pk.l3_off = at;
 	q->pk.l4_off = at + size;
 	q->check = at + size + l4_csum_at(l4_of(q->pk.proto));
@@ -114,27 +114,27 @@ AI u8 *frame_at(lb_ctx *ctx, u64 offset, u64 length)
 	return p + length > end ? NULL : p;
 }
 
-/* Writes the quoted packet's tuple as `to` (the packet itself, not turned round). `sum`: what the ICMP checksum must make up
+/* Writes the quoted packet's tuple as `to` (source and destination as in the packet itself). `sum`: what the ICMP checksum must make up
  * for, grows by it. Quoted IPv4 addresses are made up for by the quoted header's own checksum. */
 AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple *to, u64 *sum)
 {
 	u64 addresses = addr_diff(&q->pk.daddr, &to->saddr) + addr_diff(&q->pk.saddr, &to->daddr);
 	u64 ports = word_diff(q->pk.dport, to->sport) + word_diff(q->pk.sport, to->dport);
-	u8 *l3 = frame_at(ctx, q->pk.l3_off, IP_HLEN), *l4 = frame_at(ctx, q->pk.l4_off, 8);
+	u8 *l3 = frame_at(ctx, q->pk.l3_off, IP_HLEN), *l4 = frame_at(ctx, q->pk.l4_off, L4_QUOTED_HLEN);
 
 	if (!l3 || !l4)
 		return false;
 #if LB_FAMILY == 4
-	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), addresses);
-	addr_store(l3 + 12, &to->saddr);
-	addr_store(l3 + 16, &to->daddr);
+	*(u16 *)(l3 + IP4_CSUM) = csum_apply(*(u16 *)(l3 + IP4_CSUM), addresses);
+	addr_store(l3 + IP4_SADDR, &to->saddr);
+	addr_store(l3 + IP4_DADDR, &to->daddr);
 #else
-	addr_store(l3 + 8, &to->saddr);
-	addr_store(l3 + 24, &to->daddr);
+	addr_store(l3 + IP6_SADDR, &to->saddr);
+	addr_store(l3 + IP6_DADDR, &to->daddr);
 	*sum += addresses;
 #endif
-	*(u16 *)l4 = to->sport;
-	*(u16 *)(l4 + 2) = to->dport;
+	*(u16 *)(l4 + L4_SPORT) = to->sport;
+	*(u16 *)(l4 + L4_DPORT) = to->dport;
 	*sum += ports;
 	if (q->check) {
 		u8 *check = frame_at(ctx, q->check, 2);
@@ -162,15 +162,15 @@ AI bool outer_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple 
 	if (!l3)
 		return false;
 #if LB_FAMILY == 4
-	l3[8] = ttl;
-	*(u16 *)(l3 + 10) = csum_apply(*(u16 *)(l3 + 10), addresses + word_diff(pk->ttl, ttl));
-	addr_store(l3 + 12, &to->saddr);
-	addr_store(l3 + 16, &to->daddr);
+	l3[IP4_TTL] = ttl;
+	*(u16 *)(l3 + IP4_CSUM) = csum_apply(*(u16 *)(l3 + IP4_CSUM), addresses + word_diff(pk->ttl, ttl));
+	addr_store(l3 + IP4_SADDR, &to->saddr);
+	addr_store(l3 + IP4_DADDR, &to->daddr);
 #else
 	if (!HOOK_KERNEL_CSUM)
-		l3[7] = ttl;
-	addr_store(l3 + 8, &to->saddr);
-	addr_store(l3 + 24, &to->daddr);
+		l3[IP6_HOP_LIMIT] = ttl;
+	addr_store(l3 + IP6_SADDR, &to->saddr);
+	addr_store(l3 + IP6_DADDR, &to->daddr);
 	*sum += addresses;
 #endif
 	return true;
@@ -188,6 +188,6 @@ AI int icmp_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q
 	icmp = frame_at(ctx, L4_OFF(pk), ICMP_HLEN);
 	if (!icmp)
 		return -1;
-	*(u16 *)(icmp + 2) = csum_apply(*(u16 *)(icmp + 2), sum);
+	*(u16 *)(icmp + ICMP_CSUM) = csum_apply(*(u16 *)(icmp + ICMP_CSUM), sum);
 	return 0;
 }

@@ -31,7 +31,7 @@ AI u64 now_ticks(void)
 	return (jiffies() >> (CFG(jiffies_shift))) & 0xffff;
 }
 
-/* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. (More CPUs than rows: they share.) */
+/* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. CPUs beyond the rows share row 0. */
 AI u8 *counters(void)
 {
 	u64 cpu = cpu_number();

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the rewriting of a packet: addresses, ports, hop count, checksums. One function for both directions.
- * On tc the checksums go through the kernel's helpers, which know about CHECKSUM_PARTIAL; there pointers into the packet are
- * stale afterwards.
+ * This file contains the tuple that a packet is translated to, and by what the checksums change then. hook_write.h writes it.
  */
 #pragma once
 #include "csum.h"
@@ -53,6 +51,6 @@ AI u64 nat_diff(const u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to
 #if LB_FAMILY == 4
 	return nat_addresses(pk, to);
 #else
-	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + 8);
+	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + IP6_SADDR);
 #endif
 }

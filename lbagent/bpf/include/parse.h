@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the record of a parsed packet and the quick parser: Ethernet, an IP header without options or extension
- * headers, no fragment, TCP or UDP. Everything else is for parse_full.h, which fills the same record.
+ * This file contains the record of a parsed packet and the parser of plain frames: Ethernet, an IP header without options or
+ * extension headers, no fragment, TCP or UDP. Any other frame is for parse_full.h, which fills the same record.
  */
 #pragma once
 #include "hook.h"
@@ -36,7 +36,7 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* tc may see many segments as one packet: what counts against an MTU is the size of each. Ends what the record says of lengths. */
+/* tc may see many segments as one packet: what counts against an MTU is the size of a segment. The last change of l3_len. */
 AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
 	if (CTX_GSO_SIZE(ctx))
@@ -62,11 +62,11 @@ AI bool addr_valid_source(const lb_addr *a)
 
 AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 {
-	addr_load(&pk->saddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 12 : 8));
-	addr_load(&pk->daddr, data + ETH_HLEN + (LB_FAMILY == 4 ? 16 : 24));
+	addr_load(&pk->saddr, data + ETH_HLEN + IP_SADDR);
+	addr_load(&pk->daddr, data + ETH_HLEN + IP_DADDR);
 }
 
-/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one. The caller asks whether it is. */
+/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one; pkt_kind() says whether it is. */
 #define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
 
 AI void pkt_load(const u8 *data, struct lb_pkt *pk)
@@ -75,24 +75,24 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 
 	addrs_load(data, pk);
 #if LB_FAMILY == 4
-	pk->flags = *(u16 *)(l3 + 6) & HTONS(0x4000) ? PKT_DF : 0;
-	pk->proto = l3[9];
-	pk->ttl = l3[8];
-	pk->l3_len = NTOHS(*(u16 *)(l3 + 2));
+	pk->flags = *(u16 *)(l3 + IP4_FRAGMENT) & IP4_DF ? PKT_DF : 0;
+	pk->proto = l3[IP4_PROTO];
+	pk->ttl = l3[IP4_TTL];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + IP4_LEN));
 #else
 	pk->flags = PKT_DF;
-	pk->proto = l3[6];
-	pk->ttl = l3[7];
-	pk->l3_len = NTOHS(*(u16 *)(l3 + 4)) + IP_HLEN;
+	pk->proto = l3[IP6_NEXT_HEADER];
+	pk->ttl = l3[IP6_HOP_LIMIT];
+	pk->l3_len = NTOHS(*(u16 *)(l3 + IP6_PAYLOAD_LEN)) + IP_HLEN;
 #endif
 	pk->l3_off = ETH_HLEN;
 	pk->l4_off = ETH_HLEN + IP_HLEN;
-	pk->sport = *(u16 *)l4;
-	pk->dport = *(u16 *)(l4 + 2);
-	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[13] : 0;
+	pk->sport = *(u16 *)(l4 + L4_SPORT);
+	pk->dport = *(u16 *)(l4 + L4_DPORT);
+	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[TCP_FLAGS] : 0;
 }
 
-/* Reads it once more, so that what was read before need not be kept until here: a load costs what a load from the stack does. */
+/* Re-parses the frame rather than keep fields live over a call: a packet load costs no more than a stack reload. */
 #define PKT_REPARSE(data, pk) \
 	do { \
 		OPAQUE(data); \
@@ -108,7 +108,7 @@ AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 	const u8 *l3 = data + ETH_HLEN;
 
 #if LB_FAMILY == 4
-	if (*l3 != 0x45 || *(u16 *)(l3 + 6) & HTONS(0x3fff))
+	if (*l3 != IP4_VERSION_HLEN || *(u16 *)(l3 + IP4_FRAGMENT) & (IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET))
 		return PKT_NOT_PLAIN;
 #else
 	if (*l3 >> 4 != 6)

@@ -6,6 +6,7 @@
 #pragma once
 #include "l4.h"
 #include "maps.h"
+#include "wire.h"
 
 typedef struct FAMILY(path) lb_path;
 #define PATH_META(path) RD64((u8 *)(path) + __builtin_offsetof(lb_path, port))

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the questions asked before anything else: does this packet concern us at all, and is the frame ours?
- * The filter is lossy: a clear bit is certain, a set bit proves nothing.
+ * This file contains what is asked before anything else: may an address of the packet be one of a service, and is the frame for the
+ * MAC address of its device? The prefilter is lossy: a clear bit is certain, a set bit proves nothing.
  */
 #pragma once
 #include "maps.h"
 #include "parse.h"
 
-/* Position of an address; the same sums as filter_hash() in maps/layout.py. */
+/* Position of an address; the same sums as filter_position() in maps/prefilter.py. */
 AI u64 prefilter_position4(u64 word)
 {
 	return (word * 0x9E3779B1ULL & 0xffffffff) >> (32 - FILTER_BITS);
@@ -49,8 +49,10 @@ AI bool prefilter_src(const lb_addr *a)
 /* Asks for both addresses of an untagged IPv6 frame, whose header is there, from the entry point of either family. */
 AI bool prefilter_frame6(const u8 *data)
 {
-	return prefilter_dst_at(prefilter_position6(*(u64 *)(data + 38), *(u64 *)(data + 46))) ||
-	       prefilter_src_at(prefilter_position6(*(u64 *)(data + 22), *(u64 *)(data + 30)));
+	const u8 *src = data + ETH_HLEN + IP6_SADDR, *dst = data + ETH_HLEN + IP6_DADDR;
+
+	return prefilter_dst_at(prefilter_position6(*(u64 *)dst, *(u64 *)(dst + 8))) ||
+	       prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */
@@ -62,7 +64,7 @@ AI u64 *device_at(u64 position)
 	return (u64 *)((u8 *)MAPVAL(lb_device) + (position & (DEVICES - 1)) * sizeof(struct lb_device));
 }
 
-/* Returns the record of a device, NULL if it is not one of ours. */
+/* Returns the record of a device, NULL if the agent is not attached to it. */
 AI u64 *device_find(u64 ifindex)
 {
 #pragma unroll
@@ -75,7 +77,7 @@ AI u64 *device_find(u64 ifindex)
 	return 0;
 }
 
-/* Who sends by this device: pods have internal scope. */
+/* Returns PKT_INTERNAL for a device that pods send by, else 0. */
 AI u16 device_scope(u64 ifindex)
 {
 	u64 *device = device_find(ifindex);
@@ -88,7 +90,7 @@ AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 	return RD64(d) == (ifindex | (u64)*(u32 *)mac << 32) && (u16)RD64(d + 1) == *(u16 *)(mac + 4);
 }
 
-/* Is the frame for this device's MAC address? A device nobody told us about is taken at its word, multicast excepted. */
+/* Is the frame for this device's MAC address? Of a device without a record any frame is, unless it is for a group. */
 AI bool frame_is_for_device(u64 ifindex, const u8 *data)
 {
 	u64 *d = device_at(ifindex);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_REPLY: replies of backends in every case the entry did not settle. A SNAT port's
- * slot tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop
- * towards the client is learned here.
+ * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
+ * tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop towards the
+ * client is learned here.
  */
 #pragma once
 #include "flow_create.h"

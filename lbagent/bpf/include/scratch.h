@@ -1,23 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what one program hands to the next: a per-CPU record, and the tail call slots of a hook.
+ * This file contains what one program hands to the next: a per-CPU record, and the tail call to a slot CALL_NAME of the hook.
  *
- * Conventions: the caller fills `pk` (and the fields named at the slot), then lb_call(). A tail call that fails falls through,
- * so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
- * Slots are for IPv4; IPv6 is one more (FAMILY_CALL).
+ * The caller fills `pk` and what bpf/tail_calls.py says the program expects, then does lb_call(). A tail call that fails falls
+ * through, so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
+ * CALL_NAME is IPv4's slot; IPv6's is the next (FAMILY_CALL).
  */
 #pragma once
 #include "maps.h"
 #include "parse.h"
-
-#define CALL_PARSE_FULL 1 /* nothing in the record but hook_flags: parse all of it */
-#define CALL_SLOW_PATH 3    /* pk: flow look-up, then service and selection */
-#define CALL_FLOW_CREATE 5  /* pk, choice: make the flow and forward */
-#define CALL_ICMP 7    /* pk without ports: an ICMP message that may quote a translated packet */
-#define CALL_ANSWER 9  /* pk, answer, answer_mtu, answer_service: say so to the sender */
-#define CALL_REPLY 11  /* pk: reply of a backend, by SNAT slot or by the local backend's flow */
-#define CALL_SWEEP 13
-#define CALL_SNAT_RECLAIM 15  /* pk, choice: no SNAT port was free at first sight */
 
 /* Why a packet of a flow gets a backend chosen. */
 #define CHOICE_NEW 0
@@ -72,7 +63,7 @@ AI int verdict(lb_ctx *ctx, u32 reason, int action)
 	return action;
 }
 
-/* Has the sender answered. `s->pk` is the untranslated packet. */
+/* Answers the sender (CALL_ANSWER). `s->pk` is the untranslated packet. */
 AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
 {
 	s->answer = reason;

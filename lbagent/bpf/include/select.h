@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the choice of a backend for a new flow: the client's affinity, else Maglev or a seeded hash of the flow
- * ("random": every client port draws anew, and a flow without state draws the same again). A backend id of 0 is none.
+ * This file contains the candidates for a new flow's backend, also for programs without packets: the client's affinity, else
+ * Maglev or a seeded hash of the flow ("random": every client port draws anew, and a flow without state draws the same again).
+ * A backend id of 0 is none.
  */
 #pragma once
-#include "ct_client.h"
+#include "csum.h"
+#include "path.h"
 #include "service.h"
 
-#define SELECT_TRIES 4
 #define NS_PER_S 1000000000ULL /* ns */
 #define GOLDEN 0x9E3779B97F4A7C15ULL
 
@@ -20,15 +21,15 @@ AI u64 svc_slot_backend(lb_key *key, u64 slot)
 	return row ? row->target : 0;
 }
 
-AI void affinity_key(const struct lb_pkt *pk, const struct lb_service *svc, struct FAMILY(affinity_key) *key)
+AI void affinity_key(const struct lb_tuple5 *t, const struct lb_service *svc, struct FAMILY(affinity_key) *key)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	addr_store(&key->client, &pk->saddr);
+	addr_store(&key->client, &t->client);
 	key->rev_nat_index = svc->rev_nat_index;
 }
 
 /* Returns the backend this client had, if its time is not over and the service still has it. */
-AI u64 affinity_lookup(const struct lb_pkt *pk, const struct lb_service *svc)
+AI u64 affinity_lookup(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	struct FAMILY(affinity_key) key;
 	struct lb_affinity_value *v;
@@ -36,7 +37,7 @@ AI u64 affinity_lookup(const struct lb_pkt *pk, const struct lb_service *svc)
 
 	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
 		return 0;
-	affinity_key(pk, svc, &key);
+	affinity_key(t, svc, &key);
 	v = map_lookup(FAMILY_FD(affinity), &key);
 	if (!v || coarse_ns() - v->last_used >= SVC_AFFINITY_S(svc) * NS_PER_S)
 		return 0;
@@ -45,14 +46,14 @@ AI u64 affinity_lookup(const struct lb_pkt *pk, const struct lb_service *svc)
 	return map_lookup(MAPFD(lb_affinity_match), &match) ? match.backend_id : 0;
 }
 
-AI void affinity_update(const struct lb_pkt *pk, const struct lb_service *svc, u64 backend)
+AI void affinity_update(const struct lb_tuple5 *t, const struct lb_service *svc, u64 backend)
 {
 	struct FAMILY(affinity_key) key;
 	struct lb_affinity_value v = {};
 
 	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
 		return;
-	affinity_key(pk, svc, &key);
+	affinity_key(t, svc, &key);
 	v.last_used = coarse_ns();
 	v.backend_id = backend;
 	map_update(FAMILY_FD(affinity), &key, &v, 0);
@@ -60,10 +61,10 @@ AI void affinity_update(const struct lb_pkt *pk, const struct lb_service *svc, u
 
 /* Entry of the service's Maglev table. The hash has no seed: every node must choose alike. With affinity only the client's address
  * counts. Returns 0 without a table. */
-AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
+AI u64 maglev_backend(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	u32 id = NTOHS(svc->rev_nat_index), zero = 0;
-	u64 sum = addr_sum(&pk->saddr) * GOLDEN, ports = pk->proto | (u64)pk->dport << 16, size = CFG(maglev_size), at;
+	u64 sum = addr_sum(&t->client) * GOLDEN, ports = t->proto | (u64)t->frontend_port << 16, size = CFG(maglev_size), at;
 	void *inner = map_lookup(FAMILY_FD(maglev), &id);
 	u32 *table;
 
@@ -73,7 +74,7 @@ AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
 	if (!table)
 		return 0;
 	if (!(svc->flags & SVC_AFFINITY))
-		ports |= (u64)pk->sport << 32;
+		ports |= (u64)t->client_port << 32;
 	sum = (sum ^ sum >> 32 ^ ports) * GOLDEN;
 	sum = (sum ^ sum >> 29) * 0x9FB21C651E98DF25ULL;
 	at = ((sum >> 32) * size) >> 32;
@@ -83,9 +84,9 @@ AI u64 maglev_backend(const struct lb_pkt *pk, const struct lb_service *svc)
 }
 
 /* Uniform over 0..count-1, the same for the same flow. */
-AI u64 select_random(const struct lb_pkt *pk, u64 hash, u64 count)
+AI u64 select_random(const struct lb_tuple5 *t, u64 hash, u64 count)
 {
-	u64 x = (hash ^ (u64)pk->dport << 48 ^ addr_sum(&pk->daddr)) * GOLDEN;
+	u64 x = (hash ^ (u64)t->frontend_port << 48 ^ addr_sum(&t->frontend)) * GOLDEN;
 
 	x ^= x >> 32;
 	x *= (CFG(seed1) | 1);
@@ -93,63 +94,24 @@ AI u64 select_random(const struct lb_pkt *pk, u64 hash, u64 count)
 }
 
 /* The n-th proposal. */
-AI u64 select_candidate(const struct lb_pkt *pk, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
+AI u64 select_candidate(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
 {
 	u64 count = svc->count, at, id;
 
 	if (!n) {
-		id = affinity_lookup(pk, svc);
+		id = affinity_lookup(t, svc);
 		if (id)
 			return id;
 		if (SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV) {
-			id = maglev_backend(pk, svc);
+			id = maglev_backend(t, svc);
 			if (id)
 				return id;
 		}
 	}
-	at = select_random(pk, hash, count) + n;
+	at = select_random(t, hash, count) + n;
 	if (at >= count)
 		at -= count;
 	if (at >= count)
 		at = 0;
 	return svc_slot_backend(key, at + 1);
-}
-
-struct selection {
-	u64 backend, meta, forward;
-};
-
-/* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
- * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
-AI u32 select_backend(const struct lb_pkt *pk, const struct lb_scratch *s, const struct lb_service *svc, lb_key *key,
-		      const struct ct_key *flow, u64 now, struct selection *out)
-{
-	u64 clashing = 0;
-
-	NO_UNROLL
-	for (u64 n = 0; n < SELECT_TRIES; n++) {
-		u64 id = select_candidate(pk, svc, key, s->hash, n), meta, clash;
-		lb_path *path = path_of(id);
-		lb_addr own;
-
-		meta = PATH_META(path);
-		if (!id || !META_IS(meta, PATH_LIVE))
-			continue;
-		out->backend = id;
-		out->meta = meta;
-		out->forward = forward_choose(svc, meta, false);
-		if (out->forward != FORWARD_LOCAL)
-			return 0;
-		path_addr(path, &own);
-		clash = ct_clash(s->hash, flow, id, now);
-		if (!clash && !addr_eq(&own, &pk->saddr))
-			return 0;
-		clashing = id;
-	}
-	if (!clashing)
-		return REASON_DROP_MISSING_BACKEND;
-	out->backend = clashing;
-	out->meta = PATH_META(path_of(clashing));
-	out->forward = forward_choose(svc, out->meta, true);
-	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
 }

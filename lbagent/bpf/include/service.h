@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, who may come in. All
- * answers are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
+ * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, source ranges. Verdicts
+ * are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
+ * It takes a tuple, no packet, so that a socket program can use it (tests/bpf/build/test_headers.py).
  */
 #pragma once
 #include "maps.h"
-#include "parse.h"
-#include "scratch.h"
+#include "wire.h"
+
+/* What a new flow is asked for with: all that the look-up of a service and the choice of a backend depend on. */
+struct lb_tuple5 {
+	lb_addr client, frontend;
+	__be16 client_port, frontend_port;
+	u8 proto;
+	u8 scope; /* SCOPE_*: which side of the node it comes from */
+};
 
 typedef struct FAMILY(key) lb_key;
 
 /* lb_service.flags and flags2: the service's 16 bits. Source: cilium bpf/lib/lb.h (behaviour). */
-#define SVC_EXT_LOCAL 0x04
 #define SVC_AFFINITY 0x10
 #define SVC_ROUTABLE 0x40
 #define SVC_SOURCE_RANGE 0x80
@@ -26,22 +33,22 @@ typedef struct FAMILY(key) lb_key;
 #define SVC_ALGORITHM(svc) ((svc)->target >> 24)
 #define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
 
-AI void service_key(const struct lb_pkt *pk, lb_key *key)
+AI void service_key(const struct lb_tuple5 *t, lb_key *key)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	addr_store(&key->address, &pk->daddr);
-	key->dport = pk->dport;
-	key->proto = pk->proto;
+	addr_store(&key->address, &t->frontend);
+	key->dport = t->frontend_port;
+	key->proto = t->proto;
 }
 
 /* Finds the master row; leaves `key` with its scope, ready for slots. */
-AI struct lb_service *service_lookup(const struct lb_pkt *pk, lb_key *key)
+AI struct lb_service *service_lookup(const struct lb_tuple5 *t, lb_key *key)
 {
 	struct lb_service *svc, *inner;
 
-	service_key(pk, key);
+	service_key(t, key);
 	svc = map_lookup(FAMILY_FD(service), key);
-	if (!svc || !(svc->flags2 & SVC2_TWO_SCOPES) || !(pk->flags & PKT_INTERNAL))
+	if (!svc || !(svc->flags2 & SVC2_TWO_SCOPES) || t->scope == SCOPE_EXTERNAL)
 		return svc;
 	key->scope = SCOPE_INTERNAL;
 	inner = map_lookup(FAMILY_FD(service), key);
@@ -52,31 +59,31 @@ AI struct lb_service *service_lookup(const struct lb_pkt *pk, lb_key *key)
 }
 
 /* Is the address a ClusterIP, so that this port is known to have no service? */
-AI struct lb_service *service_wildcard(const struct lb_pkt *pk)
+AI struct lb_service *service_wildcard(const struct lb_tuple5 *t)
 {
 	lb_key key;
 
-	service_key(pk, &key);
+	service_key(t, &key);
 	key.dport = 0;
 	key.proto = 0;
 	return map_lookup(FAMILY_FD(service), &key);
 }
 
 /* May a packet from its side of the node reach this frontend at all? */
-AI u32 service_routable(const struct lb_pkt *pk, const struct lb_service *svc)
+AI u32 service_routable(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	if (LIKELY(svc->flags & SVC_ROUTABLE))
 		return 0;
 	if (svc->flags2 & SVC2_LOOPBACK)
 		return REASON_PASS_NOT_SERVICE; /* 127.0.0.1 and its like: not for the wire */
-	if (!(pk->flags & PKT_INTERNAL) && !(CFG(flags) & CONFIG_EXTERNAL_CLUSTERIP))
+	if (t->scope == SCOPE_EXTERNAL && !(CFG(flags) & CONFIG_EXTERNAL_CLUSTERIP))
 		return REASON_DROP_NOT_ROUTABLE;
 	return 0;
 }
 
 /* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list turns from one into the other its entries say
  * themselves what they mean, so that no packet meets half of the change (sync/target/ranges.py). */
-AI u32 service_source(const struct lb_pkt *pk, const struct lb_service *svc)
+AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	struct FAMILY(source_range_key) key = {};
 	u8 *found;
@@ -85,7 +92,7 @@ AI u32 service_source(const struct lb_pkt *pk, const struct lb_service *svc)
 		return 0;
 	key.prefixlen = SOURCE_RANGE_STATIC_BITS + ADDR_HALVES * 32;
 	key.rev_nat_index = svc->rev_nat_index;
-	addr_store(&key.address, &pk->saddr);
+	addr_store(&key.address, &t->client);
 	found = map_lookup(FAMILY_FD(source_range), &key);
 	if (UNLIKELY(found && *found >= SOURCE_RANGE_LETS_IN))
 		return *found == SOURCE_RANGE_LETS_IN ? 0 : REASON_DROP_SOURCE_RANGE;

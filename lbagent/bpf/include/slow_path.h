@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_SLOW_PATH: a packet towards a frontend that the entry could not settle. Known flows with
+ * This file contains the program CALL_SLOW_PATH: a packet towards a frontend that the fast path leaves. Established flows with
  * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
  */
 #pragma once
-#include "prefilter.h"
 #include "fast_path.h"
-#include "select.h"
+#include "flow_select.h"
+#include "prefilter.h"
 
 /* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
 #define CONTINUE (-1)
@@ -105,14 +105,24 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
-/* No frontend has this address and port. */
-AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s)
+AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
 {
-	struct lb_service *wild = service_wildcard(&s->pk);
+	t->client = pk->saddr;
+	t->frontend = pk->daddr;
+	t->client_port = pk->sport;
+	t->frontend_port = pk->dport;
+	t->proto = pk->proto;
+	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+}
+
+/* No frontend has this address and port. */
+AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple5 *t)
+{
+	struct lb_service *wild = service_wildcard(t);
 	u32 reason;
 
 	if (wild) {
-		reason = service_routable(&s->pk, wild);
+		reason = service_routable(t, wild);
 		if (reason)
 			return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 		return answer(ctx, s, REASON_REJECT_UNDEFINED_PORT, 0);
@@ -127,17 +137,19 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 {
 	struct selection chosen = {};
 	struct lb_service *svc;
+	struct lb_tuple5 t;
 	lb_key key;
 	u32 reason;
 
 	if (!HOOK_MARKS_SCOPE)
 		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
-	svc = service_lookup(&s->pk, &key);
+	pkt_tuple5(&s->pk, &t);
+	svc = service_lookup(&t, &key);
 	if (!svc)
-		return slow_path_no_service(ctx, s);
-	reason = service_routable(&s->pk, svc);
+		return slow_path_no_service(ctx, s, &t);
+	reason = service_routable(&t, svc);
 	if (!reason)
-		reason = service_source(&s->pk, svc);
+		reason = service_source(&t, svc);
 	if (reason)
 		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 	if (UNLIKELY(svc->flags2 & SVC2_L7))
@@ -148,10 +160,10 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	}
 	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	reason = select_backend(&s->pk, s, svc, &key, flow, now, &chosen);
+	reason = select_backend(&t, svc, &key, flow, s->hash, now, &chosen);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
-	affinity_update(&s->pk, svc, chosen.backend);
+	affinity_update(&t, svc, chosen.backend);
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);

@@ -71,15 +71,6 @@ AI bool addr_eq(const lb_addr *a, const lb_addr *b)
 #endif
 }
 
-AI bool addr_is_zero(const lb_addr *a)
-{
-#if LB_FAMILY == 4
-	return !a->w[0];
-#else
-	return !(a->w[0] | a->w[1]);
-#endif
-}
-
 /* Loads and stores in packets and records; any alignment of 2 (x86 and arm64 do not mind). */
 AI void addr_load(lb_addr *a, const void *from)
 {

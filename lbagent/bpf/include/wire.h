@@ -14,7 +14,7 @@
 #define ETH_SMAC 6
 #define ETH_TYPE 12
 #define ETH_HLEN 14
-#define VLAN_HLEN 4
+#define VLAN_HLEN 4 /* bytes of a tag */
 #define ETH_IP4 HTONS(0x0800)
 #define ETH_IP6 HTONS(0x86dd)
 #define ETH_VLAN HTONS(0x8100)
@@ -87,7 +87,7 @@
 /* TCP (RFC 9293) and UDP (RFC 768): ports are at the same place. */
 #define L4_SPORT 0
 #define L4_DPORT 2
-#define L4_PORTS_HLEN 8 /* bytes of an L4 header that an ICMP error quotes at least (RFC 792) */
+#define L4_QUOTED_HLEN 8 /* bytes of an L4 header that an ICMP error quotes at least (RFC 792) */
 #define TCP_SEQ 4
 #define TCP_ACK_SEQ 8
 #define TCP_DATA_OFFSET 12 /* upper half: header length in words of 4 bytes */

@@ -182,8 +182,8 @@ def _explain(error: KernelError, device: Device, hook: Hook) -> Exception:
 
 def _program_name(ident: int) -> str:
     try:
-        fd = bpf_prog.prog_by_id(ident)
-    except KernelError:
+        fd = bpf_prog.prog_fd_by_id(ident)
+    except OSError:
         return f"with id {ident}"
     try:
         return f"{bpf_prog.prog_info(fd).name or '(no name)'} (id {ident})"

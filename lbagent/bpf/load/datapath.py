@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.build.artifact import Artifact
     from lbagent.bpf.load.program_settings import Seeds, Settings
-    from lbagent.maps.layout import Sizes
+    from lbagent.maps.specs import Sizes
 
 
 @dataclass

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.load.loader import OWN_MAPS, Generation
 from lbagent.bpf.load.program_settings import Seeds
 from lbagent.errors import KernelError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel import bpfsys as maps
+from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.kernel_error import kernel_errors
 
 if TYPE_CHECKING:
@@ -37,8 +36,9 @@ _GRACE_S = 0.05  # where the kernel offers no barrier: no program runs that long
 def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: bytes) -> str:
     """Return the name of what would be loaded: the same key means the same programs on the same maps."""
     digest = hashlib.sha256(artifact.source_hash.encode() + artifact.bcc.encode() + config)
-    for name in sorted(shared_maps):
-        digest.update(f"{name}={maps.map_info(shared_maps[name]).id};".encode())
+    with kernel_errors("read information", "the shared maps"):
+        for name in sorted(shared_maps):
+            digest.update(f"{name}={bpf_map.map_info(shared_maps[name]).id};".encode())
     return digest.hexdigest()[:32]
 
 
@@ -53,7 +53,7 @@ def pinned_seeds(root: Path) -> Seeds | None:
         if fd is None:
             return None
         with kernel_errors("read", "lb_config"):
-            record = maps.map_lookup(fd, bytes(4), maps.map_info(fd).value_size)
+            record = bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size)
     return Seeds.of_record(record) if record else None
 
 
@@ -64,9 +64,9 @@ def adopt(root: Path, key: str, artifact: Artifact) -> Generation | None:
     found = Generation()
     try:
         for name in pinned_programs(artifact.programs):
-            found.programs[name] = bpf_prog.obj_get(str(root / "prog" / name))
+            found.programs[name] = bpffs.open_pin(root / "prog" / name)
         for name in OWN_MAPS:
-            found.maps[name] = bpf_prog.obj_get(str(root / name))
+            found.maps[name] = bpffs.open_pin(root / name)
     except KernelError:
         found.close()
         return None
@@ -82,9 +82,9 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
     stage = root / _NEXT / f"{key}-{time.time_ns()}"  # never over a broken-off stage: links may run through its arrays
     (stage / "prog").mkdir(parents=True)
     for name in OWN_MAPS:
-        bpf_prog.obj_pin(new.maps[name], str(stage / name))
+        bpffs.pin(new.maps[name], stage / name)
     for name in pinned_programs(new.programs):
-        bpf_prog.obj_pin(new.programs[name], str(stage / "prog" / name))
+        bpffs.pin(new.programs[name], stage / "prog" / name)
     swap(new)
     old_maps = _keep_open(root)
     try:
@@ -101,7 +101,7 @@ def _keep_open(root: Path) -> list[int]:
     out = []
     for name in OWN_MAPS:
         with contextlib.suppress(KernelError):
-            out.append(bpf_prog.obj_get(str(root / name)))
+            out.append(bpffs.open_pin(root / name))
     return out
 
 
@@ -144,7 +144,7 @@ def _remove_tree(path: Path) -> None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
     try:
-        fd = bpf_prog.obj_get(str(path))
+        fd = bpffs.open_pin(path)
     except KernelError:
         yield None
         return

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from lbagent.errors import KernelError, LbError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel.bpf_prog import AttachType
+from lbagent.kernel import bpf_link, bpf_prog, bpffs
+from lbagent.kernel.bpf_link import AttachType
+from lbagent.kernel.kernel_error import kernel_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,23 +66,25 @@ def attach_link(root: Path, device: str, ifindex: int, hook: Hook, prog_fd: int)
             return
         path.unlink()
     attach, flags = _ATTACH[hook]
-    fd = bpf_prog.link_create(prog_fd, ifindex, attach, flags)
+    with kernel_errors("attach", f"interface {ifindex}"):
+        fd = bpf_link.link_create(prog_fd, ifindex, attach, flags)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        bpf_prog.obj_pin(fd, str(path))
+        bpffs.pin(fd, path)
     finally:
         os.close(fd)
 
 
 def _update_pinned(path: Path, ifindex: int, prog_fd: int) -> bool:
     """Return False when the pinned link is of no use any more."""
-    fd = bpf_prog.obj_get(str(path))
+    fd = bpffs.open_pin(path)
     try:
-        info = bpf_prog.link_info(fd)
-        if info.ifindex != ifindex:
-            return False
-        if info.prog_id != bpf_prog.prog_info(prog_fd).id:
-            bpf_prog.link_update(fd, prog_fd)
+        with kernel_errors("replace the program", f"link {path.name}"):
+            info = bpf_link.link_info(fd)
+            if info.ifindex != ifindex:
+                return False
+            if info.prog_id != bpf_prog.prog_info(prog_fd).id:
+                bpf_link.link_update(fd, prog_fd)
     finally:
         os.close(fd)
     return True
@@ -90,11 +93,12 @@ def _update_pinned(path: Path, ifindex: int, prog_fd: int) -> bool:
 def linked_program(root: Path, device: str, hook: Hook) -> int:
     """Return the id of the program in a pinned link; 0 if there is no link or its device is gone."""
     try:
-        fd = bpf_prog.obj_get(str(pin_path(root, device, hook)))
+        fd = bpffs.open_pin(pin_path(root, device, hook))
     except LbError:
         return 0
     try:
-        info = bpf_prog.link_info(fd)
+        with kernel_errors("read information", f"link of {device}"):
+            info = bpf_link.link_info(fd)
     finally:
         os.close(fd)
     return info.prog_id if info.ifindex else 0
@@ -105,9 +109,10 @@ def detach_link(root: Path, device: str, hook: Hook) -> bool:
     path = pin_path(root, device, hook)
     if not path.exists():
         return False
-    fd = bpf_prog.obj_get(str(path))
+    fd = bpffs.open_pin(path)
     try:
-        bpf_prog.link_detach(fd)
+        with kernel_errors("detach", f"link {path.name}"):
+            bpf_link.link_detach(fd)
     except KernelError as error:
         if error.errno not in (errno.ENOLINK, errno.EINVAL, errno.ENODEV):  # the device went before us
             raise

@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.constants import with_constants
 from lbagent.errors import CompileError, Unsupported, VerifierError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel import bpfsys as maps
+from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
+from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
-    from lbagent.maps.layout import MapSpec
 
 MIN_KERNEL = (5, 15)
 CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
@@ -94,7 +93,7 @@ def load_generation(
         for (hook, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
             with kernel_errors(f"fill slot {slot}", CALLS[hook]):
-                maps.map_update(made.maps[CALLS[hook]], key, value)
+                bpf_map.map_update(made.maps[CALLS[hook]], key, value)
     except BaseException:
         made.close()
         raise
@@ -110,17 +109,17 @@ def lower_priority() -> None:
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
     """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
-    return {**{alias: fds[name] for alias, name in layout.OLD_MAPS.items() if name in fds}, **fds}
+    return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
 
 
 def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
     """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
-    specs = layout.map_specs()
+    specs = map_specs()
     for name in OWN_MAPS:
         fds[name] = create_map(specs[name])
     with kernel_errors("write and freeze", "lb_config"):
-        maps.map_update(fds["lb_config"], bytes(4), config)
-        maps.map_freeze(fds["lb_config"])
+        bpf_map.map_update(fds["lb_config"], bytes(4), config)
+        bpf_map.map_freeze(fds["lb_config"])
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def own_maps(config: bytes) -> Iterator[dict[str, int]]:
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
     """Create a map, unpinned; `inner_fd` is the template of a map of maps."""
     with kernel_errors("create map", spec.name, "make the table smaller or free memory"):
-        return maps.map_create(
+        return bpf_map.map_create(
             spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
         )  # fmt: skip
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import secrets
 import struct
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB_CONFIG, ConfigFlag, counter_row, counter_rows
-
-if TYPE_CHECKING:
-    from lbagent.maps.layout import Sizes
+from lbagent.maps.layout import LB_CONFIG, ConfigFlag
+from lbagent.maps.specs import Sizes, counter_row, counter_rows
 
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):
@@ -25,7 +22,6 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     snat_port_max: int = 29999
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
-    count_passed: bool = False
     timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
@@ -33,11 +29,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
-        wanted = {
-            ConfigFlag.EXTERNAL_CLUSTERIP: self.external_clusterip,
-            ConfigFlag.COUNT_PASSED: self.count_passed,
-        }
-        return sum(int(flag) for flag, on in wanted.items() if on)
+        return ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
 
 
 class Seeds(Struct, frozen=True, gc=False):

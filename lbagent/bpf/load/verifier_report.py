@@ -20,8 +20,7 @@ from lbagent.bpf.load.loader import (
 )
 from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_prog, jiffies
-from lbagent.maps import layout
-from lbagent.maps.layout import Sizes
+from lbagent.maps.specs import MapType, Sizes, maglev_inner, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +41,10 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
     """Create every shared map unpinned; yield descriptors by name, close them at the end."""
     fds: dict[str, int] = {}
     try:
-        inner = fds["inner"] = create_map(layout.maglev_inner(sizes))
-        for name, spec in layout.map_specs(sizes).items():
+        inner = fds["inner"] = create_map(maglev_inner(sizes))
+        for name, spec in map_specs(sizes).items():
             if name not in OWN_MAPS:
-                nested = spec.type == layout.MapType.HASH_OF_MAPS
+                nested = spec.type == MapType.HASH_OF_MAPS
                 fds[name] = create_map(spec, inner if nested else 0)
         yield fds
     finally:

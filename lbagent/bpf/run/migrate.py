@@ -11,13 +11,15 @@ from msgspec import Struct
 from lbagent.bpf.load.loader import create_map, load_program, own_maps, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
-from lbagent.maps.layout import FLOW_WAYS, LB_MIGRATE, OLD_MAPS, MigrateWhat, map_specs
+from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.maps.layout import FLOW_WAYS, LB_MIGRATE, MigrateWhat
+from lbagent.maps.specs import OLD_MAPS, Sizes, map_specs
+from lbagent.model.family import Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lbagent.bpf.build.artifact import Artifact
-    from lbagent.maps.layout import Sizes
 
 CHUNK = 1 << 17  # positions a call
 PASSES = 8  # a flow that changes while it is moved is tried again; eight times in a row nobody is that unlucky
@@ -37,13 +39,13 @@ def moved_tables(old: Sizes, new: Sizes) -> list[str]:
     return [name for name in OLD_MAPS.values() if map_specs(old)[name] != map_specs(new)[name]]
 
 
-def move(programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False) -> dict[str, Moved]:
-    """Move everything, by programs loaded for `old` -> `new`; return the outcome by family ("4", "6").
+def move(programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False) -> dict[Family, Moved]:
+    """Move everything, by programs loaded for `old` -> `new`; return the outcome by family.
 
     May be run again, also after a crash. `dry`: the old maps stay as they are. Blocks some 100 ns a position.
     """
     out = {}
-    for family in ("4", "6"):
+    for family in Family:
         fd = programs[f"migrate{family}"]
         flows, slots = (getattr(old, f"{name}{family}") for name in ("flow", "snat"))
         flows_after, slots_after = (getattr(new, f"{name}{family}") for name in ("flow", "snat"))
@@ -69,7 +71,8 @@ def _pass(fd: int, what: MigrateWhat, count: int, done: Moved, dry: bool) -> Non
     for first in range(0, count, CHUNK):
         length = min(CHUNK, count - first)
         data = LB_MIGRATE.pack(first, length, what, dry, 0, 0, 0, 0)
-        out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
+        with kernel_errors("test run", "the program that moves flows"):
+            out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
         _, left, _, _, flows, spilled, lost, again = map(int, LB_MIGRATE.unpack(out.data[: LB_MIGRATE.size]))
         if left:
             raise LbError(f"the mover stopped {left} positions early; flows go on where they are")
@@ -79,7 +82,7 @@ def _pass(fd: int, what: MigrateWhat, count: int, done: Moved, dry: bool) -> Non
         done.again += again
 
 
-def try_move(artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes) -> dict[str, Moved]:
+def try_move(artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes) -> dict[Family, Moved]:
     """Move into maps that are thrown away: what would find no room? `maps` are those in use, `config` is for `old` -> `new`."""
     specs = map_specs(new)
     with ExitStack() as stack:

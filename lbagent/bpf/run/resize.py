@@ -26,12 +26,13 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.migrate import Moved, move, moved_tables, try_move
 from lbagent.errors import ConfigError, LbError, NotFound
-from lbagent.kernel import bpfsys, jiffies
+from lbagent.kernel import bpffs, jiffies
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
 from lbagent.maps.lbmaps import SIZE_OPTION
+from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
+from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
@@ -198,7 +199,7 @@ def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Sett
     return wanted, problems
 
 
-def _refused(tried: Mapping[str, Moved], old: Sizes, wanted: Sizes) -> dict[str, int]:
+def _refused(tried: Mapping[Family, Moved], old: Sizes, wanted: Sizes) -> dict[str, int]:
     """Return the tables that must not shrink, with the flows that have no room. A flow without its slot would break."""
     out = {}
     for family, moved in tried.items():
@@ -206,9 +207,9 @@ def _refused(tried: Mapping[str, Moved], old: Sizes, wanted: Sizes) -> dict[str,
             getattr(wanted, f"{what}{family}") < getattr(old, f"{what}{family}") for what in ("snat", "flow")
         )
         if slots and moved.lost:
-            out[f"lb{family}_snat"] = moved.lost
+            out[family.map("snat")] = moved.lost
         elif flows and moved.spilled > wanted.spill // SPILL_SHARE:
-            out[f"lb{family}_flow"] = moved.spilled
+            out[family.map("flow")] = moved.spilled
     return out
 
 
@@ -242,8 +243,7 @@ class _Change:
             for name in (name for name, spec in after.items() if spec != before[name]):
                 change.names.append(name)
                 change._made[name] = pins.create_map(after[name])
-                with kernel_errors("pin", name):
-                    bpfsys.obj_pin(change._made[name], str(stage / name))
+                bpffs.pin(change._made[name], stage / name)
             new = KernelMaps(maps.bpffs, sizes, maps.fds | change._made)
             for name in change.names:
                 if name not in NOT_COPIED:
@@ -263,7 +263,7 @@ class _Change:
         with kernel_errors("open", str(stage)):
             for pin in sorted(stage.iterdir()):
                 if pin.name not in (MOVING, MOVED):
-                    made[pin.name] = bpfsys.obj_get(str(pin))
+                    made[pin.name] = bpffs.open_pin(pin)
         return cls(maps, sizes, made, settings)
 
     def load(self, artifact: Artifact) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.reasons import Reason
+from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 CHUNK = 1 << 17  # buckets a run: some ten milliseconds of kernel time
@@ -44,7 +46,7 @@ class Sweeper:
         self.sweeps = 0
         self.busy = asyncio.Lock()  # held during a sweep: whoever replaces the programs waits for it
         self._half = 0
-        self._flows = {"4": 0, "6": 0}
+        self._flows = dict.fromkeys(Family, 0)
         self._seen: dict[Reason, int] | None = None
         self._full: dict[Reason, float] = {}  # until when it counts as a problem
         self._said: dict[Reason, float] = {}
@@ -53,7 +55,10 @@ class Sweeper:
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return (live flows, entries) of the flow tables."""
         sizes = self._maps.sizes
-        return {"lb4_flow": (self._flows["4"], sizes.flow4), "lb6_flow": (self._flows["6"], sizes.flow6)}
+        return {
+            "lb4_flow": (self._flows[Family.IPV4], sizes.flow4),
+            "lb6_flow": (self._flows[Family.IPV6], sizes.flow6),
+        }
 
     def problems(self) -> list[str]:
         """Return what is full now, and why sweeping fails."""
@@ -82,7 +87,7 @@ class Sweeper:
         size = sizes.backends * 4
         with self._maps.window("lb_live", half * size, size) as view:
             view[:] = bytes(size)
-        for family, entries in (("4", sizes.flow4), ("6", sizes.flow6)):
+        for family, entries in ((Family.IPV4, sizes.flow4), (Family.IPV6, sizes.flow6)):
             self._flows[family] = await self._sweep_table(family, entries // FLOW_WAYS, half)
         self.live = await self._read_live(half)
         self._half = 1 - half
@@ -90,13 +95,14 @@ class Sweeper:
         self.last_duration_s = time.monotonic() - began
         return self.live
 
-    async def _sweep_table(self, family: str, buckets: int, half: int) -> int:
+    async def _sweep_table(self, family: Family, buckets: int, half: int) -> int:
         """Sweep one table; return its live flows. In a thread: each run waits some 70 ms for the kernel's XDP dispatcher."""
         live = 0
         for first in range(0, buckets, CHUNK):
             count = min(CHUNK, buckets - first)
             program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
-            output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
+            with kernel_errors("test run", f"sweep{family}"):
+                output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval
         return live
 

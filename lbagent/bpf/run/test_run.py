@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 
 SKB_CTX_BYTES = 192  # struct __sk_buff up to tstamp_type and hwtstamp
 _SKB_MARK, _SKB_INGRESS_IFINDEX, _SKB_IFINDEX = 8, 36, 40
@@ -49,7 +50,8 @@ class Result:
 def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1) -> Result:
     """Run an XDP program as if `packet` came in by interface `ifindex` (0: the kernel's default, loopback)."""
     ctx = struct.pack("<6I", 0, len(packet), 0, ifindex, 0, 0) if ifindex else b""
-    out = bpf_prog.prog_test_run(fd, packet, ctx=ctx, repeat=repeat)
+    with kernel_errors("test run", "an XDP program"):
+        out = bpf_prog.prog_test_run(fd, packet, ctx=ctx, repeat=repeat)
     return Result(out.retval, out.data, out.duration_ns)
 
 
@@ -61,6 +63,7 @@ def run_tc(fd: int, packet: bytes, *, ifindex: int = LOOPBACK, mark: int = 0, re
     ctx = bytearray(SKB_CTX_BYTES)
     struct.pack_into("<I", ctx, _SKB_MARK, mark)
     struct.pack_into("<II", ctx, _SKB_INGRESS_IFINDEX, ifindex, ifindex)
-    out = bpf_prog.prog_test_run(fd, packet, ctx=bytes(ctx), repeat=repeat)
+    with kernel_errors("test run", "a tc program"):
+        out = bpf_prog.prog_test_run(fd, packet, ctx=bytes(ctx), repeat=repeat)
     verdict = out.retval - (1 << 32) if out.retval >> 31 else out.retval
     return Result(verdict, out.data, out.duration_ns)

@@ -1,4 +1,7 @@
-"""From a parsed manifest or API object to one of our objects: which kinds we use, and who reads them."""
+"""From a Kubernetes object, as a mapping or as JSON, to a record: which kinds are used, and which module decodes each.
+
+The one entry for every source: `decode_object`. What it cannot use it leaves out and says so; it raises nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,90 +9,132 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from lbagent.objects.decode import wire
-from lbagent.objects.decode.decode_other import read_backend_state, read_node, read_pod
-from lbagent.objects.decode.decode_service import read_service
-from lbagent.objects.decode.decode_slice import read_endpoints, read_slice
-from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import FieldPath
-from lbagent.objects.records import KObject, Last, Message, Origin
+from lbagent.objects.decode.convert import convert
+from lbagent.objects.decode.decode_backend_state import decode_backend_state
+from lbagent.objects.decode.decode_pod import decode_node, decode_pod
+from lbagent.objects.decode.decode_service import decode_service
+from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
+from lbagent.objects.decode.report import OURS, Report
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
+from lbagent.wrong_value import wrong_type
 
 
 class _Kind(NamedTuple):
+    api: str  # an apiVersion; one that ends with a slash is a group, of which every version is read
     wire: type[Any]
-    read: Callable[[Any, str, str, Report], KObject | None]
+    decode: Callable[[Any, str, str, Report], KubeObject | None]
     namespaced: bool
 
 
 _CORE, _DISCOVERY, _OURS = "v1", "discovery.k8s.io/", "lbagent.io/v1alpha1"
-_KINDS: dict[str, tuple[str, _Kind]] = {
-    "Service": (_CORE, _Kind(wire.Service, read_service, True)),
-    "EndpointSlice": (_DISCOVERY, _Kind(wire.EndpointSlice, read_slice, True)),
-    "Endpoints": (_CORE, _Kind(wire.Endpoints, read_endpoints, True)),
-    "Node": (_CORE, _Kind(wire.Node, read_node, False)),
-    "Pod": (_CORE, _Kind(wire.Pod, read_pod, True)),
-    "BackendState": (_OURS, _Kind(wire.BackendState, read_backend_state, False)),
+_KINDS: dict[str, _Kind] = {
+    "Service": _Kind(_CORE, wire.Service, decode_service, True),
+    "EndpointSlice": _Kind(_DISCOVERY, wire.EndpointSlice, decode_slice, True),
+    "Endpoints": _Kind(_CORE, wire.Endpoints, decode_endpoints, True),
+    "Node": _Kind(_CORE, wire.Node, decode_node, False),
+    "Pod": _Kind(_CORE, wire.Pod, decode_pod, True),
+    "BackendState": _Kind(_OURS, wire.BackendState, decode_backend_state, False),
 }
 MAX_NAME = 253  # characters of a Kubernetes name
 
 
-class Read(NamedTuple):
-    """What one object gave: the object (None: not used, or refused) and what is wrong with it.
+class DecodedObject(NamedTuple):
+    """What one object gave: the record (None: of a kind that is not used, or refused) and what is wrong with it.
 
     `kept` names fields that have their last good value, with its generation; `last` is what stays of a refused object.
-    `key` '' means that nobody can say which object it is.
+    `is_unidentified`: the object does not say which one it is, so it may be any that was there before.
     """
 
-    obj: KObject | None
+    obj: KubeObject | None
     kind: str
     key: str = ""
     messages: tuple[Message, ...] = ()
     kept: Mapping[str, int] = MappingProxyType({})
-    last: Last | None = None
+    last: LastGoodObject | None = None
+    is_unidentified: bool = False
 
 
-def is_used(api_version: object, kind: object) -> bool:
+def is_used(api_version: str, kind: str) -> bool:
     """Return whether objects of this kind are read; others are passed over."""
-    known = _KINDS.get(kind) if isinstance(kind, str) else None
-    if known is None or not isinstance(api_version, str):
+    known = _KINDS.get(kind)
+    if known is None:
         return False
-    wanted = known[0]
-    return api_version.startswith(wanted) if wanted.endswith("/") else api_version == wanted
+    return api_version.startswith(known.api) if known.api.endswith("/") else api_version == known.api
 
 
-def read_object(
-    raw: dict[str, Any],
+def decode_object(
+    raw: dict[str, Any] | bytes,
     origin: Origin,
     locate: Callable[[FieldPath], int] | None = None,
-    last: Callable[[str, str], Last | None] = lambda _kind, _key: None,
-) -> Read:
-    """Read one parsed object of a kind that `is_used`; `raw` may be changed.
+    last: Callable[[str, str], LastGoodObject | None] = lambda _kind, _key: None,
+) -> DecodedObject:
+    """Decode one object of any kind, a parsed mapping (which may be changed) or JSON.
 
     `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
     `last` finds the last good form of an object by kind and key: what is faulty now keeps its value.
     """
+    report = Report(origin, "", locate)
+    if isinstance(raw, bytes):
+        try:
+            raw = msgspec.json.decode(raw)
+        except msgspec.DecodeError as error:
+            return _unidentified(report, (), f"not JSON: {error}")
+        if not isinstance(raw, dict):
+            return _unidentified(report, (), wrong_type(raw, "object"))
+    for field in ("apiVersion", "kind"):
+        value = raw.get(field)
+        if value is None or value == "":
+            return _unidentified(report, (field,), "it is missing")
+        if not isinstance(value, str):
+            return _unidentified(report, (field,), wrong_type(value, "str"))
+    if is_used(raw["apiVersion"], raw["kind"]):
+        return _decode(raw, origin, locate, last)
+    if not raw["apiVersion"].startswith(OURS):
+        return DecodedObject(None, raw["kind"])
+    problem = f"{raw['kind']} of {raw['apiVersion']} is not acted on by this version"
+    message = Message(problem, "it is passed over", "kind", "", origin.file, origin.line, warning=True)
+    return DecodedObject(None, raw["kind"], messages=(message,))
+
+
+def _unidentified(report: Report, path: FieldPath, problem: str) -> DecodedObject:
+    report.error(path, problem, "the document is left out")
+    return DecodedObject(None, "", messages=tuple(report.messages), is_unidentified=True)
+
+
+def _decode(
+    raw: dict[str, Any],
+    origin: Origin,
+    locate: Callable[[FieldPath], int] | None,
+    last: Callable[[str, str], LastGoodObject | None],
+) -> DecodedObject:
+    """Decode an object of a kind that is used."""
     kind = raw["kind"]
-    _, known = _KINDS[kind]
+    known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
     key = f"{namespace}/{name}" if known.namespaced else name
     report = Report(origin, subject, locate, lambda: last(kind, key))
     for field, text in (("name", name), ("namespace", namespace if known.namespaced else "-")):
-        if problem := _bad_name(text):
+        if problem := _bad_name(text, raw, field):
             report.subject = kind
             report.error(("metadata", field), problem, "the object is left out")
-            return Read(None, kind, "", tuple(report.messages))
-    converted = wire.convert(raw, known.wire, report.lost)
-    if converted is not None and not (report.lost_fields & _WHOLE and report.last):
-        obj = known.read(converted, namespace, name, report)
+            return DecodedObject(None, kind, "", tuple(report.messages), is_unidentified=True)
+    converted = convert(raw, known.wire, report.wrong_type)
+    if converted is not None and not (report.wrong_type_fields & _WHOLE and report.last):
+        obj = known.decode(converted, namespace, name, report)
         if obj is not None or not report.messages:
-            return Read(obj, kind, key, tuple(report.messages), report.kept)
+            return DecodedObject(obj, kind, key, tuple(report.messages), report.kept)
     if report.last is None:
-        return Read(None, kind, key, tuple(report.messages))
+        return DecodedObject(None, kind, key, tuple(report.messages))
     stays = f"kept the object of generation {report.last.generation}"
-    return Read(None, kind, key, tuple(replace(each, kept=stays) for each in report.messages), last=report.last)
+    return DecodedObject(
+        None, kind, key, tuple(replace(each, kept=stays) for each in report.messages), last=report.last
+    )
 
 
 # Without one of these the rest means something else: the whole object stays as it was.
@@ -109,10 +154,15 @@ _WHOLE: set[FieldPath] = {
 }
 
 
-def _bad_name(name: str) -> str:
-    """Return what is wrong with a name, '' for nothing. Kubernetes checks the rest; we must print it, and hold many."""
+def _bad_name(name: str, raw: dict[str, Any], field: str) -> str:
+    """Return what is wrong with a name, '' for nothing.
+
+    Kubernetes checks the rest; here it must only be fit to print, and short enough to hold a hundred thousand of them.
+    """
     if not name:
-        return "the name is missing, or no text"
+        meta = raw.get("metadata")
+        given = meta.get(field) if isinstance(meta, dict) else None
+        return f"the {field} is missing" if given is None or given == "" else wrong_type(given, "str")
     if len(name) > MAX_NAME:
         return f"longer than {MAX_NAME} characters"
     return "" if name.isprintable() else "not printable"

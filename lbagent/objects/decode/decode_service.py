@@ -6,11 +6,12 @@ import re
 
 from lbagent.model.address import L4Type
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.objects.decode import wire
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
-from lbagent.objects.decode.wire import FieldPath, Ingress, Meta, ServiceSpec
-from lbagent.objects.decode.wire import Service as Wire
-from lbagent.objects.records import Service, ServicePort
+from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import Service, ServicePort, family_of
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
@@ -42,7 +43,7 @@ _NOTES = frozenset(
 )
 
 
-def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Service:
+def decode_service(raw: wire.Service, namespace: str, name: str, report: Report) -> Service:
     """Return the Service; what is wrong goes to the report."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
     kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
@@ -51,7 +52,9 @@ def read_service(raw: Wire, namespace: str, name: str, report: Report) -> Servic
         return base
     cluster_ips = _cluster_ips(spec, report)
     outside = _addresses(spec.externalIPs, ("spec", "externalIPs"), report)
-    outside = keep_addresses(("spec", "externalIPs"), spec.externalIPs, outside, report.was("external_ips"), report)
+    outside = keep_addresses(
+        ("spec", "externalIPs"), spec.externalIPs, outside, report.last_value("external_ips"), report
+    )
     ingress = _ingress(raw, report) if kind == "LoadBalancer" else []
     families = _families(spec, cluster_ips, [*outside, *ingress], report)
     external = _of_families(outside, families, ("spec", "externalIPs"), report)
@@ -93,8 +96,8 @@ def _health_port(spec: ServiceSpec, report: Report) -> int:
         return 0
     path: FieldPath = ("spec", "healthCheckNodePort")
     port = report.port(path, spec.healthCheckNodePort, "it is ignored")
-    if not port and (port := report.was("health_check_node_port") or 0):
-        report.keep(path, str(port))
+    if not port and (port := report.last_value("health_check_node_port") or 0):
+        report.say_kept(path, str(port))
     return port
 
 
@@ -120,7 +123,7 @@ def _cluster_ips(spec: ServiceSpec, report: Report) -> list[bytes]:
         address = report.address(("spec", "clusterIP"), spec.clusterIP, "the ClusterIP frontends are left out")
         found = [address] if address else []
     for field in ("clusterIPs", "clusterIP"):
-        found = keep_families(("spec", field), found, report.was("cluster_ips"), report)
+        found = keep_families(("spec", field), found, report.last_value("cluster_ips"), report)
     return found
 
 
@@ -135,7 +138,7 @@ def _addresses(texts: list[str | None] | None, path: FieldPath, report: Report, 
     return list(found)
 
 
-def _ingress(raw: Wire, report: Report) -> list[bytes]:
+def _ingress(raw: wire.Service, report: Report) -> list[bytes]:
     """Return the addresses whose ipMode is VIP. Source: KEP-1860: with Proxy, packets go out to the balancer."""
     status = raw.status.loadBalancer if raw.status else None
     path = ("status", "loadBalancer", "ingress")
@@ -145,7 +148,7 @@ def _ingress(raw: Wire, report: Report) -> list[bytes]:
         if _is_vip(entry, (*path, index, "ipMode"), report):
             mine[index] = entry.ip
     found = _addresses(mine, path, report, "ip")
-    return keep_addresses(path, None if entries is None else mine, found, report.was("ingress"), report)
+    return keep_addresses(path, None if entries is None else mine, found, report.last_value("ingress"), report)
 
 
 def _is_vip(entry: Ingress, path: FieldPath, report: Report) -> bool:
@@ -165,16 +168,11 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
             report.error(
                 ("spec", "ipFamilies", index), f"unknown value {word!r}; one of IPv4, IPv6 is possible", "it is ignored"
             )
-    if report.is_faulty(("spec", "ipFamilies")) and (last := report.was("families")):
-        report.keep(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
+    if report.is_faulty(("spec", "ipFamilies")) and (last := report.last_value("families")):
+        report.say_kept(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
         named += last
     found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
     return tuple(sorted(found or {4}))
-
-
-def family_of(address: bytes) -> int:
-    """Return 4 or 6."""
-    return 4 if len(address) == 4 else 6
 
 
 def _of_families(
@@ -220,7 +218,7 @@ def _affinity(spec: ServiceSpec, report: Report) -> int:
     wanted = report.choice(path, spec.sessionAffinity, _AFFINITY, "None", "has_affinity")
     if not wanted:
         return 0
-    last: int = report.was("affinity_timeout_s") or 0
+    last: int = report.last_value("affinity_timeout_s") or 0
     path = ("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds")
     client = spec.sessionAffinityConfig.clientIP if spec.sessionAffinityConfig else None
     timeout = client.timeoutSeconds if client else None
@@ -230,7 +228,7 @@ def _affinity(spec: ServiceSpec, report: Report) -> int:
         report.error(path, f"{timeout} is not in 1-{MAX_AFFINITY_S}", f"{DEFAULT_AFFINITY_TIMEOUT_S} is used")
     for faulty in (path, path[:3], path[:2]):
         if last and report.is_faulty(faulty):
-            report.keep(faulty, str(last))
+            report.say_kept(faulty, str(last))
             return last
     return DEFAULT_AFFINITY_TIMEOUT_S
 
@@ -261,7 +259,7 @@ def _source_ranges(
 
 def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
     algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
-    report.unknown_notes(meta, _NOTES)
+    report.warn_unknown_annotations(meta, _NOTES)
     if found := annotation(meta, "algorithm", "lb-algorithm"):
         algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
         _say_not_yet(found[0], algorithm.value, report)
@@ -288,8 +286,8 @@ def _l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
     path, text = found
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
     port = report.port(path, number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
-    if not port and (port := report.was("l7_proxy_port") or 0):
-        report.keep(path, f"port {port}")
+    if not port and (port := report.last_value("l7_proxy_port") or 0):
+        report.say_kept(path, f"port {port}")
     if port and affinity:
         report.error(path, "cannot go with sessionAffinity", "it is ignored")
         return 0

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from sys import intern
 
-from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME, family_of
+from lbagent.objects.decode import wire
+from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
-from lbagent.objects.decode.wire import Address, Conditions, FieldPath, Hints, Meta, Port, Reference, Subset
-from lbagent.objects.decode.wire import Endpoint as WireEndpoint
-from lbagent.objects.decode.wire import Endpoints as WireEndpoints
-from lbagent.objects.decode.wire import EndpointSlice as WireSlice
-from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort
+from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, Port, Reference, Subset
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort, family_of
+from lbagent.wrong_value import wrong_type
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number
@@ -23,11 +23,11 @@ _FAMILIES = {"IPv4": 4, "IPv6": 6}
 OldSlices = Callable[[], list[EndpointSlice]]
 
 
-def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
+def decode_slice(raw: wire.EndpointSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
     """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
     meta = raw.metadata or Meta()
-    if isinstance((meta.labels or {}).get(SERVICE_NAME), list | dict):
-        report.error(("metadata", "labels", SERVICE_NAME), "expected a text", "the slice is left out")
+    if isinstance(named := (meta.labels or {}).get(SERVICE_NAME), list | dict):
+        report.error(("metadata", "labels", SERVICE_NAME), wrong_type(named, "str"), "the slice is left out")
         return None
     service = label(meta, SERVICE_NAME)
     if not service or raw.addressType == "FQDN" or _is_for_others(meta):
@@ -37,7 +37,7 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
         what = f"unknown value {raw.addressType!r}" if raw.addressType else "it is missing"
         report.error(("addressType",), f"{what}; one of IPv4, IPv6, FQDN is possible", "the slice is left out")
         return None
-    ports = _slice_ports(raw.ports, ("ports",), lambda: report.was("ports"), report)
+    ports = _slice_ports(raw.ports, ("ports",), lambda: report.last_value("ports"), report)
     found: dict[int, Endpoint] = {}
     for index, entry in present(raw.endpoints):
         if index >= MAX_ENDPOINTS:
@@ -45,7 +45,9 @@ def read_slice(raw: WireSlice, namespace: str, name: str, report: Report) -> End
             break
         if endpoint := _endpoint(entry, namespace, family, index, report):
             found[index] = endpoint
-    endpoints = _kept(("endpoints",), raw.endpoints or (), found, namespace, lambda: report.was("endpoints"), report)
+    endpoints = _kept(
+        ("endpoints",), raw.endpoints or (), found, namespace, lambda: report.last_value("endpoints"), report
+    )
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
 
@@ -57,7 +59,7 @@ def _is_for_others(meta: Meta) -> bool:
 
 def _kept(
     path: FieldPath,
-    raw: Sequence[WireEndpoint | Address | None],
+    raw: Sequence[wire.Endpoint | Address | None],
     found: dict[int, Endpoint],
     namespace: str,
     last: Callable[[], Sequence[Endpoint] | None],
@@ -87,7 +89,7 @@ def _slice_ports(
     return tuple(keep_slice_ports(path, raw or (), ports, last, report))
 
 
-def _endpoint(raw: WireEndpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:
+def _endpoint(raw: wire.Endpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:
     """Return an endpoint; only addresses[0] counts (the others are the same pod's, by contract of the API)."""
     kept = "the endpoint is left out"
     if not raw.addresses or not raw.addresses[0]:
@@ -136,7 +138,7 @@ def _pod(raw: Reference | None, namespace: str) -> str:
     return f"{raw.namespace or namespace}/{raw.name}"
 
 
-def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
+def decode_endpoints(raw: wire.Endpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
     """Return the Endpoints as slices, one for each subset and family; None when its labels say that it is not for us."""
     if _is_for_others(raw.metadata or Meta()):
         return None
@@ -146,7 +148,7 @@ def read_endpoints(raw: WireEndpoints, namespace: str, name: str, report: Report
         if subset is not None:
             slices += _subset(subset, namespace, name, index, partial(old_slices, index, subsets, report), report)
         elif old := old_slices(index, subsets, report):
-            report.keep(("subsets", index), f"{sum(len(piece.endpoints) for piece in old)} endpoints")
+            report.say_kept(("subsets", index), f"{sum(len(piece.endpoints) for piece in old)} endpoints")
             slices += old
     return Endpoints(namespace, name, report.origin, tuple(slices))
 

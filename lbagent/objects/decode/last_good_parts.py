@@ -14,18 +14,18 @@ from msgspec.structs import replace
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import FieldPath
+from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:
     """Return the ports of a Service with those that were good before in place of faulty ones."""
     path: FieldPath = ("spec", "ports")
-    old: tuple[ServicePort, ...] = report.was("ports") if report.is_faulty(path) else ()
+    old: tuple[ServicePort, ...] = report.last_value("ports") if report.is_faulty(path) else ()
     if not old:
         return tuple(ports)
     if raw is None:
-        report.keep(path, f"ports {', '.join(str(port.port) for port in old)}")
+        report.say_kept(path, f"ports {', '.join(str(port.port) for port in old)}")
         return old
     now = {port.index: port for port in ports}
     names = {_name(entry, (*path, index), report) for index, entry in enumerate(raw)}
@@ -50,14 +50,14 @@ def _keep_port(last: ServicePort, index: int, now: dict[int, ServicePort], repor
     if mine is not None:  # only its node port is wrong
         if is_free and mine.protocol is last.protocol and not mine.node_port:
             now[index] = replace(mine, node_port=last.node_port)
-            report.keep(("spec", "ports", index, "nodePort"), f"node port {last.node_port}")
+            report.say_kept(("spec", "ports", index, "nodePort"), f"node port {last.node_port}")
     elif (last.port, last.protocol) not in taken:
         now[index] = replace(last, index=index, node_port=last.node_port if is_free else 0)
-        report.keep(("spec", "ports", index), f"port {last.port}")
+        report.say_kept(("spec", "ports", index), f"port {last.port}")
 
 
 def _name(entry: Any, path: FieldPath, report: Report) -> str:
-    return (entry.name or "") if entry is not None else report.lost_names.get(path, "")
+    return (entry.name or "") if entry is not None else report.names_left_out.get(path, "")
 
 
 def keep_families(path: FieldPath, found: list[bytes], old: Sequence[bytes] | None, report: Report) -> list[bytes]:
@@ -66,7 +66,7 @@ def keep_families(path: FieldPath, found: list[bytes], old: Sequence[bytes] | No
         return found
     missing = [address for address in old if all(len(address) != len(other) for other in found)]
     if missing:
-        report.keep(path, ", ".join(map(format_ip, missing)))
+        report.say_kept(path, ", ".join(map(format_ip, missing)))
     return found + missing
 
 
@@ -77,13 +77,13 @@ def keep_addresses(
     if not old or not report.is_faulty(path):
         return found
     if raw is None:
-        report.keep(path, ", ".join(map(format_ip, old)))
+        report.say_kept(path, ", ".join(map(format_ip, old)))
         return list(old)
     out = dict.fromkeys(found)
     for index in _faulty(path, raw, old, report):
         if old[index] not in out:
             out[old[index]] = None
-            report.keep((*path, index), format_ip(old[index]))
+            report.say_kept((*path, index), format_ip(old[index]))
     return list(out)
 
 
@@ -95,9 +95,9 @@ def keep_ranges(
     A list of who is kept out keeps all its old ranges. A list of who is let in keeps one only when nothing else of the
     list was edited: else it may be one that was meant to go.
     """
-    old: Sequence[CIDR] = (report.was("source_ranges") if report.is_faulty(path) else ()) or ()
+    old: Sequence[CIDR] = (report.last_value("source_ranges") if report.is_faulty(path) else ()) or ()
     ranges = tuple(dict.fromkeys(found.values()))
-    if not old or report.was("ranges_deny") is not deny:
+    if not old or report.last_value("ranges_deny") is not deny:
         return ranges
     if raw is None or deny:
         kept = [cidr for cidr in old if cidr not in ranges]
@@ -106,7 +106,7 @@ def keep_ranges(
     else:
         kept = []
     if kept:
-        report.keep(path, ", ".join(map(str, kept)))
+        report.say_kept(path, ", ".join(map(str, kept)))
     return tuple(dict.fromkeys((*ranges, *kept)))
 
 
@@ -129,7 +129,7 @@ def keep_slice_ports(
         same = same or [port for port in old[index : index + 1] if len(old) == len(raw) and port.name not in names]
         if same and same[0] not in ports.values():
             ports[index] = same[0]
-            report.keep(at, f"port {same[0].port}")
+            report.say_kept(at, f"port {same[0].port}")
     return [ports[index] for index in sorted(ports)]
 
 
@@ -156,14 +156,14 @@ def keep_endpoints(
         if before is not None and before.address not in taken:
             taken.add(before.address)
             found[index] = before
-            report.keep((*path, index), format_ip(before.address))
+            report.say_kept((*path, index), format_ip(before.address))
     return [found[index] for index in sorted(found)]
 
 
 def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointSlice]:
     """Return the slices that a faulty subset was before; none when its place says nothing."""
     path: FieldPath = ("subsets", index)
-    old: Sequence[EndpointSlice] = (report.was("slices") if report.is_faulty(path) else ()) or ()
+    old: Sequence[EndpointSlice] = (report.last_value("slices") if report.is_faulty(path) else ()) or ()
     if old and len(raw) <= max(piece.subset for piece in old):
         return []
     return [piece for piece in old if piece.subset == index]
@@ -171,7 +171,7 @@ def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointS
 
 def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[HostPort]:
     """Return the hostPorts of a Pod with those that were good before in place of faulty ones."""
-    old: Sequence[HostPort] = (report.was("host_ports") if report.is_faulty(("spec",)) else ()) or ()
+    old: Sequence[HostPort] = (report.last_value("host_ports") if report.is_faulty(("spec",)) else ()) or ()
     taken = {(port.port, port.protocol, port.host_ip) for port in found}
     places = {port.place for port in found}
     kept = []
@@ -179,7 +179,7 @@ def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[Ho
         if port.place in places or (port.port, port.protocol, port.host_ip) in taken:
             continue
         if at := _faulty_around(spec, port.place, report):
-            report.keep(at, f"hostPort {port.port}")
+            report.say_kept(at, f"hostPort {port.port}")
             kept.append(port)
     return sorted(found + kept, key=lambda port: port.place) if kept else found
 

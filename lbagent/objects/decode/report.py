@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
-from lbagent.objects.decode.wire import FieldPath, Meta, path_text
-from lbagent.objects.records import Last, Message, Origin
+from lbagent.objects.decode.wire import Meta
+from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.objects.records import LastGoodObject, Message, Origin
 
 T = TypeVar("T")
 OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
@@ -30,18 +31,18 @@ class Report:
         origin: Origin,
         subject: str,
         locate: Callable[[FieldPath], int] | None = None,
-        last: Callable[[], Last | None] | None = None,
+        last: Callable[[], LastGoodObject | None] | None = None,
     ) -> None:
         """Name the object that is read."""
         self.origin = origin
         self.subject = subject
         self.messages: list[Message] = []
         self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
-        self.lost_fields: set[FieldPath] = set()
-        self.lost_names: dict[FieldPath, str] = {}  # what list items were called that are not readable as a whole
+        self.wrong_type_fields: set[FieldPath] = set()
+        self.names_left_out: dict[FieldPath, str] = {}  # what list items were called that are not readable as a whole
         self._locate = locate
         self._find_last = last
-        self._last: Last | None = None
+        self._last: LastGoodObject | None = None
         self._faults: dict[FieldPath, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
 
     def error(self, path: FieldPath, problem: str, kept: str = "") -> None:
@@ -50,19 +51,19 @@ class Report:
             self._faults.setdefault(path[:length], []).append(len(self.messages))
         self._add(path, problem, kept, warning=False)
 
-    def lost(self, path: FieldPath, problem: str, kept: str, item: Any) -> None:
+    def wrong_type(self, path: FieldPath, problem: str, kept: str, item: Any) -> None:
         """Say that a part is of a wrong type; `item` is what was taken out, with all that is in it."""
         self.error(path, problem, kept)
-        self.lost_fields.add(path)
+        self.wrong_type_fields.add(path)
         if isinstance(item, dict) and isinstance(item.get("name"), str):
             at = max(place for place, step in enumerate(path) if isinstance(step, int)) + 1
-            self.lost_names[path[:at]] = item["name"]
+            self.names_left_out[path[:at]] = item["name"]
 
     def warn(self, path: FieldPath, problem: str, kept: str = "") -> None:
         """Say that something is understood and does not act."""
         self._add(path, problem, kept, warning=True)
 
-    def unknown_notes(self, meta: Meta, known: frozenset[str]) -> None:
+    def warn_unknown_annotations(self, meta: Meta, known: frozenset[str]) -> None:
         """Say which annotations and labels of our own have no effect on this kind of object: most likely a slip of the pen."""
         for field, what, words in (("annotations", "annotation", meta.annotations), ("labels", "label", meta.labels)):
             for key in words or ():
@@ -81,18 +82,18 @@ class Report:
         return path in self._faults
 
     @property
-    def last(self) -> Last | None:
+    def last(self) -> LastGoodObject | None:
         """The last good form of an object that has errors now."""
         if self._find_last is not None and self._faults:
             self._last, self._find_last = self._find_last(), None
         return self._last
 
-    def was(self, field: str) -> Any:
+    def last_value(self, field: str) -> Any:
         """Return the last good value of a field of our object; None when there is none."""
         last = self.last
         return getattr(last.obj, field) if last is not None else None
 
-    def keep(self, path: FieldPath, what: str) -> None:
+    def say_kept(self, path: FieldPath, what: str) -> None:
         """Say in the messages about a field that its last good value was kept."""
         last, text = self.last, path_text(path)
         assert last is not None
@@ -142,8 +143,8 @@ class Report:
         if not self.is_faulty(path):
             return words[text or default]
         for word, value in words.items():
-            if value == self.was(field):
-                self.keep(path, word)
+            if value == self.last_value(field):
+                self.say_kept(path, word)
                 return value
         return words[default]
 
@@ -160,14 +161,14 @@ class Report:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
     def _was_created(self, path: FieldPath) -> float:
-        if not (created := self.was("created")):
+        if not (created := self.last_value("created")):
             return 0.0
-        self.keep(path, datetime.fromtimestamp(created, UTC).isoformat())
+        self.say_kept(path, datetime.fromtimestamp(created, UTC).isoformat())
         return float(created)
 
     def weight(self, meta: Meta) -> int | None:
         """Return the weight annotation, 0-65535; None when there is none or it is not one."""
-        self.unknown_notes(meta, _WEIGHT_ONLY)
+        self.warn_unknown_annotations(meta, _WEIGHT_ONLY)
         found = annotation(meta, "weight")
         if found is None:
             return None
@@ -175,9 +176,9 @@ class Report:
         if text.isascii() and text.isdecimal() and int(text) <= MAX_WEIGHT:
             return int(text)
         self.error(path, f"{text!r} is not a weight of 0-{MAX_WEIGHT}", "the default weight is used")
-        last: int | None = self.was("weight")
+        last: int | None = self.last_value("weight")
         if last is not None:
-            self.keep(path, f"weight {last}")
+            self.say_kept(path, f"weight {last}")
         return last
 
 

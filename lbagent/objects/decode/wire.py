@@ -1,16 +1,13 @@
-"""Kubernetes' own shapes, as narrow as we need them, and a converter that leaves out only the part that is wrong.
+"""Kubernetes' own shapes, with only the fields that lbagent reads.
 
-Every field is optional and every list may hold null: what a manifest lacks is said by sync/checks, with the object's name.
-Unknown fields are ignored (version skew). Source: Kubernetes API v1, discovery.k8s.io/v1.
+Every field is optional and every list may hold null: the decoder of each kind (decode_service.py and its siblings) says what
+an object lacks. Unknown fields are ignored (version skew). Source: Kubernetes API v1, discovery.k8s.io/v1.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 
@@ -233,6 +230,7 @@ class BackendStateSpec(Struct, gc=False):
     """Spec of lbagent.io/v1alpha1 BackendState."""
 
     address: str | None = None
+    ref: str | None = None
     state: str | None = None
     node: str | None = None
 
@@ -242,59 +240,3 @@ class BackendState(Struct, gc=False):
 
     metadata: Meta | None = None
     spec: BackendStateSpec | None = None
-
-
-T = TypeVar("T")
-FieldPath = tuple[str | int, ...]
-_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
-
-
-def path_text(path: FieldPath) -> str:
-    """Return `spec.ports[1].port`."""
-    text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
-    return text
-
-
-def convert(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
-    """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
-
-    `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes
-    null (so that the items after it keep their index), a wrong field is removed.
-    """
-    for _ in range(_MAX_FAULTS):
-        try:
-            return msgspec.convert(raw, kind)
-        except msgspec.ValidationError as error:
-            if not _take_out(raw, str(error), complain):
-                return None
-    complain((), f"more than {_MAX_FAULTS} fields of a wrong type", "the object is left out", None)
-    return None
-
-
-def _take_out(raw: Any, text: str, complain: Callable[[FieldPath, str, str, Any], None]) -> bool:
-    match = _WHERE.match(text)
-    what, where = (match["what"], match["path"] or "") if match else (text, "")
-    path: list[str | int] = [m[1] or int(m[2]) for m in _STEP.finditer(where)]
-    problem = what[:1].lower() + what[1:].replace("`", "").replace(" | null", "")
-    if not path:
-        complain((), problem, "the object is left out", None)
-        return False
-    indexes = [at for at, step in enumerate(path) if isinstance(step, int)]
-    cut = indexes[-1] + 1 if indexes else len(path)
-    holder: Any = raw
-    for step in path[: cut - 1]:
-        holder = holder[step]
-    last = path[cut - 1]
-    item = holder[last]
-    if isinstance(last, int):
-        holder[last] = None
-        kept = f"{path_text(tuple(path[:cut]))} is left out" if cut < len(path) else "it is left out"
-    else:
-        del holder[last]
-        kept = "the field is left out"
-    complain(tuple(path), problem, kept, item if isinstance(last, int) else None)
-    return True

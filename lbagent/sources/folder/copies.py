@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Unparsable
+from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
@@ -23,7 +22,7 @@ def signature_of(path: str) -> Signature | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class LastGood:
+class ManifestCopies:
     """A folder of copies, by the names of the manifests."""
 
     def __init__(self, folder: str) -> None:
@@ -34,14 +33,14 @@ class LastGood:
     def recall(self, path: str) -> str | None:
         """Return the last good text of a manifest, if there is a copy."""
         try:
-            return documents.read_text(self._copy(path))
-        except Unparsable:
+            return read_text(self._copy(path))
+        except UnreadableManifest:
             return None
 
     def names(self) -> list[str]:
         """Return the names of the manifests there is a copy of, sorted."""
         try:
-            return sorted(name for name in os.listdir(self._folder) if name.endswith(documents.SUFFIXES))
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIXES))
         except OSError:
             return []
 
@@ -78,8 +77,8 @@ class LastGood:
         if known and known[2] == signature[2]:
             return
         try:
-            text = documents.read_text(path)
-        except Unparsable:
+            text = read_text(path)
+        except UnreadableManifest:
             return
         draft = f"{copy}.new"
         with open(draft, "w", encoding="utf-8", newline="") as file:

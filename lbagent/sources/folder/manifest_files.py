@@ -9,32 +9,34 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.objects.records import FIELD_OF_KIND, KObject, Last, Message, ObjectChange, Objects
-from lbagent.sources.folder import documents
-from lbagent.sources.folder.documents import Kept, Parsed, Unparsable
+from lbagent.objects.records import FIELD_OF_KIND, KubeObject, LastGoodObject, Message, ObjectChange, ObjectSnapshot
+from lbagent.sources.manifest import documents
+from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest
+from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
-Key = tuple[str, str]  # kind, key
-PART = 1000  # objects exchanged in one go
+ObjectKey = tuple[str, str]  # kind, key
+SOURCE = "folder"  # the name of the source that every object of a manifest file carries
+MAX_CHANGES_AT_ONCE = 1000  # objects exchanged in one go
 
 
 class _File(Struct, gc=False):
     """A file as it was read last. `failure` is why it does not count now; `objects` are then the last good ones."""
 
-    parsed: Parsed
+    parsed: ParsedManifest
     generation: int
     failure: Message | None = None
 
 
-class Reading(Struct, frozen=True, gc=False):
+class FileReading(Struct, frozen=True, gc=False):
     """A file that was read and not yet taken over: what it holds, or why it does not count."""
 
     path: str
-    parsed: Parsed | None = None
+    parsed: ParsedManifest | None = None
     failure: Message | None = None
-    recalled: Parsed = Parsed()  # of a file that fails when it is read for the first time
+    recalled: ParsedManifest = ParsedManifest()  # of a file that fails when it is read for the first time
 
 
-class Files:
+class ManifestFiles:
     """Objects of files by name. Every change gives the changes of objects that follow from it."""
 
     def __init__(
@@ -46,8 +48,8 @@ class Files:
         self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
         self._files: dict[str, _File] = {}
-        self._holders: dict[Key, list[KObject]] = {}  # all objects of a kind and key, the one that holds first
-        self._duplicates: set[Key] = set()
+        self._holders: dict[ObjectKey, list[KubeObject]] = {}  # all objects of a kind and key, the one that holds first
+        self._duplicates: set[ObjectKey] = set()
 
     def __len__(self) -> int:
         """Return the number of files known."""
@@ -67,53 +69,57 @@ class Files:
         """Read a file again; one that does not parse keeps its last good objects."""
         return self.accept(self.prepare(path, any_file=any_file))
 
-    def prepare(self, path: str, *, any_file: bool = False) -> Reading:
+    def prepare(self, path: str, *, any_file: bool = False) -> FileReading:
         """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
         try:
-            return self.parse(path, documents.read_text(path, any_file=any_file))
-        except Unparsable as error:
+            return self.parse(path, read_text(path, any_file=any_file))
+        except UnreadableManifest as error:
             return self._failed(path, error.message)
 
-    def parse(self, path: str, text: str) -> Reading:
+    def parse(self, path: str, text: str) -> FileReading:
         """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
-        before = _Before(self._files.get(path), lambda: self._recalled(path))
+        before = _LastGoodFile(self._files.get(path), lambda: self._recalled(path))
         try:
-            parsed = documents.parse(text, path, before.find)
-        except Unparsable as error:
+            parsed = documents.parse(text, path, SOURCE, before.find)
+        except UnreadableManifest as error:
             return self._failed(path, error.message)
         if parsed.is_empty and before.parsed.objects:
             # A file is truncated before it is written, and comments may be all that a template gave: neither says that
             # the objects are to go. Deleting the file does, and so does a List without items.
             what = "the file holds only comments" if text.strip() else "the file is empty"
             return self._failed(path, Message(what, file=path))
-        return Reading(path, self._keep_unknown(parsed, before) if parsed.unknown else parsed)
+        return FileReading(path, self._keep_missing(parsed, before) if parsed.unidentified else parsed)
 
-    def _keep_unknown(self, parsed: Parsed, before: _Before) -> Parsed:
+    def _keep_missing(self, parsed: ParsedManifest, before: _LastGoodFile) -> ParsedManifest:
         """Keep what is not there any more: a document that does not say which object it is may be one of these."""
         present = {(kind, obj.key) for kind, obj in parsed.objects}
         gone = [(kind, obj) for kind, obj in before.parsed.objects if (kind, obj.key) not in present]
         kept = dict(parsed.kept)
-        unknown = parsed.unknown
+        unidentified = parsed.unidentified
         if gone:
             lasts = [last for kind, obj in gone if (last := before.find(kind, obj.key))]
             kept |= {
-                (kind, obj.key): Kept(last.generation, last.parts)
+                (kind, obj.key): KeptGenerations(last.generation, last.parts)
                 for (kind, obj), last in zip(gone, lasts, strict=True)
             }
             what = f"kept {len(gone)} objects of generation {max(last.generation for last in lasts)}"
-            unknown = tuple(replace(message, kept=what) for message in unknown)
+            unidentified = tuple(replace(message, kept=what) for message in unidentified)
         return replace(
-            parsed, objects=(*parsed.objects, *gone), messages=(*parsed.messages, *unknown), kept=kept, unknown=()
+            parsed,
+            objects=(*parsed.objects, *gone),
+            messages=(*parsed.messages, *unidentified),
+            kept=kept,
+            unidentified=(),
         )
 
-    def _failed(self, path: str, message: Message) -> Reading:
-        return Reading(path, None, message, Parsed() if path in self._files else self._recalled(path))
+    def _failed(self, path: str, message: Message) -> FileReading:
+        return FileReading(path, None, message, ParsedManifest() if path in self._files else self._recalled(path))
 
-    def accept(self, reading: Reading) -> list[ObjectChange]:
+    def accept(self, reading: FileReading) -> list[ObjectChange]:
         """Take over what was read."""
         return [change for part in self.accept_parts(reading) for change in part]
 
-    def accept_parts(self, reading: Reading) -> Iterator[list[ObjectChange]]:
+    def accept_parts(self, reading: FileReading) -> Iterator[list[ObjectChange]]:
         """Take over what was read, some objects at a time; to be iterated to its end."""
         path, parsed = reading.path, reading.parsed
         if parsed is None:
@@ -125,19 +131,19 @@ class Files:
             self.revision += 1
         known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are told next
         changed = False
-        for changes in self._exchange(old.parsed if old else Parsed(), parsed):
+        for changes in self._exchange(old.parsed if old else ParsedManifest(), parsed):
             changed |= bool(changes)
             yield changes
         if not changed:
             known.generation = old.generation if old else self.generation
 
-    def _fail(self, path: str, message: Message, recalled: Parsed) -> list[ObjectChange]:
+    def _fail(self, path: str, message: Message, recalled: ParsedManifest) -> list[ObjectChange]:
         """Keep what a file held when it was good, and say so."""
         changes: list[ObjectChange] = []
         known = self._files.get(path)
         if known is None:
             known = self._files[path] = _File(recalled, 0)
-            changes = [change for part in self._exchange(Parsed(), recalled) for change in part]
+            changes = [change for part in self._exchange(ParsedManifest(), recalled) for change in part]
         kept = f"kept {len(known.parsed.objects)} objects"
         if self._say_generation:
             kept += f" of generation {known.generation}"
@@ -147,21 +153,21 @@ class Files:
             self.revision += 1
         return changes
 
-    def adopt(self, path: str) -> list[ObjectChange]:
+    def resume(self, path: str) -> list[ObjectChange]:
         """Take over what a file held before the agent was restarted; it counts as not read yet."""
         recalled = self._recalled(path)
         self._files[path] = _File(recalled, 0)
-        return [change for part in self._exchange(Parsed(), recalled) for change in part]
+        return [change for part in self._exchange(ParsedManifest(), recalled) for change in part]
 
-    def _recalled(self, path: str) -> Parsed:
+    def _recalled(self, path: str) -> ParsedManifest:
         """Return what the file held before the agent was restarted."""
         text = self._recall(path)
         if text is None:
-            return Parsed()
+            return ParsedManifest()
         try:
-            return Parsed(documents.parse(text, path).objects)
-        except Unparsable:
-            return Parsed()
+            return ParsedManifest(documents.parse(text, path, SOURCE).objects)
+        except UnreadableManifest:
+            return ParsedManifest()
 
     def is_good(self, path: str) -> bool:
         """Return whether the file parsed when it was read last, and needed nothing from before."""
@@ -174,11 +180,11 @@ class Files:
         if old is None:
             return []
         self.revision += 1
-        return [change for part in self._exchange(old.parsed, Parsed()) for change in part]
+        return [change for part in self._exchange(old.parsed, ParsedManifest()) for change in part]
 
-    def _exchange(self, old: Parsed, new: Parsed) -> Iterator[list[ObjectChange]]:
+    def _exchange(self, old: ParsedManifest, new: ParsedManifest) -> Iterator[list[ObjectChange]]:
         """Replace the objects of a file. An object that is equal stays the same object and is no change."""
-        pairs: dict[Key, tuple[list[KObject], list[KObject]]] = {}
+        pairs: dict[ObjectKey, tuple[list[KubeObject], list[KubeObject]]] = {}
         for side, parsed in enumerate((old, new)):
             for kind, obj in parsed.objects:
                 pairs.setdefault((kind, obj.key), ([], []))[side].append(obj)
@@ -191,18 +197,18 @@ class Files:
             holders += come
             if len(holders) > 1:
                 holders.sort(key=lambda each: each.origin)
-            if change := self._settle(key, first):
+            if change := self._refresh_holder(key, first):
                 changes.append(change)
-            if number % PART == 0:
+            if number % MAX_CHANGES_AT_ONCE == 0:
                 yield changes
                 changes = []
         yield changes
 
-    def _first(self, key: Key) -> KObject | None:
+    def _first(self, key: ObjectKey) -> KubeObject | None:
         holders = self._holders.get(key)
         return holders[0] if holders else None
 
-    def _settle(self, key: Key, old: KObject | None) -> ObjectChange | None:
+    def _refresh_holder(self, key: ObjectKey, old: KubeObject | None) -> ObjectChange | None:
         holders = self._holders[key]
         if len(holders) > 1:
             self._duplicates.add(key)
@@ -215,12 +221,12 @@ class Files:
             return ObjectChange(*key, old, None) if old is not None else None
         return ObjectChange(*key, old, holders[0]) if old != holders[0] else None
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every object that holds."""
-        kinds: dict[str, dict[str, KObject]] = {field: {} for field in FIELD_OF_KIND.values()}
+        kinds: dict[str, dict[str, KubeObject]] = {field: {} for field in FIELD_OF_KIND.values()}
         for (kind, key), holders in self._holders.items():
             kinds[FIELD_OF_KIND[kind]][key] = holders[0]
-        return Objects(**kinds)  # type: ignore[arg-type]
+        return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
 
     def problems(self) -> list[Message]:
         """Return what is wrong, by file and line."""
@@ -243,28 +249,28 @@ class Files:
         return sorted(found, key=lambda message: (message.file, message.line))
 
 
-class _Before:
+class _LastGoodFile:
     """What a file held when it was good; looked up only when something is wrong now."""
 
-    def __init__(self, file: _File | None, recall: Callable[[], Parsed]) -> None:
+    def __init__(self, file: _File | None, recall: Callable[[], ParsedManifest]) -> None:
         self._file = file
         self._recall = recall
-        self._objects: dict[Key, KObject] | None = None
+        self._objects: dict[ObjectKey, KubeObject] | None = None
 
     @cached_property
-    def parsed(self) -> Parsed:
+    def parsed(self) -> ParsedManifest:
         return self._file.parsed if self._file else self._recall()
 
-    def find(self, kind: str, key: str) -> Last | None:
+    def find(self, kind: str, key: str) -> LastGoodObject | None:
         """Return the last good form of an object, if there was one."""
         if self._objects is None:
             self._objects = {(kind, obj.key): obj for kind, obj in reversed(self.parsed.objects)}
         obj = self._objects.get((kind, key))
         if obj is None:
             return None
-        kept = self.parsed.kept.get((kind, key), Kept())
+        kept = self.parsed.kept.get((kind, key), KeptGenerations())
         generation = self._file.generation if self._file else 0
-        return Last(obj, generation if kept.generation is None else kept.generation, kept.parts)
+        return LastGoodObject(obj, generation if kept.generation is None else kept.generation, kept.parts)
 
 
 def manifest_names(folder: str) -> list[str]:
@@ -274,12 +280,12 @@ def manifest_names(folder: str) -> list[str]:
 
 def is_manifest(name: str) -> bool:
     """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
-    return name.endswith(documents.SUFFIXES) and not name.startswith(".") and name.isprintable()
+    return name.endswith(SUFFIXES) and not name.startswith(".") and name.isprintable()
 
 
-def load(path: str) -> Files:
+def load(path: str) -> ManifestFiles:
     """Read a folder or a file once, as `plan` does. Raises OSError when it is not there or cannot be listed."""
-    files = Files(say_generation=False)
+    files = ManifestFiles(say_generation=False)
     if os.path.isdir(path):
         for name in manifest_names(path):
             files.read(os.path.join(path, name))

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from lbagent.errors import Unsupported
 from lbagent.kernel.inotify import LOST, Event, Mask, Watch
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange, Objects
-from lbagent.objects.source import Changed
-from lbagent.sources.folder.copies import LastGood, Signature, signature_of
-from lbagent.sources.folder.manifest_files import Files, is_manifest, manifest_names
+from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.source import OnChange
+from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
+from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_manifest, manifest_names
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ COPY_S = 1.0  # good files are copied so long after they were read
 class FolderSource:
     """The objects of a folder of manifests."""
 
-    name = "folder"
+    name = SOURCE
 
     def __init__(
         self,
@@ -49,19 +49,19 @@ class FolderSource:
     ) -> None:
         """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
-        self.adopts = False  # an earlier agent's objects are served: until there is a folder the copies of them count
-        self._adopted = False
+        self._resumes = False  # an earlier agent's objects are served: until there is a folder the copies of them count
+        self._resumed = False  # the objects are those of the copies
         self._folder = folder
         self._poll_s, self._look_s = poll_s, look_s
         place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
-        self._copies = LastGood(os.path.join(last_good, place)) if last_good else None
+        self._copies = ManifestCopies(os.path.join(last_good, place)) if last_good else None
         self._to_copy = asyncio.Event()
-        self._files = Files(recall=self._copies.recall) if self._copies else Files()
+        self._files = ManifestFiles(recall=self._copies.recall) if self._copies else ManifestFiles()
         self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
         self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
-        self._told = MessageLog(log, "manifest refused")
+        self._message_log = MessageLog(log, "manifest refused")
         self._recovering = False
         self._wake = asyncio.Event()
         self._rescan = True
@@ -74,7 +74,7 @@ class FolderSource:
         """Whether the folder was readable and held a manifest, and is not just coming back."""
         return self._problem is None and not self._recovering
 
-    def snapshot(self) -> Objects:
+    def snapshot(self) -> ObjectSnapshot:
         """Return every object that holds."""
         return self._files.snapshot()
 
@@ -82,7 +82,11 @@ class FolderSource:
         """Return what is wrong with the folder and its files."""
         return ([self._problem] if self._problem else []) + self._files.problems()
 
-    async def run(self, changed: Changed) -> None:
+    def resume(self) -> None:
+        """Use the copies of an earlier agent's manifests until there is a folder: what is served keeps its names."""
+        self._resumes = True
+
+    async def run(self, on_change: OnChange) -> None:
         """List the folder, then follow it until cancelled."""
         loop = asyncio.get_running_loop()
         if self._watch:
@@ -91,7 +95,7 @@ class FolderSource:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_copies())
                 while True:
-                    await self._work(changed)
+                    await self._work(on_change)
                     self.synced.set()
                     await self._wait()
         finally:
@@ -149,20 +153,20 @@ class FolderSource:
 
     # --- work ---
 
-    async def _work(self, changed: Changed) -> None:
+    async def _work(self, on_change: OnChange) -> None:
         """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
         before = (self._problem, self._files.revision, self.trusted)
         first = not self.synced.is_set()
         if self._rescan:
             self._rescan = False
-            await self._scan(None if first else changed)
+            await self._scan(None if first else on_change)
         changes: list[ObjectChange] = []
-        if first and self._problem and self.adopts:
-            changes += await self._adopt(self._problem.problem)
+        if first and self._problem and self._resumes:
+            changes += await self._read_copies(self._problem.problem)
         while self._pending:
             changes += await self._read_some()
             if not first and changes:
-                self._tell(changed, changes)
+                self._publish(on_change, changes)
                 changes = []
             await asyncio.sleep(0)
         changes += self._delete()
@@ -170,24 +174,24 @@ class FolderSource:
             self._recovering = False
         refused = before != (self._problem, self._files.revision, self.trusted)
         if changes or first or refused:
-            self._tell(changed, changes)
+            self._publish(on_change, changes)
         if refused:
-            self._told.tell(self.problems())
+            self._message_log.tell(self.problems())
 
-    def _tell(self, changed: Changed, changes: list[ObjectChange]) -> None:
+    def _publish(self, on_change: OnChange, changes: list[ObjectChange]) -> None:
         self._files.generation += bool(changes)
-        changed(changes)
+        on_change(changes)
 
-    async def _adopt(self, problem: str) -> list[ObjectChange]:
+    async def _read_copies(self, problem: str) -> list[ObjectChange]:
         """Take over the copies of an earlier agent's manifests: what it served has names again."""
         changes: list[ObjectChange] = []
         for name in self._copies.names() if self._copies else ():
             path = os.path.join(self._folder, name)
-            changes += self._files.adopt(path)
+            changes += self._files.resume(path)
             self._seen[path] = None  # read it when it is back, and delete it when the folder is back without it
             await asyncio.sleep(0)
-        self._adopted = True
-        self._doubt(problem)
+        self._resumed = True
+        self._keep_everything(problem)
         return changes
 
     async def _read_some(self) -> list[ObjectChange]:
@@ -247,23 +251,23 @@ class FolderSource:
         try:
             names = manifest_names(self._folder)
         except OSError as error:
-            self._doubt(f"the folder cannot be read: {error.strerror}")
+            self._keep_everything(f"the folder cannot be read: {error.strerror}")
             return None
         if not names:
-            self._doubt("the folder holds no manifest")
+            self._keep_everything("the folder holds no manifest")
             return None
-        self._problem, self._adopted = None, False
+        self._problem, self._resumed = None, False
         return [os.path.join(self._folder, name) for name in names]
 
-    def _doubt(self, problem: str) -> None:
+    def _keep_everything(self, problem: str) -> None:
         """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
         self._missing.clear()
         self._recovering = True
-        objects, generation = self._files.count, 0 if self._adopted else self._files.generation
+        objects, generation = self._files.count, 0 if self._resumed else self._files.generation
         kept = f"kept {objects} objects of generation {generation}"
         self._problem = Message(problem, kept, file=self._folder, warning=not objects)
 
-    async def _scan(self, changed: Changed | None) -> None:
+    async def _scan(self, on_change: OnChange | None) -> None:
         """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
         self._looked = time.monotonic()
         self._follow()
@@ -279,10 +283,10 @@ class FolderSource:
                 continue
             if path not in self._seen or signature is None or signature != self._seen[path]:
                 self._pending[path] = None
-            if number % LOOK_AT_ONCE == 0 and changed is not None:
+            if number % LOOK_AT_ONCE == 0 and on_change is not None:
                 await asyncio.sleep(0)
                 if self._pending and (changes := await self._read_some()):
-                    self._tell(changed, changes)
+                    self._publish(on_change, changes)
         for path in away:
             self._miss(path)
 

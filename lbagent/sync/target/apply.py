@@ -13,11 +13,12 @@ from typing import ClassVar
 from msgspec import Struct, field
 
 from lbagent.errors import KernelError, LbError
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
+from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.family import Family
 from lbagent.sync.target.backends import tokens
 from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
 from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, entries_of
@@ -129,14 +130,14 @@ class _Run:
     def _put(self, step: Step, start: int, stop: int) -> None:
         if self._packed[0] is not step:  # once a step, however many runs it falls into
             self._packed = (step, bytes(step.keys), bytes(step.values))
-        self.maps.put_packed(step.map, *self._packed[1:], start, stop)
+        self.maps.put_batch(step.map, *self._packed[1:], start, stop)
 
     def _delete(self, step: Step, start: int, stop: int) -> None:
         self.maps.delete_many(step.map, [step.key(i) for i in range(start, stop)])
 
     def _table(self, step: Step, start: int, stop: int) -> None:
         size = self.maps.sizes.maglev_size
-        tables = {step.number(i): codec.table_bytes(step.members[i], size) for i in range(start, stop)}
+        tables = {step.number(i): frontend_codec.maglev_table(step.members[i], size) for i in range(start, stop)}
         self.maps.set_maglev(step.map, tables)
 
     def _table_out(self, step: Step, start: int, stop: int) -> None:
@@ -177,14 +178,16 @@ class _Run:
         if start == stop:
             return
         self.result.written[step.map] += stop - start
-        family, ids = step.map[2], step.numbers
+        family, ids = Family.of_map(step.map), step.numbers
+        if family is None:
+            return
         if step.kind is Kind.PATH_META:
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
                 self.shadow.set_path(family, ident, value)
         elif step.kind is Kind.PATH_BODY:
             image = self.shadow.paths[family]
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
-                image.set_start(ident, value[: codec.META_AT[image.record]])
+                image.set_start(ident, value[: backend_codec.META_AT[image.record]])
         elif step.map.endswith("_backend") and step.kind is Kind.PUT:
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
                 self.shadow.set_row(family, ident, value)
@@ -230,11 +233,11 @@ class _Run:
 
     def _replace(self, change: FrontendChange, new: Entry | None) -> None:
         shadow, old = self.shadow, change.old
-        bit = codec.vip_bit(change.frontend.address)
-        digit = codec.family(change.frontend.address)
-        for name, by in entries_of(digit, new).items():
+        bit = prefilter.vip_bit(change.frontend.address)
+        family = Family.of(change.frontend.address)
+        for name, by in entries_of(family, new).items():
             shadow.count(name, by)
-        for name, by in entries_of(digit, old).items():
+        for name, by in entries_of(family, old).items():
             shadow.count(name, -by)
         if old is None and new is not None:
             shadow.count_filter(bit, 1)
@@ -292,7 +295,7 @@ _NOTHING = (0, None)
 
 def _words_each(step: Step) -> int:
     """Return how many words of a store are one entry."""
-    return codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
+    return backend_codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
 
 
 __all__ = ["Applied", "apply"]

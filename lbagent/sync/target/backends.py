@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from lbagent.maps import codec
-from lbagent.maps.layout import PathFlag
+from lbagent.maps import backend_codec, prefilter
+from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
+from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.sync.target.shadow import FAMILIES, PIN, Entry, Partial, Shadow, is_selectable, state_of, token
+from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, is_selectable, state_of, token
 from lbagent.sync.target.steps import NOBODY, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
@@ -37,12 +38,13 @@ def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
 class _Kind:
     """What the backends of one family have in common; looked up once, not for each of 100,000."""
 
-    def __init__(self, shadow: Shadow, family: str, steps: Steps) -> None:
+    def __init__(self, shadow: Shadow, family: Family, steps: Steps) -> None:
         self.rows, self.paths = shadow.rows[family], shadow.paths[family]
         size = self.paths.record
-        self.flags_at, self.gen_at, self.meta_at = codec.FLAGS_AT[size], codec.GEN_AT[size], codec.META_AT[size]
-        self.address = 4 if family == "4" else 16
-        self.backend_map, self.path_map = f"lb{family}_backend", f"lb{family}_path"
+        self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
+        self.meta_at = backend_codec.META_AT[size]
+        self.address = family.address_bytes
+        self.backend_map, self.path_map = family.map("backend"), family.map("path")
         self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
         self.path_body = steps.at(Phase.PATH_BODY, self.path_map)
         self.path_in = steps.at(Phase.PATH_IN, self.path_map)
@@ -54,7 +56,7 @@ class BackendPlanner:
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
         """Plan into `steps`; `bits` are the filter bits needed in the end."""
         self._shadow, self._paths, self._steps = shadow, paths, steps
-        self._kinds = {family: _Kind(shadow, family, steps) for family in FAMILIES}
+        self._kinds = {family: _Kind(shadow, family, steps) for family in Family}
         self._meanings: dict[int, tuple[BackendState | None, bool]] = {}
         self._refs: dict[int, int] = {}
         self._seen: dict[int, Backend] = {}  # as the new services see it
@@ -120,13 +122,13 @@ class BackendPlanner:
         known = not kind.rows.is_clear(ident)
         if backend is None and not known:
             return  # its row never got written: the service that wants it is planned again
-        address = backend.address if backend else codec.backend_of(old)[0]
-        value = codec.backend_value(address, state)
+        address = backend.address if backend else backend_codec.backend_of(old)[0]
+        value = backend_codec.backend_value(address, state)
         if value != old:
             down = not selectable and known
-            owner, key = self._owner(ident, down), codec.U32.pack(ident)
+            owner, key = self._owner(ident, down), U32.pack(ident)
             if not known:
-                self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(backend_counter(ident)))
+                self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(backend_counter(ident)))
             step = self._steps.at(Phase.BACKEND_DOWN, kind.backend_map) if down else kind.backend_in
             step.add(owner, key, value)
         self._path(kind, ident, backend, selectable)
@@ -139,11 +141,11 @@ class BackendPlanner:
         return found
 
     def _kind_of(self, backend: Backend) -> _Kind:
-        return self._kinds["4" if len(backend.address.address) == 4 else "6"]
+        return self._kinds[Family.of(backend.address.address)]
 
     def _kind(self, ident: int) -> _Kind:
-        four = self._kinds["4"]
-        return self._kinds["6"] if four.rows.is_clear(ident) else four
+        four = self._kinds[Family.IPV4]
+        return self._kinds[Family.IPV6] if four.rows.is_clear(ident) else four
 
     def _owner(self, ident: int, down: bool) -> Owner:
         """Return who is to blame; for what is taken away those who may still need it."""
@@ -161,15 +163,15 @@ class BackendPlanner:
             flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
             new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
         else:
-            new = codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
+            new = backend_codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
         if new[flags_at] & _LOCAL:
-            self.bits[codec.source_bit(new[: kind.address])] = None
+            self.bits[prefilter.source_bit(new[: kind.address])] = None
         if new == old:
             return
-        key, owner = codec.U32.pack(ident), self._owner(ident, False)
+        key, owner = U32.pack(ident), self._owner(ident, False)
         if lives and _endpoint(old) != _endpoint(new):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
-            self._steps.at(Phase.PATH_RESET, kind.path_map).add(owner, key, codec.gone_path(old))
+            self._steps.at(Phase.PATH_RESET, kind.path_map).add(owner, key, backend_codec.path_tombstone(old))
         if new[:meta_at] != old[:meta_at]:
             kind.path_body.add(owner, key, new)
         if new[meta_at:] != old[meta_at:]:
@@ -183,14 +185,14 @@ class BackendPlanner:
         kind = self._kind_of(backend)
         old = kind.paths.get(backend.id)
         flags = old[kind.flags_at]
-        if flags & _LIVE and codec.path_of(old).address == backend.address.address:
+        if flags & _LIVE and backend_codec.path_of(old).address == backend.address.address:
             self._path(kind, backend.id, backend, bool(flags & _SELECTABLE))
 
     def _remove(self, kind: _Kind, ident: int) -> None:
         record = kind.paths.get(ident)
-        key, owner = codec.U32.pack(ident), self._owner(ident, True)
+        key, owner = U32.pack(ident), self._owner(ident, True)
         if record[kind.flags_at] & _LIVE:
-            self._steps.at(Phase.PATH_OUT, kind.path_map).add(owner, key, codec.gone_path(record))
+            self._steps.at(Phase.PATH_OUT, kind.path_map).add(owner, key, backend_codec.path_tombstone(record))
         if not kind.rows.is_clear(ident):
             self._steps.at(Phase.BACKEND_OUT, kind.backend_map).add(owner, key)
 
@@ -216,7 +218,7 @@ def _also(owner: Owner | None, another: int) -> Owner:
 
 
 def _endpoint(record: bytes) -> tuple[bytes, int, int]:
-    path = codec.path_of(record)
+    path = backend_codec.path_of(record)
     return path.address, path.port, path.protocol
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lbagent.maps import codec
+from lbagent.maps import frontend_codec
+from lbagent.maps.layout import U32, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.sync.target.shadow import FAMILIES, Entry, Image, Shadow, rows_of
+from lbagent.model.family import Family
+from lbagent.sync.target.shadow import Entry, Image, Shadow, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
@@ -22,7 +24,7 @@ def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
     tables are not read: they are swapped whole or not at all. Raises KernelError.
     """
-    for family in FAMILIES:
+    for family in Family:
         yield from _services(maps, shadow, family)
         yield from _rows(maps, shadow, family)
         yield from _paths(maps, shadow, family)
@@ -30,11 +32,11 @@ def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     yield from _filter(maps, shadow)
 
 
-def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
-    name = f"lb{family}_service"
-    entries = [item for item in shadow.frontends.items() if codec.family(item[0].address) == family]
+def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+    name = family.map("service")
+    entries = [item for item in shadow.frontends.items() if Family.of(item[0].address) == family]
     sums: dict[bytes, int] = {}
-    for keys, values, count in maps.pieces(name):
+    for keys, values, count in maps.batches(name):
         size, width = len(keys) // count, len(values) // count
         for i in range(count):
             key = keys[i * size : (i + 1) * size]
@@ -43,30 +45,30 @@ def _services(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
             if i % ENTRIES == 0:
                 yield ""
     for number, (frontend, entry) in enumerate(entries):
-        head, tail = codec.service_key_parts(frontend)
+        head, tail = frontend_codec.service_key_parts(frontend)
         untouched = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
         if sums.pop(head + tail, 0) != _sum(frontend, entry) and untouched:
             yield f"{frontend.with_protocol()} in {name} is not what was written"
         if number % SLICE == 0:
             yield ""
     for part in sums:
-        stranger = codec.frontend_of(part)
-        if stranger not in shadow.frontends and maps.get(name, codec.service_key(stranger, 0)) is not None:
+        stranger = frontend_codec.frontend_of(part)
+        if stranger not in shadow.frontends and maps.get(name, frontend_codec.service_key(stranger, 0)) is not None:
             yield f"{stranger.with_protocol()} is in {name} and was not put there"
 
 
 def _sum(frontend: L3n4Addr, entry: Entry) -> int:
     rows, total = rows_of(entry), 0
     for slot, value in rows.slots.items() if rows else ():
-        total ^= hash((codec.service_key(frontend, slot), value))
+        total ^= hash((frontend_codec.service_key(frontend, slot), value))
     return total
 
 
-def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
-    name, image = f"lb{family}_backend", shadow.rows[family]
+def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+    name, image = family.map("backend"), shadow.rows[family]
     seen = bytearray(image.count)
-    for keys, values, _ in maps.pieces(name):
-        for i, ident in enumerate(codec.numbers(keys)):
+    for keys, values, _ in maps.batches(name):
+        for i, ident in enumerate(u32_values(keys)):
             if ident < image.count:
                 seen[ident] = 1
             value = values[i * image.record : (i + 1) * image.record]
@@ -81,12 +83,12 @@ def _rows(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
 
 def _row_again(maps: LBMaps, image: Image, name: str, ident: int) -> Iterator[str]:
     expected = image.get(ident) if ident < image.count else b""
-    if (maps.get(name, codec.U32.pack(ident)) or bytes(image.record)) != expected:
+    if (maps.get(name, U32.pack(ident)) or bytes(image.record)) != expected:
         yield f"backend {ident} in {name} is not what was written"
 
 
-def _paths(maps: LBMaps, shadow: Shadow, family: str) -> Iterator[str]:
-    name, image = f"lb{family}_path", shadow.paths[family]
+def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+    name, image = family.map("path"), shadow.paths[family]
     size = image.record * image.count
     for start in range(0, size, 1 << 18):
         length = min(1 << 18, size - start)
@@ -105,14 +107,14 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
         if rows is None:
             continue
         wanted["lb_affinity_match"].update(
-            codec.affinity_key(rows.id, ident) + codec.PRESENT for ident in rows.affinity
+            frontend_codec.affinity_match_key(rows.id, ident) + frontend_codec.PRESENT for ident in rows.affinity
         )
         values = dict(rows.verdicts)
-        ranges = wanted[f"lb{codec.family(frontend.address)}_source_range"]
-        ranges.update(key + values.get(key, codec.PRESENT) for key in rows.ranges)
-        name = f"lb{codec.family(frontend.address)}_reverse_nat"
+        ranges = wanted[Family.of(frontend.address).map("source_range")]
+        ranges.update(key + values.get(key, frontend_codec.PRESENT) for key in rows.ranges)
+        name = Family.of(frontend.address).map("reverse_nat")
         current = shadow.frontends.get(frontend) is entry
-        if rows.reverse and current and maps.get(name, codec.U32.pack(rows.id)) != rows.reverse:
+        if rows.reverse and current and maps.get(name, U32.pack(rows.id)) != rows.reverse:
             yield f"{frontend.with_protocol()}: {name} is not what was written"
         if number % SLICE == 0:
             yield ""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from lbagent.errors import LbError
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
+from lbagent.maps import frontend_codec, prefilter
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.layout import U16, U32
 from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.target.backends import BackendPlanner
@@ -45,7 +47,7 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
         old = rows_of(change.old) or FrontendEntries(0, {})
-        new = codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
+        new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)
         if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
@@ -54,13 +56,13 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
         yield
         backends.count(owner, change)
         if change.old is None and new.id:
-            steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, codec.U32.pack(service_counter(new.id)))
+            steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
         if change.svc is not None:
-            bits[codec.vip_bit(change.frontend.address)] = None
+            bits[prefilter.vip_bit(change.frontend.address)] = None
     out.refs = yield from backends.planning()
     if snat is not None:
-        out.snat_bits = frozenset(bit for address in snat for bit in (codec.snat_bit(address),))
+        out.snat_bits = frozenset(bit for address in snat for bit in (prefilter.snat_bit(address),))
     _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
     if shadow.full:
         _orphan_steps(steps, shadow)
@@ -118,10 +120,10 @@ def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone
 
 
 def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
-    slots = codec.entry_count(svc) - 1
-    if slots > codec.MAX_SLOTS:
+    slots = frontend_codec.entry_count(svc) - 1
+    if slots > frontend_codec.MAX_SLOTS:
         return LbError(
-            f"{svc.frontend.with_protocol()} has {slots} backends, at most {codec.MAX_SLOTS} fit; it stays as it was"
+            f"{svc.frontend.with_protocol()} has {slots} backends, at most {frontend_codec.MAX_SLOTS} fit; it stays as it was"
         )
     if not svc.id and not svc.wildcard:
         raise ValueError(f"{svc.frontend.with_protocol()} has no id")
@@ -151,12 +153,12 @@ class Room:
 
     def take(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
-        digit = codec.family(frontend.address)
-        needs = {f"lb{digit}_service": len(new.slots) - len(old.slots)}
+        family = Family.of(frontend.address)
+        needs = {family.map("service"): len(new.slots) - len(old.slots)}
         if new.affinity:
             needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
-        if needed := ranges_needed(digit, old, new):
-            needs[f"lb{digit}_source_range"] = needed
+        if needed := ranges_needed(family, old, new):
+            needs[family.map("source_range")] = needed
         for name, needed in needs.items():
             used, limit = self._used.get(name, 0), self._specs[name].max_entries
             if needed > 0 and used + needed > limit:
@@ -172,12 +174,12 @@ class Room:
 def _service_steps(
     steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
 ) -> None:
-    digit = codec.family(frontend.address)
+    family = Family.of(frontend.address)
     _slot_steps(steps, owner, frontend, old, new)
-    _table_steps(steps, owner, f"lb{digit}_maglev", old, new, table_size)
+    _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
     _affinity_steps(steps, owner, old, new)
-    range_steps(steps, owner, digit, old, new)
-    name, ident = f"lb{digit}_reverse_nat", codec.U32.pack
+    range_steps(steps, owner, family, old, new)
+    name, ident = family.map("reverse_nat"), U32.pack
     if new.reverse and (new.id != old.id or new.reverse != old.reverse):
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
     if old.reverse and new.id != old.id:
@@ -185,10 +187,10 @@ def _service_steps(
 
 
 def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:
-    name = f"lb{codec.family(frontend.address)}_service"
-    head, tail = codec.service_key_parts(frontend)
+    name = Family.of(frontend.address).map("service")
+    head, tail = frontend_codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
-    have, number, slot_in = old.slots, codec.SLOT.pack, steps.at(Phase.SLOT_IN, name)
+    have, number, slot_in = old.slots, U16.pack, steps.at(Phase.SLOT_IN, name)
     for slot, value in new.slots.items():
         if have.get(slot) == value:
             continue
@@ -206,29 +208,31 @@ def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntri
 def _selectable(rows: FrontendEntries) -> int:
     """Return the COUNT of a master, 0 without one."""
     master = rows.slots.get(0)
-    return int.from_bytes(master[4:6], codec.ORDER) if master else 0
+    return frontend_codec.selectable_count(master) if master else 0
 
 
 def _table_steps(steps: Steps, owner: int, name: str, old: FrontendEntries, new: FrontendEntries, size: int) -> None:
     if new.members:
         same = new.id == old.id and (
-            old.members == new.members if old.table is None else old.table == codec.table_bytes(new.members, size)
+            old.members == new.members
+            if old.table is None
+            else old.table == frontend_codec.maglev_table(new.members, size)
         )
         if not same:
             step = steps.at(Phase.TABLE_IN, name)
-            step.add(owner, codec.U32.pack(new.id))
+            step.add(owner, U32.pack(new.id))
             step.members.append(new.members)
     if old.has_table and (not new.has_table or new.id != old.id):
-        steps.at(Phase.TABLE_OUT, name).add(owner, codec.U32.pack(old.id))
+        steps.at(Phase.TABLE_OUT, name).add(owner, U32.pack(old.id))
 
 
 def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: FrontendEntries) -> None:
     if not (old.affinity or new.affinity):
         return
-    had = frozenset(codec.affinity_key(old.id, ident) for ident in old.affinity)
-    wanted = frozenset(codec.affinity_key(new.id, ident) for ident in new.affinity)
+    had = frozenset(frontend_codec.affinity_match_key(old.id, ident) for ident in old.affinity)
+    wanted = frozenset(frontend_codec.affinity_match_key(new.id, ident) for ident in new.affinity)
     for key in sorted(wanted - had):
-        steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, codec.PRESENT)
+        steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, frontend_codec.PRESENT)
     for key in sorted(had - wanted):
         steps.at(Phase.AFFINITY_OUT, "lb_affinity_match").add(owner, key)
 
@@ -239,7 +243,7 @@ def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: Fronten
 def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
     missing = sorted({bit for bit in bits if not shadow.bit(bit)})
     for bit in missing:
-        steps.at(Phase.FILTER_IN, "lb_filter").add(NOBODY, codec.U32.pack(bit))
+        steps.at(Phase.FILTER_IN, "lb_filter").add(NOBODY, U32.pack(bit))
 
 
 def _orphan_steps(steps: Steps, shadow: Shadow) -> None:

@@ -14,9 +14,10 @@ but those of longer ones that come too, and of the entries that go the longest t
 
 from __future__ import annotations
 
-from lbagent.maps import codec
-from lbagent.maps.codec import PRESENT, FrontendEntries
-from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN
+from lbagent.maps import frontend_codec
+from lbagent.maps.frontend_codec import PRESENT, FrontendEntries
+from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN, U32
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
 from lbagent.sync.target.steps import Phase, Steps
@@ -24,12 +25,12 @@ from lbagent.sync.target.steps import Phase, Steps
 _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS_OUT,))
 
 
-def range_steps(steps: Steps, owner: int, digit: str, old: FrontendEntries, new: FrontendEntries) -> None:
+def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, new: FrontendEntries) -> None:
     """Add what turns the ranges of a frontend into others."""
     turns = _turns(old, new)
     if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
         return
-    name = f"lb{digit}_source_range"
+    name = family.map("source_range")
     has, wanted = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts), new.ranges
     verdict = PRESENT
     if turns:
@@ -37,7 +38,7 @@ def range_steps(steps: Steps, owner: int, digit: str, old: FrontendEntries, new:
         into = steps.at(Phase.RANGE_IN, name)
         for key in sorted(key for key, value in has.items() if value == PRESENT):
             into.add(owner, key, before)
-        everybody = _everybody(new.id, digit)
+        everybody = _everybody(new.id, family)
         if everybody not in has:
             into.add(owner, everybody, verdict)  # what the old flag says of who is not listed
             has[everybody] = verdict
@@ -45,24 +46,24 @@ def range_steps(steps: Steps, owner: int, digit: str, old: FrontendEntries, new:
     for key in sorted(key for key in wanted if has.get(key) != verdict):
         steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
     out = Phase.RANGE_OUT if _denies(old) is not None or old.id != new.id else Phase.RANGE_CLEAR
-    for key in sorted(has.keys() - wanted, key=codec.U32.unpack_from):
+    for key in sorted(has.keys() - wanted, key=U32.unpack_from):
         steps.at(out, name).add(owner, key)
     for key in sorted(wanted) if verdict != PRESENT else ():
         steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
 
 
-def ranges_needed(digit: str, old: FrontendEntries, new: FrontendEntries) -> int:
+def ranges_needed(family: Family, old: FrontendEntries, new: FrontendEntries) -> int:
     """Return how many entries a change takes beyond those it has, at its widest."""
     more = len(new.ranges - old.ranges)
     if not _turns(old, new):
         return more
-    return more + (_everybody(new.id, digit) not in old.ranges | new.ranges)
+    return more + (_everybody(new.id, family) not in old.ranges | new.ranges)
 
 
 def _denies(rows: FrontendEntries) -> bool | None:
     """Return whether the master keeps listed clients out; None when it does not ask, or is not there."""
     master = rows.slots.get(0)
-    flags = codec.flags_of(master) if master else 0
+    flags = frontend_codec.flags_of(master) if master else 0
     return bool(flags & ServiceFlags.SOURCE_RANGE_DENY) if flags & ServiceFlags.SOURCE_RANGE else None
 
 
@@ -72,5 +73,5 @@ def _turns(old: FrontendEntries, new: FrontendEntries) -> bool:
     return old.id == new.id and None not in (before, after) and before is not after
 
 
-def _everybody(service_id: int, digit: str) -> bytes:
-    return codec.range_key(service_id, CIDR(bytes(4 if digit == "4" else 16), 0))
+def _everybody(service_id: int, family: Family) -> bytes:
+    return frontend_codec.source_range_key(service_id, CIDR(family.unspecified, 0))

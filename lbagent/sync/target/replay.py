@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
+from lbagent.maps import backend_codec, frontend_codec
+from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.sync.target.shadow import rows_of
 from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
@@ -15,7 +15,7 @@ from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     """Yield every word of the records but the meta word."""
     size = len(step.values) // len(step.owners)
-    parts = range(0, codec.META_AT[size], 8)
+    parts = range(0, backend_codec.META_AT[size], 8)
     for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
         for at in parts:
             yield ident * size + at, record[at : at + 8]
@@ -24,7 +24,7 @@ def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]
 def meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     """Yield the meta word of the records."""
     size = len(step.values) // len(step.owners)
-    meta = codec.META_AT[size]
+    meta = backend_codec.META_AT[size]
     for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
         yield ident * size + meta, record[meta : meta + 8]
 
@@ -47,7 +47,7 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
 def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
     """Return the rows of a change after the entries that were done."""
     old = rows_of(change.old)
-    new = codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
+    new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
     rows = (
         FrontendEntries(
             old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table
@@ -63,7 +63,7 @@ def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> Frontend
 def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: int) -> None:
     key = step.key(entry)
     if step.map.endswith("_service"):
-        slot = codec.split_service_key(key)[1]
+        slot = frontend_codec.split_service_key(key)[1]
         if step.kind is Kind.PUT:
             rows.slots[slot] = step.value(entry)
         else:
@@ -71,10 +71,10 @@ def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: 
     elif step.map.endswith("_source_range"):
         put = step.kind is Kind.PUT
         rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
-        said = ((key, step.value(entry)),) if put and step.value(entry) != codec.PRESENT else ()
+        said = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
         rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + said
     elif step.map == "lb_affinity_match":
-        ident = codec.affinity_ids(key)[1]
+        ident = frontend_codec.affinity_match_ids(key)[1]
         rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
     elif step.map.endswith("_reverse_nat"):
         rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""

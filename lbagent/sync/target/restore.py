@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
-from lbagent.maps.layout import PathFlag
+from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.layout import U32, PathFlag, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.sync.target.shadow import FAMILIES, Partial, Shadow
+from lbagent.model.family import Family
+from lbagent.sync.target.shadow import Partial, Shadow
 
 
 class Restored(Struct):
@@ -33,7 +34,7 @@ def restore(maps: LBMaps) -> Restored:
     shadow = Shadow(maps.sizes)
     shadow.full = True
     found = Restored(shadow, [], [], {})
-    for family in FAMILIES:
+    for family in Family:
         _read_backends(maps, family, found)
         _read_paths(maps, family, shadow)
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
@@ -49,17 +50,17 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
     return array("I", numbers).tolist()
 
 
-def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
-    name = f"lb{family}_backend"
+def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
+    name = family.map("backend")
     image = found.shadow.rows[family]
     addresses: list[L3n4Addr] = []
     idents = array("I")
-    for keys, values, count in maps.pieces(name):
-        for i, ident in enumerate(codec.numbers(keys)):
+    for keys, values, count in maps.batches(name):
+        for i, ident in enumerate(u32_values(keys)):
             if ident >= maps.sizes.backends:
                 continue
             value = values[i * image.record : (i + 1) * image.record]
-            address, state = codec.backend_of(value)
+            address, state = backend_codec.backend_of(value)
             image.set(ident, value)
             addresses.append(address)
             idents.append(ident)
@@ -69,17 +70,17 @@ def _read_backends(maps: LBMaps, family: str, found: Restored) -> None:
     found.backend_ids += zip(addresses, _side_by_side(idents), strict=True)
 
 
-def _read_paths(maps: LBMaps, family: str, shadow: Shadow) -> None:
-    name, image = f"lb{family}_path", shadow.paths[family]
-    size = 4 if family == "4" else 16
+def _read_paths(maps: LBMaps, family: Family, shadow: Shadow) -> None:
+    name, image = family.map("path"), shadow.paths[family]
+    size = family.address_bytes
     local = PathFlag.LIVE | PathFlag.LOCAL
     for start, piece in _pieces(maps, name, image.record):
         for at in range(0, len(piece), image.record):
             record = piece[at : at + image.record]
             ident = start + at // image.record
             image.set(ident, record)
-            if record[codec.FLAGS_AT[image.record]] & local == local:
-                shadow.count_filter(codec.source_bit(record[:size]), 1)
+            if record[backend_codec.FLAGS_AT[image.record]] & local == local:
+                shadow.count_filter(prefilter.source_bit(record[:size]), 1)
 
 
 def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
@@ -96,9 +97,9 @@ def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]
 def _read_frontends(maps: LBMaps, found: Restored) -> None:
     groups: dict[L3n4Addr, FrontendEntries] = {}
     slots: dict[L3n4Addr, bytes] = {}
-    for family in FAMILIES:
+    for family in Family:
         for name, packed in _read_slots(maps, family).items():
-            frontend = codec.frontend_of(name)
+            frontend = frontend_codec.frontend_of(name)
             groups[frontend], slots[frontend] = FrontendEntries(_id_in(packed), {}), bytes(packed)
         _read_reverse(maps, family, groups, found.shadow)
     named = {frontend: rows.id for frontend, rows in groups.items() if rows.id}
@@ -106,16 +107,16 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
         found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
-        found.shadow.count_filter(codec.vip_bit(frontend.address), 1)
-        _count(found.shadow, codec.family(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
+        found.shadow.count_filter(prefilter.vip_bit(frontend.address), 1)
+        _count(found.shadow, Family.of(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
 
 
-def _read_slots(maps: LBMaps, family: str) -> dict[bytes, bytearray]:
+def _read_slots(maps: LBMaps, family: Family) -> dict[bytes, bytearray]:
     """Return (slot, value) side by side for each frontend, by what names it in the keys."""
-    name = f"lb{family}_service"
+    name = family.map("service")
     size = maps.specs[name].key_size
     out: dict[bytes, bytearray] = {}
-    for keys, values, count in maps.pieces(name):
+    for keys, values, count in maps.batches(name):
         for i in range(count):
             end = (i + 1) * size
             frontend = keys[end - size : end - 6] + keys[end - 4 : end]  # all but the slot
@@ -133,15 +134,15 @@ def _id_in(packed: bytearray) -> int:
     """Return the id of the master, of any slot where there is none."""
     for at in range(0, len(packed), _SLOT_BYTES):
         if packed[at : at + 2] == b"\0\0":
-            return codec.service_id_of(packed[at + 2 : at + _SLOT_BYTES])
-    return codec.service_id_of(packed[2:_SLOT_BYTES])
+            return frontend_codec.service_id_of(packed[at + 2 : at + _SLOT_BYTES])
+    return frontend_codec.service_id_of(packed[2:_SLOT_BYTES])
 
 
-def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
+def _read_reverse(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
-    name = f"lb{family}_reverse_nat"
+    name = family.map("reverse_nat")
     for key, value in maps.items(name):
-        ident, frontend = codec.U32.unpack(key)[0], codec.reverse_frontend(value)
+        ident, frontend = U32.unpack(key)[0], frontend_codec.reverse_nat_frontend(value)
         rows = groups.setdefault(frontend, FrontendEntries(ident, {}))
         if rows.id == ident and not rows.reverse:
             rows.reverse = value
@@ -151,51 +152,53 @@ def _read_reverse(maps: LBMaps, family: str, groups: dict[L3n4Addr, FrontendEntr
 
 def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give affinity matches, source ranges and tables to the service of their id; what has none is an orphan."""
-    owners: dict[tuple[int, str], FrontendEntries] = {}
+    owners: dict[tuple[int, Family], FrontendEntries] = {}
     for frontend, rows in groups.items():
         if rows.id:
-            owners.setdefault((rows.id, codec.family(frontend.address)), rows)
+            owners.setdefault((rows.id, Family.of(frontend.address)), rows)
     affinity: dict[int, set[int]] = {}
     for key, _ in maps.items("lb_affinity_match"):
-        service, backend = codec.affinity_ids(key)
-        owner = owners.get((service, "4")) or owners.get((service, "6"))
+        service, backend = frontend_codec.affinity_match_ids(key)
+        owner = owners.get((service, Family.IPV4)) or owners.get((service, Family.IPV6))
         if owner is None:
             shadow.orphans.append(("lb_affinity_match", key))
         else:
             affinity.setdefault(id(owner), set()).add(backend)
     for rows in owners.values():
         rows.affinity = frozenset(affinity.get(id(rows), ()))
-    for family in FAMILIES:
+    for family in Family:
         _attach_ranges(maps, family, owners, shadow)
-        for service, table in maps.maglev(f"lb{family}_maglev").items():
+        for service, table in maps.maglev(family.map("maglev")).items():
             if owner := owners.get((service, family)):
                 owner.table = table
             else:
-                shadow.orphans.append((f"lb{family}_maglev", codec.U32.pack(service)))
+                shadow.orphans.append((family.map("maglev"), U32.pack(service)))
 
 
-def _attach_ranges(maps: LBMaps, family: str, owners: dict[tuple[int, str], FrontendEntries], shadow: Shadow) -> None:
-    name = f"lb{family}_source_range"
+def _attach_ranges(
+    maps: LBMaps, family: Family, owners: dict[tuple[int, Family], FrontendEntries], shadow: Shadow
+) -> None:
+    name = family.map("source_range")
     ranges: dict[int, set[bytes]] = {}
     for key, value in maps.items(name):
-        service = codec.range_of(key)[0]
+        service = frontend_codec.source_range_of(key)[0]
         owner = owners.get((service, family))
         if owner is None:
             shadow.orphans.append((name, key))
             continue
         ranges.setdefault(service, set()).add(key)
-        if value != codec.PRESENT:
+        if value != frontend_codec.PRESENT:
             owner.verdicts = (*owner.verdicts, (key, value))
     for service, keys in ranges.items():
         owners[service, family].ranges = frozenset(keys)
 
 
-def _count(shadow: Shadow, digit: str, rows: FrontendEntries, slots: int) -> None:
+def _count(shadow: Shadow, family: Family, rows: FrontendEntries, slots: int) -> None:
     for name, number in (
-        (f"lb{digit}_service", slots),
-        (f"lb{digit}_reverse_nat", int(bool(rows.reverse))),
+        (family.map("service"), slots),
+        (family.map("reverse_nat"), int(bool(rows.reverse))),
         ("lb_affinity_match", len(rows.affinity)),
-        (f"lb{digit}_source_range", len(rows.ranges)),
-        (f"lb{digit}_maglev", int(rows.has_table)),
+        (family.map("source_range"), len(rows.ranges)),
+        (family.map("maglev"), int(rows.has_table)),
     ):
         shadow.count(name, number)

@@ -14,12 +14,13 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
-from lbagent.maps.layout import TARGET_ALGORITHM_SHIFT, TARGET_SECONDS_MASK, PathFlag
+from lbagent.maps import backend_codec, frontend_codec
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.layout import PathFlag, u32_values
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName
 from lbagent.model.state import State
@@ -112,7 +113,7 @@ def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
 def as_found(new: FrontendEntries, old: FrontendEntries) -> FrontendEntries:
     """Return the rows of a restored frontend: what a Service's own words would decide is left as it is in the maps."""
     table = old.table
-    if table is not None and set(codec.numbers(table)) == {member[0] for member in new.members}:
+    if table is not None and set(u32_values(table)) == {member[0] for member in new.members}:
         new.members, new.table = (), table  # its weights are not known
     new.ranges, new.verdicts = old.ranges, old.verdicts
     return new
@@ -123,9 +124,9 @@ def as_found(new: FrontendEntries, old: FrontendEntries) -> FrontendEntries:
 
 def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]]:
     """Return every whole frontend of a Shadow just read, in a stable order; names, ports' names and weights are not in the maps."""
-    backends: dict[tuple[str, int], Backend | None] = {}
+    backends: dict[tuple[Family, int], Backend | None] = {}
 
-    def backend(family: str, ident: int) -> Backend | None:
+    def backend(family: Family, ident: int) -> Backend | None:
         if (family, ident) not in backends:
             backends[family, ident] = _backend(shadow, family, ident, node_name)
         return backends[family, ident]
@@ -134,7 +135,7 @@ def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]
     for frontend in sorted(shadow.frontends, key=_order):
         rows = rows_of(shadow.frontends[frontend])
         if rows is not None and 0 in rows.slots:
-            out[frontend] = _service(frontend, rows, partial(backend, codec.family(frontend.address)))
+            out[frontend] = _service(frontend, rows, partial(backend, Family.of(frontend.address)))
         yield
     return out
 
@@ -148,20 +149,20 @@ def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
     return len(frontend.address), frontend.address, frontend.port, frontend.protocol.number, frontend.scope
 
 
-def _backend(shadow: Shadow, family: str, ident: int, node_name: str) -> Backend | None:
+def _backend(shadow: Shadow, family: Family, ident: int, node_name: str) -> Backend | None:
     row, path = shadow.rows[family].get(ident), shadow.paths[family].get(ident)
     if not any(row):
         return None
-    address, state = codec.backend_of(row)
-    local = path[codec.FLAGS_AT[len(path)]] & _LOCAL == _LOCAL
+    address, state = backend_codec.backend_of(row)
+    local = path[backend_codec.FLAGS_AT[len(path)]] & _LOCAL == _LOCAL
     return Backend(ident, address, state, node_name=node_name if local else _ELSEWHERE, local=local)
 
 
 def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int], Backend | None]) -> SVC:
     master = rows.slots[0]
-    target, count, flags = codec.target_of(master), codec.count_of(master), ServiceFlags(codec.flags_of(master))
-    number, rest = target >> TARGET_ALGORITHM_SHIFT, target & TARGET_SECONDS_MASK
-    slots = [(slot, backend(codec.target_of(value))) for slot, value in sorted(rows.slots.items()) if slot]
+    number, rest = frontend_codec.split_target(master)
+    count, flags = frontend_codec.selectable_count(master), ServiceFlags(frontend_codec.flags_of(master))
+    slots = [(slot, backend(frontend_codec.backend_id_of(value))) for slot, value in sorted(rows.slots.items()) if slot]
     affinity = bool(flags & ServiceFlags.SESSION_AFFINITY)
     return SVC(
         frontend,
@@ -176,14 +177,14 @@ def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int],
         algorithm=_algorithm(number),
         session_affinity=affinity,
         session_affinity_timeout_s=rest if affinity and not flags.is_l7lb() else 0,
-        source_ranges=tuple(codec.range_of(key)[1] for key in sorted(rows.ranges)),
+        source_ranges=tuple(frontend_codec.source_range_of(key)[1] for key in sorted(rows.ranges)),
         source_ranges_deny=bool(flags & ServiceFlags.SOURCE_RANGE_DENY),
         check_source_range=bool(flags & ServiceFlags.SOURCE_RANGE),
         flags=flags,
         l7_lb_proxy_port=rest if flags.is_l7lb() else 0,
         loopback_hostport=bool(flags & ServiceFlags.LOOPBACK),
         forwarding_dsr=bool(flags & ServiceFlags.FORWARDING_DSR),
-        has_elsewhere=codec.is_elsewhere(rows.reverse),
+        no_local_backend=frontend_codec.has_no_local_backend(rows.reverse),
         wildcard=not rows.id,
     )
 

@@ -13,22 +13,15 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from lbagent.maps import codec
-from lbagent.maps.codec import FrontendEntries
-from lbagent.maps.layout import (
-    LB4_BACKEND,
-    LB4_PATH,
-    LB6_BACKEND,
-    LB6_PATH,
-    PathFlag,
-    Sizes,
-    map_specs,
-)
+from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.layout import BACKEND, PATH, PathFlag
+from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
 from lbagent.model.service import SVC, Algorithm
 
-FAMILIES = ("4", "6")
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
 _STATES = 4
@@ -67,24 +60,27 @@ def rows_of(entry: Entry | None) -> FrontendEntries | None:
     """Return what the maps hold for an entry."""
     if entry is None:
         return None
-    return entry.rows if isinstance(entry, Partial) else codec.encode(entry)
+    return entry.rows if isinstance(entry, Partial) else frontend_codec.encode(entry)
 
 
-def entries_of(digit: str, entry: Entry | None) -> dict[str, int]:
+def entries_of(family: Family, entry: Entry | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
     ):
-        return {f"lb{digit}_service": codec.entry_count(entry), f"lb{digit}_reverse_nat": int(bool(entry.id))}
+        return {
+            family.map("service"): frontend_codec.entry_count(entry),
+            family.map("reverse_nat"): int(bool(entry.id)),
+        }
     rows = rows_of(entry)
     if rows is None:
         return {}
     return {
-        f"lb{digit}_service": len(rows.slots),
-        f"lb{digit}_reverse_nat": int(bool(rows.reverse)),
+        family.map("service"): len(rows.slots),
+        family.map("reverse_nat"): int(bool(rows.reverse)),
         "lb_affinity_match": len(rows.affinity),
-        f"lb{digit}_source_range": len(rows.ranges),
-        f"lb{digit}_maglev": int(rows.has_table),
+        family.map("source_range"): len(rows.ranges),
+        family.map("maglev"): int(rows.has_table),
     }
 
 
@@ -139,8 +135,8 @@ class Shadow:
         self.frontends: dict[L3n4Addr, Entry] = {}
         self.dirty: set[L3n4Addr] = set()  # Partial ones that must be planned again
         self.refs: dict[int, int] = {}
-        self.rows = {"4": Image(LB4_BACKEND.size, sizes.backends), "6": Image(LB6_BACKEND.size, sizes.backends)}
-        self.paths = {"4": Image(LB4_PATH.size, sizes.backends), "6": Image(LB6_PATH.size, sizes.backends)}
+        self.rows = {each: Image(BACKEND[each].size, sizes.backends) for each in Family}
+        self.paths = {each: Image(PATH[each].size, sizes.backends) for each in Family}
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
@@ -178,23 +174,23 @@ class Shadow:
             self.filter_refs.pop(number, None)
             self.stale_bits.add(number)
 
-    def set_row(self, family: str, ident: int, value: bytes | None) -> None:
+    def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
         """Note a backend row; None is its deletion."""
         image = self.rows[family]
         had = not image.is_clear(ident)
         image.set(ident, value) if value else image.clear(ident)
-        self.count(f"lb{family}_backend", bool(value) - had)
+        self.count(family.map("backend"), bool(value) - had)
 
-    def set_path(self, family: str, ident: int, record: bytes) -> None:
+    def set_path(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record, and the filter bit of a local backend."""
-        image, at = self.paths[family], codec.FLAGS_AT[len(record)]
-        size = 4 if family == "4" else 16
+        image, at = self.paths[family], backend_codec.FLAGS_AT[len(record)]
+        size = family.address_bytes
         old = image.get(ident)
         image.set(ident, record)
         if old[at] & _LOCAL == _LOCAL:
-            self.count_filter(codec.source_bit(old[:size]), -1)
+            self.count_filter(prefilter.source_bit(old[:size]), -1)
         if record[at] & _LOCAL == _LOCAL:
-            self.count_filter(codec.source_bit(record[:size]), 1)
+            self.count_filter(prefilter.source_bit(record[:size]), 1)
 
     def count(self, map_name: str, by: int) -> None:
         """Add to the entries of a map."""

@@ -9,7 +9,7 @@ from enum import Enum, IntEnum, auto
 from msgspec import Struct, field
 
 from lbagent.errors import LbError
-from lbagent.maps.codec import U32
+from lbagent.maps.layout import U32
 from lbagent.model.address import L3n4Addr
 from lbagent.model.maglev import Member
 from lbagent.model.service import SVC

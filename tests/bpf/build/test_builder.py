@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import pytest
 
 from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build import builder
 from lbagent.errors import CompileError, LayoutMismatch
+from lbagent.kernel.opcodes import LD_IMM64, PSEUDO_MAP_FD, decode, insn
 from tests.bpf.support import tiny_units
 
 
@@ -27,12 +27,12 @@ def test_relocating_puts_each_descriptor_into_its_instruction(artifact):
     fds = {name: 70 + index for index, name in enumerate(sorted(names))}
     code = program.relocated(fds)
     for item in program.relocations:
-        opcode, registers, _, imm = struct.unpack_from("<BBhi", code, item.index * 8)
-        assert (opcode, registers >> 4, imm) == (0x18, 2 if item.value else 1, fds[item.map_name])
+        word = decode(code, item.index)
+        assert (word.opcode, word.src, word.imm) == (LD_IMM64, 2 if item.value else 1, fds[item.map_name])
 
 
 def test_a_map_number_nobody_has_is_refused():
-    insns = struct.pack("<BBhi", 0x18, 0x11, 0, 999) + bytes(8)
+    insns = insn(LD_IMM64, 1, PSEUDO_MAP_FD, imm=999) + insn(0)
     with pytest.raises(CompileError, match="loads map number 999"):
         artifacts.find_relocations("p", insns)
 

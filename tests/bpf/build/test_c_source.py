@@ -7,7 +7,7 @@ import pytest
 from lbagent.bpf.build import compile as compiler
 from lbagent.bpf.build.c_source import BASE_FLAGS, constants, flatten, prelude
 from lbagent.errors import CompileError
-from lbagent.maps import layout
+from lbagent.maps.specs import MAP_NAMES
 
 
 def test_includes_are_put_in_place_once_and_lines_keep_their_names(tmp_path):
@@ -55,6 +55,6 @@ def test_constants_hold_what_the_contract_names():
     found = constants()
     assert found["REASON_FWD_ESTABLISHED"] == 1
     assert found["PATH_LOCAL"] == 4
-    assert found["MAP_BASE"] == 1000
+    assert found["CALL_SLOW_PATH"] == 3
     assert found["METRIC_SERVICE"] == 256
-    assert f"#define MAP_lb4_service {1000 + layout.MAP_NAMES.index('lb4_service')}\n" in prelude()
+    assert f"#define MAP_lb4_service {1000 + MAP_NAMES.index('lb4_service')}\n" in prelude()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build.c_source import BPF_DIR, INCLUDE_DIR
+from lbagent.bpf.build.c_source import BASE_FLAGS, BPF_DIR, INCLUDE_DIR, flatten, prelude
+from lbagent.bpf.build.compile import compile_text
 
 HEADERS = sorted(INCLUDE_DIR.glob("*.h"))
 SOURCES = [*HEADERS, *sorted(BPF_DIR.glob("*.c"))]
@@ -53,3 +54,52 @@ def test_header_says_what_it_contains(path: Path) -> None:
 
 
 TOO_LONG = {"snat.h"}
+
+
+def closure(header: str) -> set[str]:
+    """Return the header and all that it includes."""
+    found, open_ = set(), [header]
+    while open_:
+        at = open_.pop()
+        if at not in found:
+            found.add(at)
+            open_ += INCLUDE.findall((INCLUDE_DIR / at).read_text())
+    return found
+
+
+@pytest.mark.parametrize("header", ["service.h", "select.h"])
+def test_choice_of_a_backend_needs_no_packet(header: str) -> None:
+    """A socket program has an address and a port, but neither a packet nor a scratch record."""
+    assert not {name for name in closure(header) if name in {"parse.h", "scratch.h"} or name.startswith("hook")}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_program_without_packets_can_choose_a_backend(family: int, tmp_path: Path) -> None:
+    """The look-up and the choice compile for a context that no packet hook knows."""
+    source = tmp_path / "sock.c"
+    source.write_text(
+        f'#define LB_FAMILY {family}\n#include "select.h"\n'
+        "int connect_choose(struct bpf_sock_addr *ctx)\n{\n"
+        "\tstruct lb_tuple5 t = {.frontend_port = ctx->user_port, .proto = PROTO_TCP, .scope = SCOPE_INTERNAL};\n"
+        "\tlb_key key;\n\tstruct lb_service *svc = service_lookup(&t, &key);\n\n"
+        "\treturn svc && !service_source(&t, svc) && select_candidate(&t, svc, &key, 1, 0);\n}\n"
+    )
+    done = compile_text(prelude() + flatten(source), BASE_FLAGS, "sock")
+    assert done.functions.keys() == {"connect_choose"}
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=name)
+def test_wire_offsets_have_names(path: Path) -> None:
+    """wire.h names the fields of a packet's headers; no bare number stands for one."""
+    assert not re.findall(r"\b(?:data|l3|l4|ip|tcp|icmp|quote)(?: \+ |\[)\d+\b", path.read_text())
+
+
+def test_the_documentation_has_a_line_for_each_header() -> None:
+    """docs/datapath.md, "The headers": one table, all files."""
+    table = (BPF_DIR.parents[1] / "docs" / "datapath.md").read_text().partition("\n## The headers\n")[2]
+    listed = [
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+\.h)`", row.split("|")[1] if "|" in row else "")
+    ]
+    assert sorted(listed) == [path.name for path in HEADERS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 
 import pytest
 
@@ -12,14 +11,11 @@ from lbagent.bpf.build.artifact import Program, find_relocations
 from lbagent.bpf.build.join_entries import joined
 from lbagent.bpf.build.rewrite import ENTRY6_CALL
 from lbagent.kernel import bpf_prog
-from lbagent.maps import layout
+from lbagent.kernel.opcodes import CALL, EXIT, JEQ_IMM, LD_IMM64, LDX_U32, MOV64_IMM, insn
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 
-MOV, JEQ, EXIT, CALL, LDX32 = 0xB7, 0x15, 0x95, 0x85, 0x61
+MOV, ADD_IMM = MOV64_IMM, 0x07
 SKB_LEN = 0  # offset in struct __sk_buff
-
-
-def insn(code, dst=0, src=0, offset=0, imm=0):
-    return struct.pack("<BBhi", code, src << 4 | dst, offset, imm)
 
 
 def program(name, *insns):
@@ -29,8 +25,8 @@ def program(name, *insns):
 
 # frames of 64 bytes are "IPv6" here; the part behind needs the context in r1, as at a program's start
 FIRST = program("tc_ingress",
-    insn(LDX32, 2, 1, SKB_LEN), insn(JEQ, 2, offset=2, imm=64), insn(MOV, 0, imm=4), insn(EXIT), insn(CALL, imm=ENTRY6_CALL))  # fmt: skip
-BEHIND = program("tc_ingress6", insn(LDX32, 0, 1, SKB_LEN), insn(0x07, 0, imm=6), insn(EXIT))
+    insn(LDX_U32, 2, 1, SKB_LEN), insn(JEQ_IMM, 2, offset=2, imm=64), insn(MOV, 0, imm=4), insn(EXIT), insn(CALL, imm=ENTRY6_CALL))  # fmt: skip
+BEHIND = program("tc_ingress6", insn(LDX_U32, 0, 1, SKB_LEN), insn(ADD_IMM, 0, imm=6), insn(EXIT))
 OTHER = program("other", insn(MOV, 0, imm=1), insn(EXIT))
 
 
@@ -47,8 +43,8 @@ def test_a_call_without_its_other_half_is_an_error():
 
 
 def test_relocations_of_both_halves_stand():
-    descriptor = layout.MAP_BASE + layout.MAP_NAMES.index("lb_filter")
-    load = insn(0x18, 3, 2, imm=descriptor) + insn(0)
+    descriptor = MAP_BASE + MAP_NAMES.index("lb_filter")
+    load = insn(LD_IMM64, 3, 2, imm=descriptor) + insn(0)
     out = joined({"a": program("a", load, insn(CALL, imm=ENTRY6_CALL)), "a6": program("a6", load, insn(EXIT))})["a"]
     assert [(item.index, item.map_name) for item in out.relocations] == [(0, "lb_filter"), (3, "lb_filter")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 
 import pytest
 
@@ -17,13 +16,10 @@ from lbagent.bpf.build.rewrite import (
     separate_loops,
 )
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.opcodes import CALL, EXIT, JA, JEQ_IMM, LD_IMM64, LDX_U64, MOV64_IMM, MOV64_REG, decode, insn
 
-
-def insn(code, dst=0, src=0, offset=0, imm=0):
-    return struct.pack("<BBhi", code, src << 4 | dst, offset, imm)
-
-
-MOV, ADD, JA, JNE, EXIT, LD64 = 0xB7, 0x07, 0x05, 0x55, 0x95, 0x18
+MOV, LD64 = MOV64_IMM, LD_IMM64
+ADD, ADD_REG, JNE, MUL, STORE_U64 = 0x07, 0x0F, 0x55, 0x27, 0x7A  # what only this test writes
 
 # sum 10 + 9 + ... + 1 with the body in front of the test, as LLVM lays loops out
 BODY_FIRST = b"".join(
@@ -32,7 +28,7 @@ BODY_FIRST = b"".join(
         insn(MOV, 1, imm=10),
         insn(LD64, 2, imm=7), insn(0),
         insn(JA, offset=2),  # 4: to the test
-        insn(0x0F, 0, src=1),  # 5: r0 += r1
+        insn(ADD_REG, 0, src=1),  # 5: r0 += r1
         insn(ADD, 1, imm=-1),  # 6: falls into the test
         insn(JNE, 1, offset=-3),  # 7: the test
         insn(EXIT),
@@ -40,7 +36,7 @@ BODY_FIRST = b"".join(
 )  # fmt: skip
 JUMPING_BACK = b"".join(
     [
-        insn(MOV, 0, imm=0), insn(MOV, 1, imm=10), insn(0x15, 1, offset=3), insn(0x0F, 0, src=1), insn(ADD, 1, imm=-1),
+        insn(MOV, 0, imm=0), insn(MOV, 1, imm=10), insn(JEQ_IMM, 1, offset=3), insn(ADD_REG, 0, src=1), insn(ADD, 1, imm=-1),
         insn(JA, offset=-4), insn(EXIT),
     ]
 )  # fmt: skip
@@ -78,10 +74,10 @@ def swapping(old, new):
     """A word of 5 on the stack; swap `old` for `new`; return result * 100 + word. A jump over the swap is there too."""
     return b"".join(
         [
-            insn(0x7A, 10, offset=-8, imm=5), insn(0xBF, 1, src=10), insn(ADD, 1, imm=-8), insn(MOV, 2, imm=old), insn(MOV, 3, imm=new),
+            insn(STORE_U64, 10, offset=-8, imm=5), insn(MOV64_REG, 1, src=10), insn(ADD, 1, imm=-8), insn(MOV, 2, imm=old), insn(MOV, 3, imm=new),
             insn(JNE, 2, offset=1, imm=99),  # to the call
             insn(JA, offset=4),  # past it
-            insn(0x85, imm=CAS_CALL), insn(0x27, 0, imm=100), insn(0x79, 1, src=10, offset=-8), insn(0x0F, 0, src=1), insn(EXIT),
+            insn(CALL, imm=CAS_CALL), insn(MUL, 0, imm=100), insn(LDX_U64, 1, src=10, offset=-8), insn(ADD_REG, 0, src=1), insn(EXIT),
         ]
     )  # fmt: skip
 
@@ -97,8 +93,8 @@ def test_the_call_becomes_a_compare_and_swap(old, new, result):
 def test_jumps_around_a_replaced_call_still_reach_their_places():
     mended = put_compare_and_swap(swapping(5, 7))
     assert len(mended) == len(swapping(5, 7)) + 8
-    assert struct.unpack_from("<BBhi", mended, 5 * 8)[2] == 1
-    assert struct.unpack_from("<BBhi", mended, 6 * 8)[2] == 5
+    assert decode(mended, 5).offset == 1
+    assert decode(mended, 6).offset == 5
 
 
 def word(register, kind, number):
@@ -118,7 +114,7 @@ def test_words_for_maps_become_relocations_and_settings_loads():
         [
             insn(LD64, 3, 1, imm=1007), insn(0), insn(LD64, 4, 2, imm=1008), insn(0),
             insn(JNE, 1, offset=3),
-            insn(LD64, 5, 2, imm=1030), insn(0), insn(0x79, 5, 5, offset=24),
+            insn(LD64, 5, 2, imm=1030), insn(0), insn(LDX_U64, 5, 5, offset=24),
             insn(EXIT),
         ]
     )  # fmt: skip

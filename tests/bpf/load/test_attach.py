@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 
 import pytest
 from pyroute2 import IPRoute
@@ -13,7 +12,8 @@ from lbagent.bpf.load.attach import Attachment, Device, wanted
 from lbagent.bpf.load.links import Hook
 from lbagent.bpf.load.loader import load_generation
 from lbagent.errors import Conflict, NotFound, Unsupported
-from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpf_link, bpf_prog
+from lbagent.kernel.opcodes import returning
 from tests.bpf.support import config_record
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -23,7 +23,7 @@ VETH = Device("veth0", 3, "veth", loopback=False, mtu=1500, xdp_prog_id=0, xdp_m
 POD = Device("lxc12", 4, "veth", loopback=False, mtu=1500, xdp_prog_id=0, xdp_mode="")
 LO = Device("lo", 1, "", loopback=True, mtu=65536, xdp_prog_id=0, xdp_mode="")
 PRESENT = {item.name: item for item in (NIC, VETH, POD, LO)}
-PASS_PROGRAM = struct.pack("<BBhi", 0xB7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+PASS_PROGRAM = returning(2)  # XDP_PASS
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_what_is_no_longer_wanted_goes(root, programs, netns, tc_way):
 
 def test_somebody_elses_xdp_is_named_and_left_alone(root, programs, netns):
     loaded = bpf_prog.prog_load(bpf_prog.ProgType.XDP, PASS_PROGRAM, "firewall")
-    link = bpf_prog.link_create(loaded.fd, netns.ifindex("v0"), bpf_prog.AttachType.XDP, 4)
+    link = bpf_link.link_create(loaded.fd, netns.ifindex("v0"), bpf_link.AttachType.XDP, 4)
     try:
         with pytest.raises(Conflict, match="device v0 already runs the XDP program firewall .*left alone.*--attach tc"):
             attach.attach(root, [Attachment("v0", Hook.XDP)], programs, fall_back=True)

@@ -15,7 +15,7 @@ from lbagent.bpf.load.links import Hook
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.load.verifier_report import SMALL
 from lbagent.errors import KernelError
-from lbagent.kernel import bpf_prog
+from lbagent.kernel import bpf_link, bpfsys
 from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter, in_child
 from tests.lab.netns import wait_for
 
@@ -129,8 +129,8 @@ def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
 
 
 OPERATIONS = (
-    (bpf_prog, "obj_pin"),
-    (bpf_prog, "link_update"),
+    (bpfsys, "obj_pin"),
+    (bpf_link, "link_update"),
     (Path, "rename"),
     (Path, "unlink"),
     (Path, "mkdir"),

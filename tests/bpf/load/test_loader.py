@@ -15,8 +15,8 @@ from lbagent.bpf.load import loader
 from lbagent.bpf.load.loader import call_slots, load_generation, load_program
 from lbagent.bpf.run import test_run
 from lbagent.errors import CompileError, Unsupported, VerifierError
-from lbagent.kernel import bpf_prog
-from lbagent.kernel import bpfsys as maps
+from lbagent.kernel import bpf_map
+from lbagent.kernel.opcodes import EXIT, LDX_U32, insn
 from tests.bpf.support import ENTRY, FELL_THROUGH, TAIL, config_record, counter
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -35,7 +35,7 @@ def test_entry_reaches_its_tail_call_and_the_maps(loaded, fds, netns):
     assert result.verdict == test_run.Xdp.PASS
     assert result.packet == PACKET
     assert [counter(fds, index) for index in (ENTRY, TAIL, FELL_THROUGH)] == [1, 1, 0]
-    nexthops = maps.map_lookup(fds["lb_nexthop"], bytes(4), 4096 * 16)
+    nexthops = bpf_map.map_lookup(fds["lb_nexthop"], bytes(4), 4096 * 16)
     assert struct.unpack_from("<I", nexthops, 3 * 16 + 12)[0] == netns.ifindex("v0")
 
 
@@ -47,7 +47,7 @@ def test_settings_are_folded_into_the_program(artifact, fds):
 
 def test_settings_cannot_be_changed_behind_the_programs_back(loaded):
     with pytest.raises(OSError, match="not permitted"):
-        maps.map_update(loaded.maps["lb_config"], bytes(4), config_record())
+        bpf_map.map_update(loaded.maps["lb_config"], bytes(4), config_record())
 
 
 def test_tc_gets_its_interface(loaded, netns):
@@ -56,9 +56,7 @@ def test_tc_gets_its_interface(loaded, netns):
 
 
 def test_a_refused_program_shows_the_end_of_the_log_and_where_all_of_it_is(tmp_path):
-    bad = Program(
-        "broken", "unit", "xdp", struct.pack("<BBhi", 0x61, 0x10, 400, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0), ()
-    )
+    bad = Program("broken", "unit", "xdp", insn(LDX_U32, dst=0, src=1, offset=400) + insn(EXIT), ())
     with pytest.raises(VerifierError, match="refused program broken") as caught:
         load_program(bad, {}, tmp_path)
     assert "invalid bpf_context access off=400" in str(caught.value)
@@ -68,7 +66,7 @@ def test_a_refused_program_shows_the_end_of_the_log_and_where_all_of_it_is(tmp_p
 
 
 def test_a_failed_generation_leaves_no_descriptor(artifact, fds, tmp_path):
-    broken = replace(artifact.programs["tc_egress"], insns=struct.pack("<BBhi", 0x95, 0, 0, 0), relocations=())
+    broken = replace(artifact.programs["tc_egress"], insns=insn(EXIT), relocations=())
     bad = replace(artifact, programs={**artifact.programs, "tc_egress": broken})
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(VerifierError):
@@ -99,5 +97,5 @@ def test_an_old_kernel_is_refused_before_anything_happens(monkeypatch):
 def test_run_reports_a_refusal_of_the_kernel():
     from lbagent.errors import KernelError
 
-    with pytest.raises(KernelError, match="test run"):
-        bpf_prog.prog_test_run(0, PACKET)
+    with pytest.raises(KernelError, match="test run on an XDP program failed"):
+        test_run.run_xdp(0, PACKET)

@@ -6,7 +6,8 @@ import pytest
 
 from lbagent.bpf.load import program_settings
 from lbagent.kernel import jiffies
-from lbagent.maps.layout import LB_CONFIG, Sizes
+from lbagent.maps.layout import LB_CONFIG
+from lbagent.maps.specs import Sizes
 
 
 def unpack(record):

@@ -18,8 +18,8 @@ from lbagent.bpf.run import resize
 from lbagent.errors import KernelError
 from lbagent.maps import layout, pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import backend_counter, service_counter
+from lbagent.maps.specs import MapType, Sizes, counter_row, counter_rows
 from tests.e2e.cluster import Cluster
 from tests.lab.agent import Agent
 from tests.lab.netns import wait_for
@@ -74,12 +74,12 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
     with unpinned(few) as old, unpinned(many) as new, unpinned(few) as back:
         indexes = (1, service_counter(7), backend_counter(1023))
         for n, index in enumerate(indexes, 1):
-            row = layout.counter_row(few)
-            for cpu in range(layout.counter_rows(few)):
+            row = counter_row(few)
+            for cpu in range(counter_rows(few)):
                 with old.window("lb_metrics", cpu * row + 16 * index, 16) as cell:
                     cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
         before = old.counters(indexes)
-        assert before[2][0] == 3 * layout.counter_rows(few)
+        assert before[2][0] == 3 * counter_rows(few)
         resize._copy(old, new, new.specs["lb_metrics"])
         assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
         resize._copy(new, back, back.specs["lb_metrics"])
@@ -91,7 +91,7 @@ def unpinned(sizes: Sizes) -> Iterator[KernelMaps]:
     fds: dict[str, int] = {}
     try:
         for name, spec in pins.all_specs(sizes).items():
-            nested = spec.type is layout.MapType.HASH_OF_MAPS
+            nested = spec.type is MapType.HASH_OF_MAPS
             fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
         yield KernelMaps("", sizes, fds)
     finally:

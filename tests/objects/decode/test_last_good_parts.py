@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from lbagent.objects.records import Last
-from lbagent.sources.folder.documents import parse
+from lbagent.objects.records import LastGoodObject
+from lbagent.sources.manifest.documents import parse
 
 ENDPOINTS = {
     "apiVersion": "v1",
@@ -48,7 +48,7 @@ FIRST, HTTP = ("subsets", 0), ("spec", "containers", 0)
 
 
 def read(document, last=None):
-    return parse(json.dumps(document), "x", lambda kind, key: Last(last, 7) if last else None)
+    return parse(json.dumps(document), "x", "folder", lambda kind, key: LastGoodObject(last, 7) if last else None)
 
 
 def good(document):

@@ -328,9 +328,10 @@ def restarted(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "SETTLE_S", 0.2)
 
     @asynccontextmanager
-    async def agent(*, adopts=True):
+    async def agent(*, resumes=True):
         source = FolderSource(str(tmp_path / "home"), last_good=str(tmp_path / "copies"), look_s=0.2, poll_s=0.05)
-        source.adopts = adopts
+        if resumes:
+            source.resume()
         follower = Follower(source)
         task = asyncio.create_task(source.run(follower))
         await asyncio.wait_for(source.synced.wait(), 5)
@@ -352,7 +353,7 @@ async def test_without_its_folder_a_restarted_agent_knows_the_names_of_what_it_s
     home.rename(tmp_path / "away")
     if trouble == "empty":
         home.mkdir()
-    async with restarted(adopts=False) as seen:  # nothing is served: nothing is to be kept
+    async with restarted(resumes=False) as seen:  # nothing is served: nothing is to be kept
         assert seen.names == []
     async with restarted() as seen:
         assert seen.calls == 1

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from lbagent.maps.layout import Sizes
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.flags import ServiceFlags
@@ -127,7 +127,7 @@ def services(draw, frontend: str) -> SVC:
         session_affinity=sticky,
         source_ranges=tuple(CIDR.parse(text) for text in ranges),
         flags=ServiceFlags(flags | (ServiceFlags.SOURCE_RANGE if ranges else 0)),
-        has_elsewhere=draw(st.booleans()),
+        no_local_backend=draw(st.booleans()),
     )
 
 

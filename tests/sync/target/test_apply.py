@@ -7,8 +7,8 @@ import pytest
 from lbagent.errors import KernelError, MapFull
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import Sizes
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
+from lbagent.maps.specs import Sizes
 from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
 from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of

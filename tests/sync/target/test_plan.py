@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from lbagent.maps import codec
+from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import PathInfo, backend_counter, service_counter
@@ -22,13 +22,13 @@ def written(done) -> dict[str, int]:
     return dict(done.written)
 
 
-def path(node: Node, text: str) -> codec.PathRecord:
+def path(node: Node, text: str) -> backend_codec.PathRecord:
     """Return the record of a backend, as the map has it."""
     address = L3n4Addr.parse(text)
     digit, size = ("4", 16) if len(address.address) == 4 else ("6", 64)
     ident = node.book.backend_ids.get(address)
     with node.maps.window(f"lb{digit}_path", ident * size, size) as view:
-        return codec.path_of(bytes(view))
+        return backend_codec.path_of(bytes(view))
 
 
 def is_set(node: Node, bit: int) -> bool:
@@ -66,7 +66,7 @@ def test_a_backend_leaves_with_its_last_service():
     node.serve(service("10.96.0.1:80", ONE), keep)
     assert len(node.maps.items("lb4_backend")) == 2
     node.serve(service("10.96.0.1:80", ONE))
-    assert [codec.backend_of(row)[0] for _, row in node.maps.items("lb4_backend")] == [ONE.address]
+    assert [backend_codec.backend_of(row)[0] for _, row in node.maps.items("lb4_backend")] == [ONE.address]
 
 
 def test_a_backend_that_moves_to_another_service_is_never_gone():
@@ -98,7 +98,7 @@ def test_everything_of_a_service_goes_with_it():
     assert {used for used, _ in node.shadow.pressure().values()} == {0}
     assert not node.shadow.refs
     assert not node.shadow.filter_refs
-    assert set(node.shadow.set_bits()) == {codec.snat_bit(address) for address in SNAT}
+    assert set(node.shadow.set_bits()) == {prefilter.snat_bit(address) for address in SNAT}
 
 
 def test_fewer_backends_leave_no_stale_slot():
@@ -146,17 +146,17 @@ def test_the_path_says_whether_a_new_flow_may_come(state, group, selectable):
     found = path(node, "10.244.1.12:8080")
     assert bool(found.flags & 2) is selectable
     assert found.live
-    assert codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == state
+    assert backend_codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == state
 
 
 def test_a_shared_backend_has_its_most_alive_state():
     node = Node()
     gone, alive = backend("10.244.1.12:8080", TERMINATING), backend("10.244.1.12:8080")
     node.serve(service("10.96.0.1:80", others=(gone,)), service("10.96.0.2:80", alive))
-    assert codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == ACTIVE
+    assert backend_codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == ACTIVE
     assert node.shadow.states() == {ACTIVE: 1}
     node.serve(service("10.96.0.1:80", others=(gone,)))
-    assert codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == TERMINATING
+    assert backend_codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == TERMINATING
     assert node.shadow.states() == {TERMINATING: 1}
     assert not path(node, "10.244.1.12:8080").flags & 2
 
@@ -170,7 +170,7 @@ def test_the_generation_survives_a_backend_and_grows_for_the_next_of_its_id():
         generations.append(path(node, "10.244.1.12:8080").gen)
         node.serve(service("10.96.0.1:80"))
         with node.maps.window("lb4_path", ident * 16, 16) as view:
-            assert not codec.path_of(bytes(view)).live
+            assert not backend_codec.path_of(bytes(view)).live
         node.restart()  # a start forgets which ids were given: the same one is given again
         node.want(service("10.96.0.1:80"))
         node.sync()
@@ -195,15 +195,15 @@ def test_filter_bits_follow_frontends_node_addresses_and_local_backends():
     vip, six = bytes((10, 96, 0, 1)), bytes.fromhex("fd00") + bytes(13) + b"\1"
     local, remote = bytes((10, 244, 1, 11)), bytes((10, 244, 1, 12))
     node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.1:443", TWO), service("[fd00::1]:80"))
-    assert is_set(node, codec.vip_bit(vip))
-    assert is_set(node, codec.vip_bit(six))
-    assert is_set(node, codec.source_bit(local))
-    assert not is_set(node, codec.source_bit(remote))
-    assert all(is_set(node, codec.snat_bit(address)) for address in SNAT)
+    assert is_set(node, prefilter.vip_bit(vip))
+    assert is_set(node, prefilter.vip_bit(six))
+    assert is_set(node, prefilter.source_bit(local))
+    assert not is_set(node, prefilter.source_bit(remote))
+    assert all(is_set(node, prefilter.snat_bit(address)) for address in SNAT)
     node.serve(service("10.96.0.1:443", TWO))
-    assert is_set(node, codec.vip_bit(vip)), "another frontend has the address"
-    assert not is_set(node, codec.vip_bit(six))
-    assert not is_set(node, codec.source_bit(local))
+    assert is_set(node, prefilter.vip_bit(vip)), "another frontend has the address"
+    assert not is_set(node, prefilter.vip_bit(six))
+    assert not is_set(node, prefilter.source_bit(local))
 
 
 def test_the_node_s_own_addresses_change_alone():
@@ -211,11 +211,11 @@ def test_the_node_s_own_addresses_change_alone():
     node.serve(service("10.96.0.1:80", ONE))
     other = bytes((192, 168, 0, 2))
     done = apply(plan(node.state, node.shadow, paths, [other]), node.maps, node.shadow)
-    assert is_set(node, codec.snat_bit(other))
-    assert not is_set(node, codec.snat_bit(SNAT[0]))
+    assert is_set(node, prefilter.snat_bit(other))
+    assert not is_set(node, prefilter.snat_bit(SNAT[0]))
     assert set(done.written) == {"lb_filter"}
     assert apply(plan(node.state, node.shadow, paths), node.maps, node.shadow).entries == 0, "None leaves them"
-    assert is_set(node, codec.snat_bit(other))
+    assert is_set(node, prefilter.snat_bit(other))
 
 
 def test_a_new_way_to_a_backend_is_one_write_of_its_record():
@@ -242,10 +242,10 @@ def test_a_backend_that_turns_out_to_be_local_gets_its_filter_bit_and_loses_it_a
     address = bytes((10, 244, 1, 12))
     backends = list(node.state.backends.values())
     apply(plan_paths(node.shadow, backends, lambda _: PathInfo(local=True)), node.maps, node.shadow)
-    assert is_set(node, codec.source_bit(address))
+    assert is_set(node, prefilter.source_bit(address))
     assert path(node, "10.244.1.12:8080").flags & 4
     apply(plan_paths(node.shadow, backends, paths), node.maps, node.shadow)
-    assert not is_set(node, codec.source_bit(address))
+    assert not is_set(node, prefilter.source_bit(address))
     assert check(node.maps, settled=True) == []
 
 

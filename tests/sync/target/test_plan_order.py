@@ -8,6 +8,7 @@ from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.model.family import Family
 from lbagent.sync.target.restore import restore
 from tests.sync.target.plans import Node, backends_of, states, wanted_of
 
@@ -81,7 +82,7 @@ def assert_same(one, other):
     assert one.filter_refs == other.filter_refs
     assert one.snat_bits == other.snat_bits
     assert one.pressure() == other.pressure()
-    for family in ("4", "6"):
+    for family in Family:
         assert one.rows[family].memory[:] == other.rows[family].memory[:]
         assert one.paths[family].memory[:] == other.paths[family].memory[:]
     assert one.filter[:] == other.filter[:]
@@ -164,7 +165,7 @@ def test_failing_writes_are_made_good_by_trying_again(sequence, seed):
     assert check(node.maps, settled=True) == []
     assert dump(node.maps) == dump(calm.maps)
     again = restore(node.maps).shadow
-    for family in ("4", "6"):
+    for family in Family:
         assert node.shadow.rows[family].memory[:] == again.rows[family].memory[:]
         assert node.shadow.paths[family].memory[:] == again.paths[family].memory[:]
     assert node.shadow.filter[:] == again.filter[:]

@@ -15,7 +15,7 @@ EVERYTHING = [
     service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, flags=0x50),
     service("10.96.0.1:80/UDP", backend("10.244.1.12:80/UDP"), others=(backend("10.244.1.13:80/UDP", QUARANTINED),)),
     service("10.96.0.2:80/TCP/i", backend("10.244.1.12:80"), algorithm=Algorithm.MAGLEV),
-    service("10.96.0.2:80", resting=(backend("10.244.1.9:80", MAINTENANCE),), has_elsewhere=True),
+    service("10.96.0.2:80", resting=(backend("10.244.1.9:80", MAINTENANCE),), no_local_backend=True),
     service("[fd00::1]:443", backend("[fd00:1::1]:8443"), source_ranges=(CIDR.parse("fd00::/8"),), flags=0xC0),
 ]
 

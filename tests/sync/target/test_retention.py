@@ -13,8 +13,8 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState as State
-from lbagent.objects.records import BackendState
+from lbagent.model.backend import BackendState
+from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.sync import loop
 from lbagent.sync.target.restore import restore
 from lbagent.sync.target.retention import RESTORED, restored_state
@@ -37,8 +37,8 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
     assert {svc.frontend for svc in found.services} == {svc.frontend for svc in services}
     for svc in found.services:
         old = start.state.by_frontend[svc.frontend]
-        assert (svc.id, svc.flags, svc.algorithm, svc.wildcard, svc.has_elsewhere and bool(svc.id)) == (
-            old.id, old.flags, old.algorithm, old.wildcard, old.has_elsewhere,
+        assert (svc.id, svc.flags, svc.algorithm, svc.wildcard, svc.no_local_backend and bool(svc.id)) == (
+            old.id, old.flags, old.algorithm, old.wildcard, old.no_local_backend,
         )  # fmt: skip
         assert [b.address for b in svc.selectable] == [b.address for b in old.selectable]
         assert [b.address for b in svc.others] == [b.address for b in old.others]
@@ -193,11 +193,11 @@ async def test_the_operator_rules_over_what_was_restored() -> None:
         doubtful.first_list()
         await asyncio.wait_for(reconciler.first_try.wait(), 5)
         backend = next(address for address in reconciler.state.backends if address.address[-1] == 1)
-        operator.put(BackendState("x", backend, State.MAINTENANCE))
+        operator.put(StateOverride("x", backend, BackendState.MAINTENANCE, Origin(source=OPERATOR)))
         await reconciler.settled()
         assert hosts(maps, 1) == {"2"}
-        assert reconciler.state.backends[backend].state is State.MAINTENANCE
-        operator.put(BackendState("x", backend, State.ACTIVE))
+        assert reconciler.state.backends[backend].state is BackendState.MAINTENANCE
+        operator.put(StateOverride("x", backend, BackendState.ACTIVE, Origin(source=OPERATOR)))
         await reconciler.settled()
         assert hosts(maps, 1) == {"1", "2"}
         assert check(maps) == []

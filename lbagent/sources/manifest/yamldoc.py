@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lbagent.objects.decode.wire import FieldPath
+from lbagent.objects.field_path import FieldPath
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
 MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size

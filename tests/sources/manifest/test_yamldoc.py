@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.sources.folder.yamldoc import YamlError, find_line, load, load_lines
+from lbagent.sources.manifest.yamldoc import YamlError, find_line, load, load_lines
 
 
 def values(text):

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from lbagent.errors import ConfigError
-from lbagent.objects.records import Node, ObjectChange, Objects
-from lbagent.objects.source import Store, listed
+from lbagent.objects.records import Node, ObjectChange, ObjectSnapshot
+from lbagent.objects.source import initial_changes
+from lbagent.objects.store import Store
 from lbagent.resolve import Options, resolve
 from lbagent.sources.synthetic import SyntheticSource, parse_synthetic
 
@@ -27,7 +28,7 @@ def test_the_source_named_first_holds():
 
 
 def test_a_snapshot_as_changes():
-    assert listed(Objects(nodes={"n": FIRST})) == [ObjectChange("Node", "n", None, FIRST)]
+    assert initial_changes(ObjectSnapshot(nodes={"n": FIRST})) == [ObjectChange("Node", "n", None, FIRST)]
 
 
 async def test_synthetic_services():

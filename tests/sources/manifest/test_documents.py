@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L4Type
-from lbagent.objects.records import EndpointSlice, Last, ObjectChange, Service
+from lbagent.objects.records import EndpointSlice, LastGoodObject, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
-from lbagent.sources.folder.documents import Unparsable, decode, parse, read_text
+from lbagent.sources.manifest.documents import parse
+from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text, read_text
 
 GOOD = [
     {
@@ -129,16 +130,16 @@ junk = st.one_of(
 def attempt(text):
     """Return (what was parsed, why nothing was): one of them is None."""
     try:
-        return parse(text, "x"), None
-    except Unparsable as error:
+        return parse(text, "x", "folder"), None
+    except UnreadableManifest as error:
         return None, error.message
 
 
 def last_good(kind, key):
     for document in GOOD:
-        ((_, obj),) = parse(json.dumps(document), "x").objects
+        ((_, obj),) = parse(json.dumps(document), "x", "folder").objects
         if document["kind"] == kind and obj.key == key:
-            return Last(obj, 7)
+            return LastGoodObject(obj, 7)
     return None
 
 
@@ -149,12 +150,12 @@ def last_good(kind, key):
 @pytest.mark.parametrize("junk", ["junk", 800000, 1.5], ids=str)
 def test_a_faulty_part_of_a_service_changes_nothing_of_it(place, junk):
     document = copy.deepcopy(GOOD[0])
-    ((_, good),) = parse(json.dumps(document), "x").objects
+    ((_, good),) = parse(json.dumps(document), "x", "folder").objects
     holder = document
     for step in ("spec", *place)[:-1]:
         holder = holder[step]
     holder[("spec", *place)[-1]] = junk
-    parsed = parse(json.dumps(document), "x", last_good)
+    parsed = parse(json.dumps(document), "x", "folder", last_good)
     ((_, service),) = parsed.objects
     assert service == good
     assert any(str(message).endswith("of generation 7") for message in parsed.messages)
@@ -167,7 +168,7 @@ def resolved(parsed):
 
 
 def test_the_good_one_is_good():
-    parsed = parse(json.dumps({"apiVersion": "v1", "kind": "List", "items": GOOD}), "x")
+    parsed = parse(json.dumps({"apiVersion": "v1", "kind": "List", "items": GOOD}), "x", "folder")
     assert len(parsed.objects) == len(GOOD)
     stale, l7 = map(str, parsed.messages)
     note = "x:1: Service shop/web: metadata.annotations.lbagent.io/"
@@ -201,7 +202,7 @@ def test_any_junk_at_any_place_is_a_message_and_costs_little_else(changes):
         if index not in touched:
             assert any(kind == document["kind"] for kind, _ in parsed.objects)
     resolved(parsed)
-    kept = parse(text, "x", last_good)
+    kept = parse(text, "x", "folder", last_good)
     assert bool(kept.messages) == bool(parsed.messages)
     assert {(kind, obj.key) for kind, obj in kept.objects} >= {(kind, obj.key) for kind, obj in parsed.objects}
     assert bool(kept.kept) == any(each.kept.startswith("kept ") for each in kept.messages)
@@ -219,7 +220,7 @@ def test_any_text_parses_or_says_where_it_does_not(noise, at):
 
 def test_a_service_as_it_is_read():
     text = json.dumps(GOOD[0]).replace('"lbagent.io/l7-proxy-port"', '"note"')
-    ((_, service),) = parse(text, "f.json").objects
+    ((_, service),) = parse(text, "f.json", "folder").objects
     assert isinstance(service, Service)
     assert service.key == "shop/web"
     assert service.families == (4, 6)
@@ -246,7 +247,7 @@ endpoints:
 - addresses: ["fd00::3"]
   conditions: {ready: false, terminating: true}
 """
-    ((_, piece),) = parse(text, "f").objects
+    ((_, piece),) = parse(text, "f", "folder").objects
     assert isinstance(piece, EndpointSlice)
     assert [(e.ready, e.serving, e.terminating) for e in piece.endpoints] == [
         (True, True, False), (True, True, False), (False, True, True)
@@ -256,11 +257,11 @@ endpoints:
 def test_bounds():
     endpoints = [{"addresses": [f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"]} for n in range(70_000)]
     document = GOOD[1] | {"endpoints": endpoints}
-    parsed = parse(json.dumps(document), "x")
+    parsed = parse(json.dumps(document), "x", "folder")
     assert len(parsed.objects[0][1].endpoints) == 65535
     assert "more than 65535 endpoints" in str(parsed.messages[-1])
     ports = [{"name": str(n), "port": n + 1} for n in range(2000)]
-    parsed = parse(json.dumps(GOOD[0] | {"spec": {"clusterIP": "10.96.0.1", "ports": ports}}), "x")
+    parsed = parse(json.dumps(GOOD[0] | {"spec": {"clusterIP": "10.96.0.1", "ports": ports}}), "x", "folder")
     assert len(parsed.objects[0][1].ports) == 1000
 
 
@@ -306,8 +307,8 @@ def test_a_message_is_no_longer_than_somebody_reads(port):
 
 
 def test_a_deep_document_is_refused():
-    with pytest.raises(Unparsable):
-        parse('{"a":' * 100_000 + "1" + "}" * 100_000, "x")
+    with pytest.raises(UnreadableManifest):
+        parse('{"a":' * 100_000 + "1" + "}" * 100_000, "x", "folder")
 
 
 def test_files_that_are_none(tmp_path):
@@ -321,16 +322,16 @@ def test_files_that_are_none(tmp_path):
         ("none", "No such file"),
         (".", "not a regular file"),
     ):
-        with pytest.raises(Unparsable, match=words):
+        with pytest.raises(UnreadableManifest, match=words):
             read_text(str(tmp_path / name))
 
 
 def test_a_byte_order_mark_is_no_content():
-    assert decode(b"\xef\xbb\xbfa: 1", "x") == "a: 1"
+    assert decode_text(b"\xef\xbb\xbfa: 1", "x") == "a: 1"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 254, "a\nb", None, [], {}])
 def test_names_that_are_none(name):
-    parsed = parse(json.dumps(GOOD[0] | {"metadata": {"name": name}}), "x")
+    parsed = parse(json.dumps(GOOD[0] | {"metadata": {"name": name}}), "x", "folder")
     assert parsed.objects == ()
-    assert [message.field for message in parsed.unknown] == ["metadata.name"]
+    assert [message.field for message in parsed.unidentified] == ["metadata.name"]

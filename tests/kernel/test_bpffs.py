@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lbagent.errors import ConfigError
-from lbagent.maps.pins import ensure_bpffs, is_bpffs
+from lbagent.kernel.bpffs import ensure_bpffs, is_bpffs
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -43,7 +43,7 @@ def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
 
 
 def test_a_mount_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    code = "import sys; from lbagent.maps.pins import ensure_bpffs; ensure_bpffs(sys.argv[1])"
+    code = "import sys; from lbagent.kernel.bpffs import ensure_bpffs; ensure_bpffs(sys.argv[1])"
     argv = [
         "setpriv",
         "--inh-caps=-all",

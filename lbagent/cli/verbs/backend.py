@@ -61,17 +61,18 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 @backend.command("set-state")
-@click.argument(
-    "words", nargs=-1, required=True, metavar="ADDRESS:PORT[/PROTO] STATE | STATE ADDRESS...", shell_complete=_complete
-)
+@click.argument("words", nargs=-1, required=True, metavar="BACKEND STATE | STATE BACKEND...", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
     r"""Set a backend to active, maintenance or quarantined; it survives restarts of the agent.
 
+    BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod, now and later.
+
     \b
     lbagent backend set-state 10.0.0.1:8080/TCP maintenance
     lbagent backend set-state maintenance 10.0.0.1:8080 10.0.0.2:8080
+    lbagent backend set-state maintenance pod/shop/web-0
     """
     state, addresses = split_words(words)
     rows = AgentClient(socket).set_state(addresses, state)
@@ -79,23 +80,29 @@ def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return state and addresses of either order. Raises UsageError: an address has a colon, a state has none."""
-    states = [word for word in words if ":" not in word]
-    addresses = [word for word in words if ":" in word]
+    """Return state and backends of either order. Raises UsageError: a backend has a colon or a slash, a state has none."""
+    states = [word for word in words if not _is_backend(word)]
+    addresses = [word for word in words if _is_backend(word)]
     if len(states) != 1 or words.index(states[0]) not in (0, len(words) - 1) or not addresses:
-        raise click.UsageError("give addresses like 10.0.0.1:8080/TCP and one state")
+        raise click.UsageError("give addresses like 10.0.0.1:8080/TCP, or pod/NAMESPACE/NAME, and one state")
     state = states[0].lower()
     if state not in STATES:
         raise click.UsageError(f"unknown state {states[0]!r}; use one of {', '.join(STATES[:3])}")
     return state, addresses
 
 
+def _is_backend(word: str) -> bool:
+    return ":" in word or "/" in word
+
+
 @backend.command()
-@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS:PORT[/PROTO]...", shell_complete=_complete)
+@click.argument("addresses", nargs=-1, required=True, metavar="BACKEND...", shell_complete=_complete)
 @socket_option
 @click.option("--timeout", "timeout_s", type=Duration(), default=300.0, show_default="5m", help="How long to wait.")
 def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
     """Set backends to maintenance and wait until their last flow has ended.
+
+    BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod.
 
     On a time-out (exit code 6) they stay in maintenance.
     """

@@ -1,25 +1,21 @@
-"""Read Nodes, Pods and BackendStates: what HostPort rows, weights, topology and the operator need of them."""
+"""Read Pods and Nodes: what HostPort rows, weights and topology need of them."""
 
 from __future__ import annotations
 
-from lbagent.model.address import L3n4Addr, L4Type, parse_ip
-from lbagent.model.backend import BackendState as State
-from lbagent.model.backend import UnknownState
+from lbagent.model.address import L4Type, parse_ip
+from lbagent.objects.decode import wire
 from lbagent.objects.decode.last_good_parts import keep_families, keep_host_ports
 from lbagent.objects.decode.report import Report, label, present
-from lbagent.objects.decode.wire import BackendState as WireState
-from lbagent.objects.decode.wire import BackendStateSpec, FieldPath, Meta, PodSpec, PodStatus
-from lbagent.objects.decode.wire import ContainerPort as WirePort
-from lbagent.objects.decode.wire import Node as WireNode
-from lbagent.objects.decode.wire import Pod as WirePod
-from lbagent.objects.records import BackendState, HostPort, Node, Pod
+from lbagent.objects.decode.wire import Meta, PodSpec, PodStatus
+from lbagent.objects.field_path import FieldPath
+from lbagent.objects.records import HostPort, Node, Pod
 
 ZONE = "topology.kubernetes.io/zone"
 MAX_ADDRESSES = 64
 MAX_HOST_PORTS = 256
 
 
-def read_node(raw: WireNode, _namespace: str, name: str, report: Report) -> Node:
+def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> Node:
     """Return the Node: its InternalIPs in order and its zone label."""
     addresses: dict[bytes, None] = {}
     for index, entry in present(((raw.status.addresses if raw.status else None) or [])[:MAX_ADDRESSES]):
@@ -27,11 +23,11 @@ def read_node(raw: WireNode, _namespace: str, name: str, report: Report) -> Node
             path = ("status", "addresses", index, "address")
             if address := report.address(path, entry.address, "the address is left out"):
                 addresses[address] = None
-    kept = keep_families(("status", "addresses"), list(addresses), report.was("internal_ips"), report)
+    kept = keep_families(("status", "addresses"), list(addresses), report.last_value("internal_ips"), report)
     return Node(name, report.origin, tuple(kept), label(raw.metadata or Meta(), ZONE) or "")
 
 
-def read_pod(raw: WirePod, namespace: str, name: str, report: Report) -> Pod:
+def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
     """Return the Pod; a pod on the host's network has no hostPort rows (its ports are the node's own)."""
     meta, spec, status = raw.metadata or Meta(), raw.spec or PodSpec(), raw.status or PodStatus()
     host_network = bool(spec.hostNetwork)
@@ -59,7 +55,7 @@ def _pod_ips(status: PodStatus, report: Report) -> tuple[bytes, ...]:
         if text and (address := report.address(path, text, "the address is left out")):
             found[address] = None
     field = "podIPs" if texts else "podIP"
-    return tuple(keep_families(("status", field), list(found), report.was("ips"), report))
+    return tuple(keep_families(("status", field), list(found), report.last_value("ips"), report))
 
 
 def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:
@@ -77,7 +73,7 @@ def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:
     return tuple(found[:MAX_HOST_PORTS])
 
 
-def _host_port(raw: WirePort, path: FieldPath, report: Report) -> list[HostPort]:
+def _host_port(raw: wire.ContainerPort, path: FieldPath, report: Report) -> list[HostPort]:
     kept = "the hostPort is left out"
     port = report.port((*path, "hostPort"), raw.hostPort, kept)
     target = report.port((*path, "containerPort"), raw.containerPort, kept)
@@ -92,31 +88,3 @@ def _host_port(raw: WirePort, path: FieldPath, report: Report) -> list[HostPort]
     if not port or not target or protocol is None:
         return []
     return [HostPort(port, target, protocol, host_ip, path)]
-
-
-_STATES = (State.ACTIVE, State.MAINTENANCE, State.QUARANTINED)  # terminating is Kubernetes' word alone
-
-
-def read_backend_state(raw: WireState, _namespace: str, name: str, report: Report) -> BackendState | None:
-    """Return the BackendState; None when its address or state is wrong."""
-    spec, kept = raw.spec or BackendStateSpec(), "the object is left out"
-    try:
-        if not spec.address:
-            raise ValueError("the address is missing")
-        address = L3n4Addr.parse(spec.address)
-    except ValueError as error:
-        report.error(("spec", "address"), str(error), kept)
-        return None
-    try:
-        state = State.parse(spec.state or "")
-    except UnknownState as error:
-        report.error(("spec", "state"), str(error), kept)
-        return None
-    if not spec.state or state not in _STATES:
-        what = f"{spec.state!r} cannot be set" if spec.state else "the state is missing"
-        words = ", ".join(word.text for word in _STATES)
-        report.error(("spec", "state"), f"{what}; one of {words} is possible", kept)
-        return None
-    return BackendState(
-        name, L3n4Addr(address.address, address.port, address.protocol), state, report.origin, spec.node or ""
-    )

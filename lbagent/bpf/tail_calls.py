@@ -1,0 +1,47 @@
+"""The programs behind the entry points, in one list: their tail call slots, their names, and the C functions they run.
+
+C gets `CALL_NAME` constants and the programs themselves (bpf/build/c_source.py); the loader fills lb_calls_HOOK by the programs'
+names. A program `NAME4` or `NAME6` runs the C function `NAME_main`. bpf/include/scratch.h says how one hands a packet to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lbagent.model.family import Family
+
+
+@dataclass(frozen=True)
+class TailCall:
+    """A program that others go to."""
+
+    name: str
+    expects: str  # what the caller leaves in the scratch record (struct lb_scratch)
+
+
+# The order gives the slots: 1 and 2 are the first one's for IPv4 and IPv6, and so on.
+TAIL_CALLS = (
+    TailCall("parse_full", "hook_flags: parse the whole packet"),
+    TailCall("slow_path", "pk: flow look-up, then service and selection"),
+    TailCall("flow_create", "pk and the choice: make the flow and forward"),
+    TailCall("icmp", "pk without ports: an ICMP message that may quote a translated packet"),
+    TailCall("answer", "pk, answer, answer_mtu: the sender is answered"),
+    TailCall("reply", "pk: reply of a backend, by SNAT slot or by the local backend's flow"),
+    TailCall("snat_reclaim", "pk and the choice: no SNAT port was free at first sight"),
+)
+# What the agent runs itself by BPF_PROG_TEST_RUN, compiled for one hook only.
+AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}
+
+
+def call_slot(name: str, family: Family) -> int:
+    """Return the slot of a program. Raises ValueError for one that is not in the list."""
+    position = [call.name for call in TAIL_CALLS].index(name)
+    return 1 + position * len(Family) + [*Family].index(family)
+
+
+def program_functions(hook: str, family: Family) -> dict[str, str]:
+    """Return the programs of a hook and family behind the entry points: name of the program -> its C function."""
+    calls = {
+        f"call_{hook}_{call_slot(call.name, family)}_{call.name}{family}": f"{call.name}_main" for call in TAIL_CALLS
+    }
+    return calls | {f"{name}{family}": f"{name}_main" for name in AGENT_RUNS.get(hook, ())}

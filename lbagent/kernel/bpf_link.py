@@ -1,0 +1,54 @@
+"""BPF links: attach a program to a device, replace it, detach it. Raises OSError (kernel/bpfsys.py)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from lbagent.kernel.bpfsys import Cmd, bpf, obj_info
+
+BPF_F_REPLACE = 1 << 2
+
+
+class AttachType(IntEnum):
+    """Where a link attaches. Source: enum bpf_attach_type."""
+
+    XDP = 37
+    TCX_INGRESS = 46
+    TCX_EGRESS = 47
+
+
+def link_create(prog_fd: int, target: int, attach: AttachType, flags: int = 0) -> int:
+    """Attach a program to the interface index `target` (of the calling thread's netns); return the link."""
+    # prog_fd, target_ifindex, attach_type, flags, then the union for other kinds of links
+    return bpf(Cmd.LINK_CREATE, struct.pack("<IIIIQQQ", prog_fd, target, attach, flags, 0, 0, 0))
+
+
+def link_update(link_fd: int, prog_fd: int, old_fd: int | None = None) -> None:
+    """Put another program into a link, atomically: each packet sees the old one or the new one."""
+    flags = BPF_F_REPLACE if old_fd is not None else 0
+    bpf(Cmd.LINK_UPDATE, struct.pack("<IIII", link_fd, prog_fd, flags, old_fd or 0))
+
+
+def link_detach(link_fd: int) -> None:
+    """Detach a link at once, even while other processes hold it."""
+    bpf(Cmd.LINK_DETACH, struct.pack("<I", link_fd))
+
+
+@dataclass(frozen=True)
+class LinkInfo:
+    """struct bpf_link_info: `ifindex` is 0 once the device is gone."""
+
+    type: int
+    id: int
+    prog_id: int
+    ifindex: int
+
+
+def link_info(fd: int) -> LinkInfo:
+    """Describe a link."""
+    raw = obj_info(fd, 64)
+    kind, ident, prog_id = struct.unpack_from("<III", raw)
+    (ifindex,) = struct.unpack_from("<I", raw, 16)
+    return LinkInfo(kind, ident, prog_id, ifindex)

@@ -1,0 +1,80 @@
+"""bpf file systems: mount one where pins are to be, tell whether a path is on one, make and open pins by path."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+from lbagent.errors import ConfigError
+from lbagent.kernel import bpfsys
+from lbagent.kernel.kernel_error import kernel_error, kernel_errors
+
+_BPF_FS_MAGIC = 0xCAFE4A11
+_SYSTEM_MOUNT = Path("/sys/fs/bpf")
+_MOUNT_FLAGS = 2 | 4 | 8 | 1 << 21  # nosuid, nodev, noexec, relatime
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def pin(fd: int, path: str | Path) -> None:
+    """Pin a map, program or link. Raises KernelError naming the path (EEXIST when it is taken)."""
+    with kernel_errors("pin", str(path)):
+        bpfsys.obj_pin(fd, str(path))
+
+
+def open_pin(path: str | Path) -> int:
+    """Return a descriptor for what is pinned at path. Raises KernelError naming it (ENOENT when there is nothing)."""
+    with kernel_errors("open pin", str(path)):
+        return bpfsys.obj_get(str(path))
+
+
+def ensure_bpffs(bpffs: str | Path) -> None:
+    """Make the directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError.
+
+    Never over a folder that holds something: a mount would hide it.
+    """
+    path = Path(bpffs).absolute()
+    try:
+        mounted = is_bpffs(path)
+    except PermissionError as error:
+        if "." in path.name:  # the kernel's word for it is EPERM
+            raise ConfigError(
+                f"--bpffs {bpffs}: a bpf file system takes no names with dots; nothing was changed"
+            ) from None
+        raise kernel_error("access", error.errno or 0, str(path)) from None
+    if not mounted:
+        _mount(_SYSTEM_MOUNT if path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir() else path, bpffs)
+    with kernel_errors("create", str(path)):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _mount(target: Path, bpffs: str | Path) -> None:
+    made = not target.exists()
+    try:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        used = any(target.iterdir())
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--bpffs {bpffs}: {target} is no folder; nothing was changed; give a folder") from None
+    except OSError as error:
+        raise kernel_error("create", error.errno or 0, str(target)) from None
+    if used:
+        raise ConfigError(
+            f"--bpffs {bpffs}: {target} is no bpf file system and not empty; nothing was mounted over it; give an empty folder,"
+            f" or one under {_SYSTEM_MOUNT}"
+        )
+    if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:
+        number = ctypes.get_errno()
+        if made:
+            target.rmdir()
+        raise kernel_error("mount a bpf file system", number, str(target))
+
+
+def is_bpffs(path: Path) -> bool:
+    """Say whether a path, or the nearest directory above it that exists, is on a bpf file system. Raises PermissionError."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.statfs(os.fsencode(path), buffer) != 0:
+        return False
+    return bool(struct.unpack_from("=l", buffer)[0] & 0xFFFFFFFF == _BPF_FS_MAGIC)

@@ -1,0 +1,201 @@
+"""Frontend <-> map entries: slots, reverse NAT, affinity matches, source ranges, Maglev tables. Pure.
+
+`encode` turns an SVC into everything the maps hold for it alone (FrontendEntries). What services share is elsewhere: backends and
+their paths in backend_codec.py, the prefilter in prefilter.py.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from lbagent.maps.layout import (
+    HOST_ORDER,
+    LB4_REVERSE_NAT,
+    LB6_REVERSE_NAT,
+    LB_AFFINITY_MATCH,
+    LB_SERVICE,
+    REVNAT_ELSEWHERE,
+    SOURCE_RANGE_KEY,
+    SOURCE_RANGE_STATIC_BITS,
+    TARGET_ALGORITHM_SHIFT,
+    TARGET_SECONDS_MASK,
+    U16,
+    U32,
+)
+from lbagent.model.address import L3n4Addr, L4Type, Scope
+from lbagent.model.family import Family
+from lbagent.model.maglev import Member, lookup_table
+from lbagent.model.service import CIDR, SVC, Algorithm
+
+PRESENT = b"\1"  # value of maps that are sets
+MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
+_SERVICE = LB_SERVICE.codec
+
+
+class FrontendEntries(Struct):
+    """What the maps hold for one frontend. `members` say what its Maglev table is made of; `table` is one that was read."""
+
+    id: int
+    slots: dict[int, bytes]  # value by slot, 0 = master
+    reverse: bytes = b""
+    affinity: frozenset[int] = frozenset()  # backend ids
+    ranges: frozenset[bytes] = frozenset()  # LPM keys
+    verdicts: tuple[
+        tuple[bytes, bytes], ...
+    ] = ()  # those of them whose value is not PRESENT, with it: a change broke off
+    members: tuple[Member, ...] = ()
+    table: bytes | None = None
+
+    @property
+    def has_table(self) -> bool:
+        """Whether there is a Maglev table."""
+        return bool(self.members) or self.table is not None
+
+    def backend_ids(self) -> set[int]:
+        """Return the backends its slots name."""
+        return {U32.unpack_from(value)[0] for slot, value in self.slots.items() if slot}
+
+
+def encode(svc: SVC) -> FrontendEntries:
+    """Return the rows of a frontend whose ids are assigned."""
+    rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)
+    low, high = flags & 0xFF, flags >> 8
+    pack = _SERVICE.pack
+    slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.others))}
+    for slot, backend in enumerate(svc.selectable + svc.others, 1):
+        slots[slot] = pack(backend.id, 0, rev, low, high, 0)
+    rows = FrontendEntries(svc.id, slots)
+    if svc.id:
+        rows.reverse = reverse_nat_value(svc.frontend, no_local_backend=svc.no_local_backend)
+        if svc.session_affinity:
+            rows.affinity = frozenset([backend.id for backend in svc.selectable])
+        if svc.source_ranges:
+            family = Family.of(svc.frontend.address)
+            ranges = [cidr for cidr in svc.source_ranges if Family.of(cidr.network) is family]
+            rows.ranges = frozenset([source_range_key(svc.id, cidr) for cidr in ranges])
+        if svc.algorithm is Algorithm.MAGLEV:
+            rows.members = maglev_members(svc)
+    return rows
+
+
+def entry_count(svc: SVC) -> int:
+    """Return how many service map entries an SVC takes."""
+    return 1 + len(svc.selectable) + len(svc.others)
+
+
+def _target(svc: SVC) -> int:
+    low = svc.l7_lb_proxy_port if svc.flags.is_l7lb() else min(svc.affinity_timeout_s, TARGET_SECONDS_MASK)
+    return svc.algorithm.number << TARGET_ALGORITHM_SHIFT | low
+
+
+def service_key_parts(frontend: L3n4Addr) -> tuple[bytes, bytes]:
+    """Return what comes before and after the slot in the keys of a frontend."""
+    head = frontend.address + frontend.port.to_bytes(2, "big")
+    return head, bytes((frontend.protocol.number, frontend.scope, 0, 0))
+
+
+def service_key(frontend: L3n4Addr, slot: int) -> bytes:
+    """Return the key of one slot."""
+    head, tail = service_key_parts(frontend)
+    return head + U16.pack(slot) + tail
+
+
+def split_service_key(key: bytes) -> tuple[bytes, int]:
+    """Return (what names the frontend, slot) of a key; cheap, for grouping."""
+    at = len(key) - 6
+    return key[:at] + key[at + 2 :], U16.unpack_from(key, at)[0]
+
+
+def frontend_of(name: bytes) -> L3n4Addr:
+    """Return the frontend of the first part of split_service_key."""
+    address, rest = name[:-6], name[-6:]
+    return L3n4Addr(address, int.from_bytes(rest[:2], "big"), L4Type.from_number(rest[2]), Scope(rest[3]))
+
+
+def service_id_of(value: bytes | bytearray) -> int:
+    """Return the id in a slot's value."""
+    return int.from_bytes(value[6:8], "big")
+
+
+def backend_id_of(value: bytes) -> int:
+    """Return the backend's id in the value of a slot other than 0."""
+    return int(U32.unpack_from(value)[0])
+
+
+def split_target(master: bytes) -> tuple[int, int]:
+    """Return (number of the algorithm, affinity time-out in s, or the proxy's port with the L7 flag) of slot 0."""
+    target = U32.unpack_from(master)[0]
+    return target >> TARGET_ALGORITHM_SHIFT, target & TARGET_SECONDS_MASK
+
+
+def selectable_count(master: bytes) -> int:
+    """Return how many slots a new flow may take."""
+    return int.from_bytes(master[4:6], HOST_ORDER)
+
+
+def flags_of(value: bytes) -> int:
+    """Return the flags in a slot's value."""
+    return value[8] | value[9] << 8
+
+
+def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
+    """Return the reverse NAT row of a frontend; `no_local_backend` makes the program drop where it would reject."""
+    scope = frontend.scope | (REVNAT_ELSEWHERE if no_local_backend else 0)
+    address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
+    if len(address) == 4:
+        return LB4_REVERSE_NAT.pack(address, port, number, scope)
+    return LB6_REVERSE_NAT.pack(address, port, number, scope, b"")
+
+
+def reverse_nat_frontend(value: bytes) -> L3n4Addr:
+    """Return the frontend of a reverse NAT row."""
+    size = _address_bytes(value)
+    port, number, scope = int.from_bytes(value[size : size + 2], "big"), value[size + 2], value[size + 3]
+    return L3n4Addr(value[:size], port, L4Type.from_number(number), Scope(scope & 1))
+
+
+def has_no_local_backend(value: bytes) -> bool:
+    """Return whether a reverse NAT row says that all endpoints are on other nodes; of no row, False."""
+    return bool(value and value[_address_bytes(value) + 3] & REVNAT_ELSEWHERE)
+
+
+def _address_bytes(reverse_nat: bytes) -> int:
+    return (Family.IPV4 if len(reverse_nat) == LB4_REVERSE_NAT.size else Family.IPV6).address_bytes
+
+
+def affinity_match_key(service_id: int, backend_id: int) -> bytes:
+    """Return the affinity match key of a backend that belongs to a service."""
+    return LB_AFFINITY_MATCH.pack(backend_id, service_id.to_bytes(2, "big"), b"")
+
+
+def affinity_match_ids(key: bytes) -> tuple[int, int]:
+    """Return (service id, backend id) of an affinity match key."""
+    return int.from_bytes(key[4:6], "big"), U32.unpack_from(key)[0]
+
+
+def source_range_key(service_id: int, cidr: CIDR) -> bytes:
+    """Return the LPM key of a source range."""
+    return SOURCE_RANGE_KEY[Family.of(cidr.network)].pack(
+        SOURCE_RANGE_STATIC_BITS + cidr.bits, service_id.to_bytes(2, "big"), b"", cidr.network
+    )
+
+
+def source_range_of(key: bytes) -> tuple[int, CIDR]:
+    """Return (service id, range) of an LPM key."""
+    return int.from_bytes(key[4:6], "big"), CIDR(key[8:], U32.unpack_from(key)[0] - SOURCE_RANGE_STATIC_BITS)
+
+
+def maglev_members(svc: SVC) -> tuple[Member, ...]:
+    """Return what the Maglev table of a frontend is made of, the same for every frontend with this set."""
+    found = [
+        (backend.id, backend.weight, backend.address.hash_key()) for backend in svc.selectable if backend.weight > 0
+    ]
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=32)
+def maglev_table(members: tuple[Member, ...], size: int) -> bytes:
+    """Return the Maglev table as the inner map holds it; the same object for an equal set asked for again soon."""
+    return lookup_table(members, size).tobytes()

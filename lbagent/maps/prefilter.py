@@ -1,0 +1,42 @@
+"""The prefilter: which bits of lb_filter stand for an address. Pure.
+
+A bit is a number, counted from the start of the map in little-endian words.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from lbagent.maps.layout import FILTER_BITS, FILTER_DST_BYTES
+
+_U64 = (1 << 64) - 1
+
+
+def filter_position(address: bytes) -> int:
+    """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `prefilter_position` in C.
+
+    The address is taken as the little-endian words the kernel loads. IPv6 addresses of one plan differ in few bits of their
+    halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would lay prefixes over each other.
+    """
+    if len(address) == 16:
+        high, low = struct.unpack("<2Q", address)
+        word: int = high * 0x9E3779B97F4A7C15 & _U64
+        word ^= word >> 32 ^ low
+        return (word * 0xBF58476D1CE4E5B9 & _U64) >> (64 - FILTER_BITS)
+    word = int.from_bytes(address, "little")
+    return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
+
+
+def vip_bit(address: bytes) -> int:
+    """Return the bit "a VIP or node address concerned" of an address."""
+    return 2 * filter_position(address)
+
+
+def snat_bit(address: bytes) -> int:
+    """Return the bit "this node translates to it"."""
+    return 2 * filter_position(address) + 1
+
+
+def source_bit(address: bytes) -> int:
+    """Return the bit "source is a local backend"."""
+    return FILTER_DST_BYTES * 8 + filter_position(address)

@@ -1,0 +1,166 @@
+"""The maps themselves: type, sizes, flags of each, for the sizes an operator chooses. Byte layouts are in layout.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from lbagent.kernel.cpus import possible_cpus
+from lbagent.maps.layout import (
+    CALLS,
+    DEVICES,
+    DIRECT_BYTES,
+    FILTER_DST_BYTES,
+    FILTER_SRC_BYTES,
+    FLOW4_SIZE,
+    FLOW6_SIZE,
+    LB4_AFFINITY_KEY,
+    LB4_BACKEND,
+    LB4_FRAG_KEY,
+    LB4_KEY,
+    LB4_PATH,
+    LB4_REVERSE_NAT,
+    LB4_SOURCE_RANGE_KEY,
+    LB6_AFFINITY_KEY,
+    LB6_BACKEND,
+    LB6_FRAG_KEY,
+    LB6_KEY,
+    LB6_PATH,
+    LB6_REVERSE_NAT,
+    LB6_SOURCE_RANGE_KEY,
+    LB_AFFINITY_MATCH,
+    LB_AFFINITY_VALUE,
+    LB_CONFIG,
+    LB_COUNTER,
+    LB_DEVICE,
+    LB_FRAG_VALUE,
+    LB_NEXTHOP,
+    LB_NEXTHOP_KEY,
+    LB_SERVICE,
+    METRIC_BACKEND,
+    NEXTHOPS,
+    SCRATCH_SIZE,
+    SERVICE_IDS,
+    SNAT4_SIZE,
+    SNAT6_SIZE,
+    SPILL4_KEY,
+    SPILL6_KEY,
+    SPILL_VALUE,
+)
+
+
+class MapType(IntEnum):
+    """The kernel's map types we use. Source: include/uapi/linux/bpf.h."""
+
+    HASH = 1
+    ARRAY = 2
+    PROG_ARRAY = 3
+    PERCPU_ARRAY = 6
+    LRU_HASH = 9
+    LPM_TRIE = 11
+    HASH_OF_MAPS = 13
+
+
+F_NO_PREALLOC = 1
+F_RDONLY_PROG = 1 << 7
+F_MMAPABLE = 1 << 10
+F_INNER_MAP = 1 << 12
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """What a map must be. `records` > 1 with one entry means an array of records inside one value (direct pointer)."""
+
+    name: str
+    type: MapType
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything an operator can size. Powers of two where noted (p2)."""
+
+    flow4: int = 1 << 20  # p2, entries; 8 ways and two buckets a flow: use half of it
+    flow6: int = 1 << 19  # p2
+    snat4: int = 1 << 20  # p2, slots
+    snat6: int = 1 << 19  # p2
+    services: int = 1 << 19  # slots of all services, a family
+    backends: int = 1 << 17  # p2, <= 2^20: the flow entry has 20 bits for it
+    source_ranges: int = 1 << 16
+    affinity: int = 1 << 16
+    spill: int = 1 << 16
+    fragments: int = 1 << 13
+    maglev_size: int = 16381  # prime
+
+
+def counter_row(sizes: Sizes) -> int:
+    """Return the bytes of one CPU's counters in lb_metrics."""
+    return (METRIC_BACKEND + sizes.backends) * LB_COUNTER.size
+
+
+def counter_rows(sizes: Sizes) -> int:
+    """Return how many rows lb_metrics has: one a CPU, as many as a direct pointer reaches. Further CPUs share the first row."""
+    return min(possible_cpus(), DIRECT_BYTES // counter_row(sizes))
+
+
+def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
+    """Return every pinned map by name, for these sizes."""
+    t, s = MapType, sizes
+    specs = [
+        MapSpec("lb4_service", t.HASH, LB4_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
+        MapSpec("lb6_service", t.HASH, LB6_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
+        MapSpec("lb4_backend", t.HASH, 4, LB4_BACKEND.size, s.backends, F_NO_PREALLOC),
+        MapSpec("lb6_backend", t.HASH, 4, LB6_BACKEND.size, s.backends, F_NO_PREALLOC),
+        MapSpec("lb4_reverse_nat", t.ARRAY, 4, LB4_REVERSE_NAT.size, SERVICE_IDS),
+        MapSpec("lb6_reverse_nat", t.ARRAY, 4, LB6_REVERSE_NAT.size, SERVICE_IDS),
+        MapSpec("lb4_affinity", t.LRU_HASH, LB4_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
+        MapSpec("lb6_affinity", t.LRU_HASH, LB6_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
+        MapSpec("lb_affinity_match", t.HASH, LB_AFFINITY_MATCH.size, 1, s.services, F_NO_PREALLOC),
+        MapSpec("lb4_source_range", t.LPM_TRIE, LB4_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
+        MapSpec("lb6_source_range", t.LPM_TRIE, LB6_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
+        MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
+        MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
+        MapSpec("lb4_frag", t.LRU_HASH, LB4_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
+        MapSpec("lb6_frag", t.LRU_HASH, LB6_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
+        MapSpec("lb4_flow", t.ARRAY, 4, s.flow4 * FLOW4_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb6_flow", t.ARRAY, 4, s.flow6 * FLOW6_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb4_snat", t.ARRAY, 4, s.snat4 * SNAT4_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb6_snat", t.ARRAY, 4, s.snat6 * SNAT6_SIZE, 1, F_MMAPABLE),
+        MapSpec("lb4_spill", t.LRU_HASH, SPILL4_KEY, SPILL_VALUE, s.spill),
+        MapSpec("lb6_spill", t.LRU_HASH, SPILL6_KEY, SPILL_VALUE, s.spill),
+        MapSpec("lb4_path", t.ARRAY, 4, s.backends * LB4_PATH.size, 1, F_MMAPABLE),
+        MapSpec("lb6_path", t.ARRAY, 4, s.backends * LB6_PATH.size, 1, F_MMAPABLE),
+        MapSpec("lb_nexthop", t.ARRAY, 4, NEXTHOPS * LB_NEXTHOP.size, 1, F_MMAPABLE),
+        MapSpec("lb_nexthop_id", t.HASH, LB_NEXTHOP_KEY.size, 4, NEXTHOPS, F_NO_PREALLOC),
+        MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
+        MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
+        MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
+        MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
+        MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
+        MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
+        MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
+        MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
+        MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
+    """Return the inner map of lb{4,6}_maglev: one value of maglev_size backend ids (u32, host order)."""
+    return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
+
+
+RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
+
+# What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).
+OLD_MAPS = {
+    "lb4_flow_old": "lb4_flow",
+    "lb6_flow_old": "lb6_flow",
+    "lb4_snat_old": "lb4_snat",
+    "lb6_snat_old": "lb6_snat",
+}
+MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd the compiler sees
+MAP_BASE = 1000

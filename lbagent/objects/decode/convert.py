@@ -1,0 +1,68 @@
+"""Convert parsed objects to Kubernetes' shapes (wire.py), leaving out only the parts that are of a wrong type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.wrong_value import wrong_type
+
+T = TypeVar("T")
+_WANTED = re.compile(r"^Expected `(?P<type>[^`| ]+)")
+_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
+_MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
+
+
+def convert(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
+    """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
+
+    `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes
+    null (so that the items after it keep their index), a wrong field is removed.
+    """
+    for _ in range(_MAX_FAULTS):
+        try:
+            return msgspec.convert(raw, kind)
+        except msgspec.ValidationError as error:
+            if not _take_out(raw, str(error), complain):
+                return None
+    complain((), f"more than {_MAX_FAULTS} fields of a wrong type", "the object is left out", None)
+    return None
+
+
+def _take_out(raw: Any, text: str, complain: Callable[[FieldPath, str, str, Any], None]) -> bool:
+    place = _PLACE.search(text)
+    path: list[str | int] = [m[1] or int(m[2]) for m in _STEP.finditer(place["path"] if place else "")]
+    if not path:
+        complain((), _problem(text, raw), "the object is left out", None)
+        return False
+    indexes = [at for at, step in enumerate(path) if isinstance(step, int)]
+    cut = indexes[-1] + 1 if indexes else len(path)
+    holder: Any = raw
+    for step in path[: cut - 1]:
+        holder = holder[step]
+    value = holder
+    for step in path[cut - 1 :]:
+        value = value[step]
+    last = path[cut - 1]
+    item = holder[last]
+    if isinstance(last, int):
+        holder[last] = None
+        kept = f"{path_text(tuple(path[:cut]))} is left out" if cut < len(path) else "it is left out"
+    else:
+        del holder[last]
+        kept = "the field is left out"
+    complain(tuple(path), _problem(text, value), kept, item if isinstance(last, int) else None)
+    return True
+
+
+def _problem(text: str, value: Any) -> str:
+    """Return msgspec's complaint about a value in the words of the operator who wrote it."""
+    if " - at `key` in " in text:
+        return "a key is not a text"
+    match = _WANTED.match(text)
+    return wrong_type(value, match["type"]) if match else text[:1].lower() + text[1:]

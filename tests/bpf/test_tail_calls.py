@@ -1,0 +1,29 @@
+"""The list of the programs behind the entry points."""
+
+from __future__ import annotations
+
+from lbagent.bpf.build import builder
+from lbagent.bpf.load.loader import call_slots
+from lbagent.bpf.tail_calls import AGENT_RUNS, TAIL_CALLS, call_slot, program_functions
+from lbagent.maps import layout
+from lbagent.model.family import Family
+
+
+def test_every_program_has_a_slot_of_its_own():
+    slots = [call_slot(call.name, family) for call in TAIL_CALLS for family in Family]
+    assert len({*slots}) == len(slots)
+    assert all(0 < slot < layout.CALLS for slot in slots)
+
+
+def test_ipv6_is_the_slot_after_ipv4():
+    assert all(call_slot(call.name, Family.IPV6) == call_slot(call.name, Family.IPV4) + 1 for call in TAIL_CALLS)
+
+
+def test_the_build_has_every_program_of_the_list_where_the_loader_puts_it():
+    programs = builder.ensure().programs
+    listed = {name for hook in AGENT_RUNS for family in Family for name in program_functions(hook, family)}
+    assert {*programs} == listed | {"xdp", "tc_ingress", "tc_egress"}
+    placed = call_slots(programs)
+    assert len(placed) == len(AGENT_RUNS) * len(Family) * len(TAIL_CALLS)
+    assert {*placed.values()} == {name for name in listed if name.startswith("call_")}
+    assert all(f"_{slot}_" in name for (_, slot), name in placed.items())
