@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from lbagent.errors import ConfigError
+from lbagent.wrong_value import MAX_SHOWN, shown, wrong_type
 
 ENV_PREFIX = "LBAGENT_"
 CONFIG_ENV = "LBAGENT_CONFIG"
@@ -76,7 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     max_affinities: Annotated[int, Meta(ge=64, le=1 << 22, description="Remembered clients, a family.")] = 1 << 16
     max_spilled_flows: Annotated[int, Meta(ge=64, le=1 << 22, description="Overflow entries, a family.")] = 1 << 16
     max_fragments: Annotated[int, Meta(ge=64, le=1 << 20, description="Remembered datagrams, a family.")] = 1 << 13
-    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Life of a flow nobody answered.")] = 60
+    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Life of a flow without an answer.")] = 60
     timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Idle life of a TCP flow.")] = 8000
     timeout_udp: Annotated[int, Meta(ge=5, le=16000, description="Idle life of an answered UDP flow.")] = 120
     timeout_closing: Annotated[int, Meta(ge=1, le=600, description="Life of a TCP flow after FIN or RST.")] = 20
@@ -104,6 +105,8 @@ class Option(NamedTuple):
     choices: Words
     default: Any
     help: str
+    least: int | None = None
+    most: int | None = None
 
     @property
     def flag(self) -> str:
@@ -128,7 +131,7 @@ def _option(item: msgspec.structs.FieldInfo) -> Option:
         kind, choices = "choice", get_args(kind_type)
     else:
         kind = {str: "text", int: "number", bool: "switch"}.get(kind_type, "list")
-    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description)  # type: ignore[arg-type]
+    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description, meta.ge, meta.le)  # type: ignore[arg-type]
 
 
 _OPTIONS = options()
@@ -198,7 +201,8 @@ def _read_file(path: str) -> dict[str, tuple[Any, str]]:
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected a mapping of keys to values")
+        found = _container(node) or _shown(node)
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: a mapping of keys to values is wanted, not {found}")
     out: dict[str, tuple[Any, str]] = {}
     for key_node, value_node in node.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
@@ -231,7 +235,7 @@ def _from_node(option: Option, node: Any, place: str) -> Any:
             return yaml.constructor.SafeConstructor().construct_object(node)
         except (ValueError, LookupError):  # `!!int x`
             pass
-    raise ConfigError(f"{place}: expected {_KINDS[option.kind]}, not {_written(node)}")
+    raise ConfigError(f"{place}: {_wrong_node(node, _KINDS[option.kind])}")
 
 
 _KINDS = {
@@ -243,11 +247,28 @@ _KINDS = {
 }
 
 
-def _written(node: Any) -> str:
-    """Return how a YAML value was written, in short."""
-    if isinstance(node.value, str):
-        return "nothing" if node.tag.endswith(":null") else repr(node.value)
-    return "a mapping" if node.id == "mapping" else "such a list"
+def _wrong_node(node: Any, wanted: str) -> str:
+    """Return the sentence about a YAML value that is not what is wanted, in the words of `wrong_value.wrong_type`."""
+    if node.id == "sequence" and wanted == _KINDS["list"]:
+        item = next(item for item in node.value if item.id != "scalar" or item.tag.endswith(":null"))
+        return f"{wanted} is wanted, and one item is {_container(item) or _shown(item)}"
+    if (container := _container(node)) or node.tag.endswith(":null"):
+        return f"{wanted} is wanted, not {container or _shown(node)}"
+    return f"{_shown(node)} is not {wanted}"
+
+
+def _container(node: Any) -> str:
+    return {"mapping": "a mapping", "sequence": "a list"}.get(node.id, "")
+
+
+def _shown(node: Any) -> str:
+    """Return a plain YAML value: numbers and true or false as they are written, texts in quotes."""
+    if node.tag.endswith(":null"):
+        return "nothing"
+    text = node.value
+    is_number = node.tag.endswith((":int", ":float")) and text.lstrip("+-.")[:1].isdigit()
+    is_switch = node.tag.endswith(":bool") and text.lower() in TRUE_WORDS | FALSE_WORDS
+    return text[:MAX_SHOWN] if is_number or is_switch else shown(text)
 
 
 def unknown_key(key: str) -> str:
@@ -262,14 +283,18 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
     try:
         return msgspec.convert(dict(values), Config)
     except msgspec.ValidationError as error:
-        text = str(error)
-        what, _, where = text.partition(" - at `$.")
+        _, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`").split("[")[0]
-        option = _BY_KEY[key]
-        if option.choices:
-            what = f"expected one of {', '.join(option.choices)}"
-        what = what.replace("`int`", "a number")
-        raise ConfigError(f"{places.get(key, key)}: {what[0].lower() + what[1:]}, not {values.get(key)!r}") from None
+        raise ConfigError(f"{places.get(key, key)}: {_wrong_value(_BY_KEY[key], values.get(key))}") from None
+
+
+def _wrong_value(option: Option, value: Any) -> str:
+    """Return what is wrong with a value that the record refused: another word, a number out of its range, another type."""
+    if option.choices:
+        return f"{shown(value)} is not possible; use one of {', '.join(option.choices)}"
+    if option.kind == "number" and isinstance(value, int) and not isinstance(value, bool):
+        return f"{value} is not a whole number from {option.least} to {option.most}"
+    return wrong_type(value, _KINDS[option.kind])
 
 
 def _check(config: Config, places: Mapping[str, str]) -> None:

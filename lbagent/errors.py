@@ -40,11 +40,11 @@ class InvalidTransition(Refused):
 
 
 class Conflict(Refused):
-    """Somebody else holds it: another agent, an older Service."""
+    """It is held already: by another agent, by an older Service."""
 
 
 class AgentUnreachable(LbError):
-    """Nobody answers on the agent's socket."""
+    """No agent answers on the socket."""
 
     exit_code = 5
 

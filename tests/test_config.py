@@ -82,7 +82,7 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("reject-rate: &a [*a]\n", (":1: reject-rate", "whole number")),
         ("reject-rate: 2000000\n", (":1: reject-rate", "1000000", "2000000")),
         ("in-cluster: !!bool x\n", (":1: in-cluster", "true or false")),
-        ("in-cluster: 1\n", (":1: in-cluster", "true or false", "'1'")),
+        ("in-cluster: 1\n", (":1: in-cluster", "1 is not true or false")),
         ("device: [a, {b: c}]\n", (":1: device", "list of texts")),
         ("device: [a, null]\n", (":1: device", "list of texts")),
         ("device: {a: b}\n", (":1: device", "list of texts", "a mapping")),
@@ -106,6 +106,38 @@ def test_what_the_file_may_not_say(tmp_path: Path, text: str, words: tuple[str, 
     for word in words:
         assert word in message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("reject-rate: many", "reject-rate: 'many' is not a whole number"),
+        ("reject-rate: '80'", "reject-rate: '80' is not a whole number"),
+        ("reject-rate: 1.5", "reject-rate: 1.5 is not a whole number"),
+        ("reject-rate: true", "reject-rate: true is not a whole number"),
+        ("reject-rate:", "reject-rate: a whole number is wanted, not nothing"),
+        ("reject-rate: [1]", "reject-rate: a whole number is wanted, not a list"),
+        ("reject-rate: {a: 1}", "reject-rate: a whole number is wanted, not a mapping"),
+        ("reject-rate: -1", "reject-rate: -1 is not a whole number from 0 to 1000000"),
+        ("in-cluster: 'no'", "in-cluster: 'no' is not true or false"),
+        ("in-cluster: 0", "in-cluster: 0 is not true or false"),
+        ("in-cluster: [true]", "in-cluster: true or false is wanted, not a list"),
+        ("socket: [a]", "socket: a text is wanted, not a list"),
+        ("socket: {a: b}", "socket: a text is wanted, not a mapping"),
+        ("attach: native", "attach: 'native' is not possible; use one of auto, xdp, xdp-generic, tc"),
+        ("attach: [tc]", "attach: a word is wanted, not a list"),
+        ("device: {a: b}", "device: a text or a list of texts is wanted, not a mapping"),
+        ("device: [a, {b: c}]", "device: a text or a list of texts is wanted, and one item is a mapping"),
+        ("device: [a, null]", "device: a text or a list of texts is wanted, and one item is nothing"),
+        ("[device]", "a mapping of keys to values is wanted, not a list"),
+        ("eth0", "a mapping of keys to values is wanted, not 'eth0'"),
+    ],
+)
+def test_a_wrong_value_is_shown_in_usual_words(tmp_path: Path, text: str, sentence: str) -> None:
+    file = write(tmp_path, f"\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load({}, {}, file)
+    assert str(caught.value) == f"{file}:2: {sentence}"
 
 
 def test_a_bad_flag_and_a_bad_variable_are_named_as_such() -> None:

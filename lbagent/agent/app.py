@@ -41,11 +41,10 @@ from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
-from lbagent.sync.loop import Reconciler
-from lbagent.sync.target.restore import Restored, restore
+from lbagent.sync.loop import SyncLoop
+from lbagent.sync.target.bpf_target import BpfTarget
 
 log = logging.getLogger(__name__)
 M_ARENA_MAX = -8  # mallopt(3)
@@ -85,7 +84,6 @@ class Agent:
     """One run of the daemon."""
 
     def __init__(self, config: Config, load: Callable[[], Config]) -> None:
-        """Do nothing yet."""
         self._config = config
         self._load = load
         self._stop = asyncio.Event()
@@ -149,23 +147,21 @@ class Agent:
         self._closing.callback(maps.close)
         network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
         self._closing.callback(network.close)
-        resolver = Resolver(derive.resolve_options(config))
-        restored = restore(maps)
-        resolver.remember(address for address, _ in restored.backend_ids)
-        if restored.shadow.frontends:
+        bpf = BpfTarget.open(maps, network, config.name_of_node)
+        bpf.resync_s = config.resync_interval
+        if bpf.restored:
             for source in sources:
                 source.resume()
-        book = id_book(restored, maps.sizes.backends)
-        reconciler = Reconciler(maps, restored.shadow, book, resolver, sources, network)
+        loop = SyncLoop(Resolver(derive.resolve_options(config)), sources, targets=[bpf])
         log.info(
             "agent starts",
             extra={
                 "version": lbagent.__version__,
                 "node": config.name_of_node,
-                "restored": len(restored.shadow.frontends),
+                "restored": bpf.restored,
             },
         )
-        return Parts(config, maps, network, sources, operator, reconciler, problems=resized.problems)
+        return Parts(config, maps, network, sources, operator, loop, bpf, problems=resized.problems)
 
     # --- running ---
 
@@ -181,20 +177,18 @@ class Agent:
 
     async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
         """Start what runs for ever, in the order of the module's first lines."""
-        config, reconciler = parts.config, parts.reconciler
+        config, loop, bpf = parts.config, parts.loop, parts.bpf
         await parts.network.start()
         require_devices(parts.network.network, config)
         loading = group.create_task(asyncio.to_thread(self._load_programs, parts))
         for source in parts.sources:
-            group.create_task(source.run(reconciler.feed(source)))
-        parts.network.on_paths = reconciler.paths_changed
+            group.create_task(source.run(loop.inbox.feed(source)))
+        parts.network.on_paths = bpf.paths_changed
         group.create_task(parts.network.run())
-        reconciler.resync_s = config.resync_interval
-        group.create_task(reconciler.run())
-        group.create_task(reconciler.watch_drift())
+        group.create_task(loop.run())
         parts.datapath = await loading
         self._closing.callback(parts.datapath.close)
-        await reconciler.first_try.wait()
+        await bpf.first_pass.wait()
         parts.devices = DeviceKeeper(parts.maps, parts.datapath, config)
         await parts.devices.start(parts.network.network)
         parts.network.on_network = parts.devices.follow
@@ -208,12 +202,12 @@ class Agent:
         settle_memory()
         parts.started = self._started = True
         notify("READY=1")
-        if reconciler.ready.is_set():
-            state = reconciler.state
+        if bpf.ready.is_set():
+            state = bpf.state
             found = {"services": len({svc.name for svc in state.services}), "generation": state.generation}
             log.info("ready", extra=found)
         else:
-            log.warning("started, not ready", extra={"reason": reconciler.waiting})
+            log.warning("started, not ready", extra={"reason": bpf.waiting})
 
     @staticmethod
     def _artifact(config: Config) -> Artifact:
@@ -223,16 +217,6 @@ class Agent:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
         found, root = self._artifact(parts.config), pins.pin_dir(parts.config.bpffs)
         return datapath.start(root, found, parts.maps.fds, parts.maps.sizes, derive.program_settings(parts.config))
-
-
-def id_book(restored: Restored, backends: int) -> IdBook:
-    """Return ids that go on where the maps left off."""
-    limit = min(backends, BACKEND_ID_LIMIT)
-    advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
-    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
-    book.service_ids.restore(restored.service_ids)
-    book.backend_ids.restore(restored.backend_ids)
-    return book
 
 
 def spare_memory() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent.device_keeper import unattached_outputs
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status
+from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
 from lbagent.errors import NotFound
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lbagent.agent.parts import Parts
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
+    from lbagent.sync.runner import TargetRunner
+    from lbagent.sync.target.bpf_target import BpfTarget
 
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
@@ -41,7 +43,7 @@ class View:
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
-        return self._parts.reconciler.shown
+        return self._parts.bpf.current_state
 
     def live_flows(self) -> Mapping[int, int] | None:
         """Return live flows by backend id as of the last sweep."""
@@ -57,7 +59,7 @@ class View:
         return found
 
     async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
-        """Write the operator's word and return when it is in the maps. Raises NotFound, InvalidTransition."""
+        """Write the state the operator sets and return when it is in the maps. Raises NotFound, InvalidTransition."""
         known = self.state().backends
         of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
         for address in (*addresses, *of_pods):
@@ -66,8 +68,8 @@ class View:
                 raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
             backend.with_state(state)
         await self._parts.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
-        await self._parts.reconciler.settled()
-        failing = self._parts.reconciler.failing
+        await self._parts.loop.settled(self._parts.bpf)
+        failing = self._parts.bpf.failing
         wanted = {*addresses, *of_pods}
         for frontend, failure in failing.items():
             svc = self.state().by_frontend.get(frontend)
@@ -76,17 +78,17 @@ class View:
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
-        reconciler = self._parts.reconciler
+        bpf = self._parts.bpf
         try:
             async with asyncio.timeout(timeout_s):
-                return await reconciler.changed_from(generation)
+                return await bpf.changed_from(generation)
         except TimeoutError:
-            return reconciler.state.generation
+            return bpf.generation
 
     def status(self) -> Status:
         """Return how the agent is, now."""
-        parts, state = self._parts, self._parts.reconciler.state
-        shadow, usage = parts.reconciler.shadow, self._usage()  # also of what an earlier agent left, without an index
+        parts, state = self._parts, self._parts.bpf.state
+        usage = self._usage()  # also of what an earlier agent left, without an index
         return Status(
             ready=parts.ready,
             version=lbagent.__version__,
@@ -95,13 +97,14 @@ class View:
             started_at=self._started_at,
             generation=state.generation,
             services=len({svc.name for svc in state.services}),
-            frontends=sum(frontend.port > 0 for frontend in shadow.frontends),
+            frontends=parts.bpf.frontends,
             backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
             attach=parts.config.attach,
             bpffs=parts.config.bpffs,
             artifact=parts.datapath.key if parts.datapath else "",
             sweeps=parts.sweeper.sweeps if parts.sweeper else 0,
             sources=self._sources(),
+            targets=[_target(runner) for runner in parts.loop.runners],
             devices=self._devices(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -109,13 +112,13 @@ class View:
         )
 
     def _sources(self) -> list[SourceStatus]:
-        held = self._parts.reconciler.held
+        counts = self._parts.loop.inbox.counts
         return [
             SourceStatus(
                 source.name,
                 source.synced.is_set(),
-                held[source.name].objects,
-                held[source.name].generation,
+                counts[source.name].objects,
+                counts[source.name].generation,
                 _shown(source.problems()),
             )
             for source in self._parts.sources
@@ -124,9 +127,9 @@ class View:
     def _sample(self, source: Source) -> metrics.SourceSample:
         messages = source.problems()
         refused = sum(not message.warning for message in messages)
-        held = self._parts.reconciler.held[source.name]
+        objects = self._parts.loop.inbox.counts[source.name].objects
         return metrics.SourceSample(
-            source.name, source.synced.is_set(), held.objects, refused, len(messages) - refused, source.trusted
+            source.name, source.synced.is_set(), objects, refused, len(messages) - refused, source.trusted
         )
 
     def _devices(self) -> list[DeviceStatus]:
@@ -143,7 +146,7 @@ class View:
         return out
 
     def _usage(self) -> dict[str, tuple[int, int]]:
-        usage = self._parts.reconciler.shadow.pressure()
+        usage = self._parts.bpf.usage()
         usage["lb_nexthop"] = (self._parts.network.table.used, self._parts.network.table.capacity)
         if self._parts.sweeper:
             usage |= self._parts.sweeper.usage()
@@ -152,8 +155,8 @@ class View:
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
         out = []
-        for frontend, failure in list(self._parts.reconciler.failing.items())[:MAX_SHOWN_FAILING]:
-            svc = state.by_frontend.get(frontend) or self._parts.reconciler.wanted.by_frontend.get(frontend)
+        for frontend, failure in list(self._parts.bpf.failing.items())[:MAX_SHOWN_FAILING]:
+            svc = state.by_frontend.get(frontend) or self._parts.bpf.wanted.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
                 FailingService(
@@ -167,8 +170,9 @@ class View:
 
     def _problems(self) -> list[str]:
         parts = self._parts
-        out = [parts.reconciler.waiting] if parts.reconciler.waiting else []
-        out += [str(message) for message in parts.reconciler.messages]
+        out = [text for text in (parts.loop.waiting, parts.bpf.waiting) if text]
+        out += [str(message) for message in parts.loop.messages]
+        out += _other_targets(parts.loop.runners, parts.bpf)
         if parts.devices:
             out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
             attached = {hook.device for hook in parts.devices.attached}
@@ -177,7 +181,7 @@ class View:
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"
                     f" translated; add --device {name}"
                 )
-        more = len(parts.reconciler.failing) - MAX_SHOWN_FAILING
+        more = len(parts.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
         if parts.sweeper:
@@ -190,27 +194,28 @@ class View:
 
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
-        parts, state = self._parts, self._parts.reconciler.state
+        parts, state = self._parts, self._parts.bpf.state
         counters = parts.maps.counters
         services = [svc.id for svc in state.services if svc.id]
-        refs = parts.reconciler.shadow.refs
-        backends = [] if len(refs) > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
+        backends = (
+            [] if parts.bpf.backends > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
+        )
         times = os.times()
-        counts = parts.reconciler.counts
+        counts = parts.bpf.counts
         yield from metrics.render(
             metrics.Snapshot(
                 version=lbagent.__version__,
                 ready=parts.ready,
                 state=state,
-                states=parts.reconciler.shadow.states(),
+                states=parts.bpf.backend_states(),
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
                 live_flows={} if not backends else self.live_flows() or {},
                 maps=self._usage(),
-                failing=len(parts.reconciler.failing),
-                restored=parts.reconciler.kept,
-                conflicts=sum(not message.warning for message in parts.reconciler.messages),
+                failing=len(parts.bpf.failing),
+                restored=parts.bpf.retained,
+                conflicts=sum(not message.warning for message in parts.loop.messages),
                 sync_duration_s=counts.last_duration_s,
                 syncs=counts.syncs,
                 sync_errors=counts.errors,
@@ -224,8 +229,29 @@ class View:
         )
 
 
+def _target(runner: TargetRunner) -> TargetStatus:
+    target = runner.target
+    return TargetStatus(
+        target.name,
+        target.ready.is_set(),
+        runner.in_sync,
+        target.generation,
+        len(target.failing),
+        target.waiting,
+        runner.error,
+    )
+
+
+def _other_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
+    """Yield what is wrong with the targets that have no lines of their own in the status."""
+    for runner in runners:
+        text = runner.error or runner.target.waiting
+        if text and runner.target is not bpf:
+            yield f"target {runner.target.name}: {text}"
+
+
 def _shown(messages: Sequence[Message]) -> list[str]:
-    """Return what is wrong, as many lines as somebody may read."""
+    """Return what is wrong, at most `MAX_SHOWN_MESSAGES` lines of it."""
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts

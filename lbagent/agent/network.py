@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
-from lbagent.net.neighbours import MANAGED_MAX, NeighbourKeeper
+from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.paths import Hop, PathFinder, PathSettings
@@ -37,7 +37,7 @@ class NetworkFollower:
         self._known = self.watcher.network
         self._asked: frozenset[Hop] = frozenset()
         self._hops_wanted = asyncio.Event()
-        self._news = asyncio.Event()
+        self._network_changed = asyncio.Event()
 
     @property
     def network(self) -> NodeNetwork:
@@ -48,7 +48,7 @@ class NetworkFollower:
         """Return the path to a backend."""
         return self.finder(backend)
 
-    def sources(self) -> tuple[bytes, ...]:
+    def snat_addresses(self) -> tuple[bytes, ...]:
         """Return the addresses this node translates to: whatever a path may choose."""
         own = [item.address for item in self._known.addresses if item.source]
         chosen = [
@@ -84,7 +84,7 @@ class NetworkFollower:
             self._renew()
             self.on_paths()
 
-    async def prepare(self) -> bool:
+    async def resolve_neighbours(self) -> bool:
         """Wait until the neighbours that were just asked about for the first time have answered, or will not.
 
         A flow may take a new backend as soon as the plan is written, and XDP has to drop what it has no neighbour for.
@@ -97,11 +97,11 @@ class NetworkFollower:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 while not unknown <= self._known.neighbours.keys():
-                    self._news.clear()
-                    await self._news.wait()
+                    self._network_changed.clear()
+                    await self._network_changed.wait()
         return True
 
-    def planned(self) -> None:
+    def paths_planned(self) -> None:
         """Say that backends were asked about: their neighbours may have become others."""
         if self.finder.hops != self._asked:
             self._hops_wanted.set()
@@ -109,7 +109,7 @@ class NetworkFollower:
     def _changed(self, network: NodeNetwork) -> None:
         """Take a new snapshot: next hops at once, paths only where an answer may differ."""
         old, self._known = self._known, network
-        self._news.set()
+        self._network_changed.set()
         outdated = outdated_hops(old, network, self.settings.pod_devices)
         wanted = self.finder.hops
         before = {hop: self.table.index_of(hop) for hop in wanted}
@@ -119,7 +119,7 @@ class NetworkFollower:
             log.error("next hops could not be written", extra={"error": str(error)})
         if self.table.full:
             log.warning("the next-hop table is full: some neighbours cost a FIB look-up", extra={"limit": CAPACITY})
-        if _same_ways(old, network) and all(self.table.index_of(hop) == index for hop, index in before.items()):
+        if _same_paths(old, network) and all(self.table.index_of(hop) == index for hop, index in before.items()):
             self.finder.network = network
         else:
             self._renew()
@@ -145,11 +145,11 @@ class NetworkFollower:
             if self.keeper.left_out:
                 log.warning(
                     "too many neighbours to keep resolved: the rest costs a FIB look-up",
-                    extra={"kept": MANAGED_MAX, "left_out": self.keeper.left_out},
+                    extra={"kept": MAX_MANAGED, "left_out": self.keeper.left_out},
                 )
 
 
-def _same_ways(old: NodeNetwork, new: NodeNetwork) -> bool:
+def _same_paths(old: NodeNetwork, new: NodeNetwork) -> bool:
     """Say whether everything but the neighbours is as it was."""
     return (
         old.links == new.links

@@ -1,4 +1,4 @@
-"""The running agent's parts, for whoever looks at them (view.py) or changes them (reload.py)."""
+"""The running agent's parts: live_view.py shows them, reload.py changes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lbagent.config import Config
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.objects.source import Source
 from lbagent.sources.operator import OperatorSource
-from lbagent.sync.loop import Reconciler
+from lbagent.sync.loop import SyncLoop
+from lbagent.sync.target.bpf_target import BpfTarget
 
 
 @dataclass
@@ -25,14 +26,15 @@ class Parts:
     network: NetworkFollower
     sources: Sequence[Source]
     operator: OperatorSource
-    reconciler: Reconciler
+    loop: SyncLoop
+    bpf: BpfTarget  # one of the targets of the loop: the maps that packets meet
     datapath: Datapath | None = None
     devices: DeviceKeeper | None = None
     sweeper: Sweeper | None = None
     started: bool = False  # programs are loaded and attached
-    problems: list[str] = field(default_factory=list)  # what nobody else reports
+    problems: list[str] = field(default_factory=list)  # what no other part reports
 
     @property
     def ready(self) -> bool:
         """Whether the first full State is in the kernel and packets meet it."""
-        return self.started and self.reconciler.ready.is_set()
+        return self.started and self.bpf.ready.is_set()

@@ -74,8 +74,8 @@ class Reloader:
         logs.setup(merged.log_format, merged.log_level)
         parts.network.reconfigure(derive.path_settings(merged))
         if derive.resolve_options(merged) != derive.resolve_options(old):
-            parts.reconciler.replace_resolver(Resolver(derive.resolve_options(merged)))
-        parts.reconciler.resync_s = merged.resync_interval
+            parts.loop.replace_resolver(Resolver(derive.resolve_options(merged)))
+        parts.bpf.resync_s = merged.resync_interval
         if parts.sweeper is not None:
             parts.sweeper.interval_s = merged.sweep_interval
         parts.config = merged

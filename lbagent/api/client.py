@@ -1,6 +1,6 @@
 """The command line's side of the socket: standard library only, answers as plain dicts and lists.
 
-Every failure is an LbError with the exit code the command ends with: 5 nobody answers, 6 too late, else what the agent says.
+Every failure is an LbError with the exit code the command ends with: 5 no agent answers, 6 too late, else what the agent says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lbagent.errors import AgentUnreachable, ConfigError, LbError, NotFound, Ref
 API_PREFIX = "/v1"
 DEFAULT_SOCKET = "/run/lbagent/agent.sock"
 DEFAULT_TIMEOUT_S = 30.0
-ANSWER_LIMIT = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
+MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class AgentClient:
         try:
             connection.request(method, target, body, {"Connection": "close"})
             response = connection.getresponse()
-            data = response.read(ANSWER_LIMIT)
+            data = response.read(MAX_ANSWER_BYTES)
         except TimeoutError:
             raise TimedOut(
                 f"the agent on unix://{self.path} did not answer within {timeout_s:g} s; what is in the kernel goes on serving;"

@@ -20,8 +20,8 @@ from msgspec import Struct
 
 log = logging.getLogger(__name__)
 
-HEAD_LIMIT = 16 * 1024  # bytes of request line and headers
-BODY_LIMIT = 1024 * 1024  # bytes: some 20,000 addresses in one set-state
+MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
+MAX_BODY_BYTES = 1024 * 1024  # bytes: some 20,000 addresses in one set-state
 CONNECTIONS = 64
 IDLE_S = 60.0  # for the first byte of the next request
 READ_S = 10.0  # for the rest of a request
@@ -132,8 +132,8 @@ async def _read_request(head: bytes, reader: asyncio.StreamReader) -> tuple[Requ
     length = headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) < 12):
         raise BadRequest(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
-    if int(length) > BODY_LIMIT:
-        raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {BODY_LIMIT} bytes")
+    if int(length) > MAX_BODY_BYTES:
+        raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY_BYTES} bytes")
     body = await reader.readexactly(int(length))
     url = urlsplit("//agent" + target)
     try:

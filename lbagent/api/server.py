@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from lbagent.api.convert import backend_rows, backends_used, json_list, service_views
-from lbagent.api.http import HEAD_LIMIT, HttpServer, Request, Response
+from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
 from lbagent.api.types import API_PREFIX, Problem, SetState
 from lbagent.api.view import AgentView
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 DIRECTORY_MODE = 0o755
-LONGEST_WAIT_S = 60.0
-LONGEST_PATH = 107  # bytes; unix(7)
+MAX_WAIT_S = 60.0
+MAX_PATH_BYTES = 107  # bytes; unix(7)
 BACKLOG = 32
-PROBE_S = 1.0  # for somebody who may listen on the path already
+PROBE_S = 1.0  # for an agent that may listen on the path already
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
@@ -72,14 +72,14 @@ class ApiServer:
         sock = _unix_socket(self._path)
         found = os.stat(self._path)
         self._inode = (found.st_dev, found.st_ino)
-        self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=HEAD_LIMIT))
+        self._servers.append(await asyncio.start_unix_server(self._api.connected, sock=sock, limit=MAX_HEAD_BYTES))
         if self._metrics_address:
             try:
                 sock = _tcp_socket(self._metrics_address)
             except ConfigError:
                 await self.close()
                 raise
-            self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=HEAD_LIMIT))
+            self._servers.append(await asyncio.start_server(self._metrics.connected, sock=sock, limit=MAX_HEAD_BYTES))
 
     @property
     def metrics_port(self) -> int:
@@ -181,7 +181,7 @@ class ApiServer:
             raise ConfigError("generation and timeout_s must be numbers") from None
         if not math.isfinite(timeout_s):
             raise ConfigError("timeout_s must be a finite number")
-        now = await self._view.wait_change(generation, max(0.0, min(timeout_s, LONGEST_WAIT_S)))
+        now = await self._view.wait_change(generation, max(0.0, min(timeout_s, MAX_WAIT_S)))
         return Response(200, msgspec.json.encode({"generation": now}))
 
     async def _metrics_text(self, _: Request) -> Response:
@@ -208,8 +208,8 @@ def socket_file(text: str) -> str:
 def require_socket(path: str) -> None:
     """Refuse a path no socket can be at, before anything is done. Raises ConfigError, Conflict."""
     draft = _draft(path)
-    if not path or max(len(os.fsencode(path)), len(os.fsencode(draft))) > LONGEST_PATH:
-        most = LONGEST_PATH - max(0, len(os.fsencode(draft)) - len(os.fsencode(path)))
+    if not path or max(len(os.fsencode(path)), len(os.fsencode(draft))) > MAX_PATH_BYTES:
+        most = MAX_PATH_BYTES - max(0, len(os.fsencode(draft)) - len(os.fsencode(path)))
         raise ConfigError(f"--socket {path!r}: give a path of 1 to {most} bytes; the agent did not start")
     try:
         found = os.lstat(path)
@@ -229,7 +229,7 @@ def require_socket(path: str) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError:
-            pass  # somebody is there and has no time
+            pass  # a process listens there and is busy
     raise Conflict(f"--socket {path}: another agent answers there; stop it or give another path")
 
 
@@ -239,7 +239,7 @@ def _draft(path: str) -> str:
 
 
 def _unix_socket(path: str) -> socket.socket:
-    """Return a listening socket at `path`, mode 0600 from its first moment, in place of one nobody listens on."""
+    """Return a listening socket at `path`, mode 0600 from its first moment, in place of one that no process listens on."""
     require_socket(path)
     draft = _draft(path)
     try:
@@ -249,7 +249,7 @@ def _unix_socket(path: str) -> socket.socket:
             os.unlink(draft)
         try:
             sock.bind(draft)
-            os.chmod(draft, SOCKET_MODE)  # before listen: nobody could connect until now
+            os.chmod(draft, SOCKET_MODE)  # before listen: no client could connect until now
             sock.listen(BACKLOG)
             os.rename(draft, path)  # replaces a stale socket in one step
         except OSError:

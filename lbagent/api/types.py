@@ -73,6 +73,18 @@ class SourceStatus(Struct):
     messages: list[str] = field(default_factory=list)  # what it refused, with file, object and field
 
 
+class TargetStatus(Struct):
+    """One place where the State is made true: the maps of the programs (`bpf`)."""
+
+    name: str
+    ready: bool  # the first full State is in force
+    in_sync: bool  # the latest State is in force, whole
+    generation: int  # of the State in force
+    failing: int = 0  # frontends whose last write failed
+    waiting: str = ""  # why it is not ready
+    error: str = ""  # what fails now
+
+
 class DeviceStatus(Struct):
     """One device that takes service traffic."""
 
@@ -116,6 +128,7 @@ class Status(Struct):
     artifact: str = ""  # hash of the loaded programs
     sweeps: int = 0  # finished sweeps of the flow tables; `backend drain` waits for one that began after it
     sources: list[SourceStatus] = field(default_factory=list)
+    targets: list[TargetStatus] = field(default_factory=list)
     devices: list[DeviceStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)

@@ -40,7 +40,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 class _ReaderLeft(Exception):
-    """Whoever read our output has enough."""
+    """The reader of our output has closed it."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BaseExceptionGroup as group:  # what a TaskGroup makes of an error
         found = _first(group)
         return _fail(found or group, found.exit_code if isinstance(found, LbError) else 1)
-    except Exception as error:  # noqa: BLE001 - the last door: nobody is shown a traceback
+    except Exception as error:  # noqa: BLE001 - the last door: an operator is not shown a traceback
         return _fail(error, 1)
     return result if isinstance(result, int) else 0
 
@@ -181,7 +181,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _defect(error: BaseException) -> str:
-    """Return a sentence about an error nobody foresaw: what and where, for whoever mends it."""
+    """Return a sentence about an unforeseen error: what and where, for a bug report."""
     import traceback
 
     while isinstance(error, BaseExceptionGroup):
@@ -197,7 +197,7 @@ def _fail(error: BaseException, code: int) -> int:
         import traceback
 
         traceback.print_exception(error)
-    with suppress(OSError):  # who cannot be told still gets the exit code
+    with suppress(OSError):  # without stderr there is still the exit code
         click.echo(f"error: {_sentence(error)}", err=True)
     return code
 

@@ -154,7 +154,7 @@ def _until_change(client: AgentClient, generation: int) -> int:
 
 
 def _require_reader() -> None:
-    """Raise BrokenPipeError when whoever read our output has left: without a change nothing would be written for ever."""
+    """Raise BrokenPipeError when the reader of our output has left: without a change nothing is written, and no error seen."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

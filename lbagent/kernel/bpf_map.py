@@ -111,16 +111,18 @@ def map_delete_batch(fd: int, keys: bytes, key_size: int, start: int, stop: int)
 
 
 class BatchReader:
-    """Reads a map in pieces by LOOKUP_BATCH; `read` returns joined keys, joined values and their count, 0 at the end."""
+    """Reads a map by LOOKUP_BATCH; `read` returns keys side by side, values side by side and their count, 0 at the end.
+
+    A batch holds `room` entries, more when a bucket of a hash map needs it.
+    """
 
     def __init__(self, fd: int, key_size: int, value_bytes: int, room: int = 8192) -> None:
-        """Take the sizes of one entry; `room` entries fit one piece, more when a hash bucket needs it."""
         self._fd, self._key_size, self._value_bytes, self._room = fd, key_size, value_bytes, room
         self._position = ctypes.create_string_buffer(max(key_size, 8))
         self._started = self._ended = False
 
     def read(self) -> tuple[bytes, bytes, int]:
-        """Return the next piece. Raises OSError with ENOTSUPP or EINVAL on a map without the operation."""
+        """Return the next batch. Raises OSError with ENOTSUPP or EINVAL on a map without the operation."""
         while not self._ended:
             keys = ctypes.create_string_buffer(self._room * self._key_size)
             values = ctypes.create_string_buffer(self._room * self._value_bytes)

@@ -36,7 +36,7 @@ WANTED = (
     Mask.ATTRIB | Mask.CLOSE_WRITE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.CREATE | Mask.DELETE
     | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )  # fmt: skip
-LOST = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED  # the watch no longer says anything of the path
+LOST = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED  # the watch says nothing of the path any more
 _HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
 _READ_BYTES = 1 << 16
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC

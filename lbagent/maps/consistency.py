@@ -105,7 +105,7 @@ def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, byte
 def _frontends(view: _View) -> Iterator[str]:
     for group in view.frontends:
         if 0 not in group.slots:
-            continue  # nobody finds it yet, or any more
+            continue  # no packet finds it: it is being written or taken away
         target, count, ident, flags, qcount = group.master
         for slot in range(1, count + qcount + 1):
             yield from _slot(view, group, slot, count)

@@ -30,7 +30,6 @@ from lbagent.model.maglev import Member, lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm
 
 PRESENT = b"\1"  # value of maps that are sets
-MAX_SLOTS = 0xFFFF  # backend_slot, count and qcount are u16
 _SERVICE = LB_SERVICE.codec
 
 
@@ -63,8 +62,8 @@ def encode(svc: SVC) -> FrontendEntries:
     rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)
     low, high = flags & 0xFF, flags >> 8
     pack = _SERVICE.pack
-    slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.others))}
-    for slot, backend in enumerate(svc.selectable + svc.others, 1):
+    slots = {0: pack(_target(svc), len(svc.selectable), rev, low, high, len(svc.unselectable))}
+    for slot, backend in enumerate(svc.selectable + svc.unselectable, 1):
         slots[slot] = pack(backend.id, 0, rev, low, high, 0)
     rows = FrontendEntries(svc.id, slots)
     if svc.id:
@@ -82,7 +81,7 @@ def encode(svc: SVC) -> FrontendEntries:
 
 def entry_count(svc: SVC) -> int:
     """Return how many service map entries an SVC takes."""
-    return 1 + len(svc.selectable) + len(svc.others)
+    return 1 + len(svc.selectable) + len(svc.unselectable)
 
 
 def _target(svc: SVC) -> int:

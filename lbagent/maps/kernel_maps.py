@@ -42,10 +42,9 @@ def _open_pins(bpffs: str | Path, sizes: Sizes | None) -> tuple[Sizes, dict[str,
 
 
 class KernelMaps:
-    """LBMaps over the pinned maps. `fds` are the maps' descriptors by name, for the loader's relocations."""
+    """LBMaps over the pinned maps; `open` makes one. `fds` are the maps' descriptors by name, for the loader's relocations."""
 
     def __init__(self, bpffs: str | Path, sizes: Sizes, fds: dict[str, int]) -> None:
-        """Take open descriptors of every map; use `open`."""
         self.bpffs = Path(bpffs)
         self.sizes = sizes
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n not in GENERATION_MAPS}
@@ -79,7 +78,7 @@ class KernelMaps:
         return cls(bpffs, found, fds)
 
     def replace(self, fds: Mapping[str, int], sizes: Sizes) -> None:
-        """Go on with other maps under these names; the old descriptors are closed, the new ones are ours."""
+        """Use other maps under these names; the old descriptors are closed, the new ones belong to this object."""
         for name, fd in fds.items():
             os.close(self.fds[name])
             self.fds[name] = fd
@@ -99,7 +98,7 @@ class KernelMaps:
         self.close()
 
     def fd(self, map_name: str) -> int:
-        """Return a map's descriptor; it stays ours."""
+        """Return a map's descriptor; the caller must not close it."""
         return self.fds[map_name]
 
     # --- entries ---
@@ -256,6 +255,6 @@ class KernelMaps:
             return windows.counters(view, counter_row(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
-        """Begin counting anew. Raises KernelError."""
+        """Set counters to zero. Raises KernelError."""
         with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
             windows.zero_counters(view, counter_row(self.sizes), indexes)

@@ -91,7 +91,7 @@ LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 # arrays indexed by service id, so that a reply costs an index and not a hash look-up
-# `scope` may carry REVNAT_ELSEWHERE: a Local policy without a local endpoint while others exist (drop, do not reject)
+# `scope` may carry REVNAT_ELSEWHERE: a Local policy without a local endpoint while the cluster has some (drop, do not reject)
 REVNAT_ELSEWHERE = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
 LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")

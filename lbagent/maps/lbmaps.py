@@ -1,4 +1,4 @@
-"""LBMaps: what the rest of lbagent asks of the maps, whether the kernel holds them (kernel.py) or Python (memory.py)."""
+"""LBMaps: what the rest of lbagent asks of the maps, whether the kernel holds them (kernel_maps.py) or Python (memory_maps.py)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LBMaps(Protocol):
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
-        """Begin counting anew: an id given to somebody else starts at nothing."""
+        """Set counters to zero: an id that another service or backend gets starts at nothing."""
 
 
 # The option that sizes a map: what a MapFull tells the operator to raise.

@@ -18,14 +18,13 @@ from lbagent.maps.pins import create_map
 from lbagent.maps.specs import MapSpec
 
 _INDEX0 = bytes(4)
-CHUNK = 512  # inner maps open at a time: each is a descriptor until the outer map holds it
+MAX_OPEN_TABLES = 512  # inner maps open at a time: each is a descriptor until the outer map holds it
 
 
 class MaglevTables:
-    """The tables of one lb{4,6}_maglev."""
+    """The tables of one lb{4,6}_maglev: `outer_fd` is the map of maps, `inner` the spec of one table."""
 
     def __init__(self, outer_fd: int, inner: MapSpec) -> None:
-        """Take the outer map's descriptor and the spec of an inner map."""
         self._outer = outer_fd
         self._inner = inner
         self._ids: dict[bytes, int] = {}  # digest of a table -> id of the inner map that held it
@@ -33,8 +32,8 @@ class MaglevTables:
     def update(self, tables: Mapping[int, bytes]) -> None:
         """Swap in a table for each service id. Raises OSError."""
         ids = list(tables)
-        for start in range(0, len(ids), CHUNK):
-            part = ids[start : start + CHUNK]
+        for start in range(0, len(ids), MAX_OPEN_TABLES):
+            part = ids[start : start + MAX_OPEN_TABLES]
             with self._open_inner({tables[i] for i in part}) as fds:
                 self._write(part, [fds[tables[i]] for i in part])
 

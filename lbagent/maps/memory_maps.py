@@ -1,4 +1,4 @@
-"""MemoryMaps: the same protocol without a kernel, for dry runs and tests. FaultyMaps: errors and kills at any single write."""
+"""MemoryMaps: LBMaps without a kernel, for dry runs and tests. FaultyMaps: errors and kills at any single write."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ class MemoryMaps:
     """LBMaps in this process. Limits and array semantics are the kernel's; LRU maps refuse where the kernel evicts."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
-        """Start with empty maps of these sizes."""
         self.sizes = sizes or Sizes()
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(self.sizes).items() if n not in GENERATION_MAPS}
         self._entries: dict[str, dict[bytes, bytes]] = {name: {} for name in self.specs}
         self._tables: dict[str, dict[int, bytes]] = {"lb4_maglev": {}, "lb6_maglev": {}}
-        self._arrays: dict[str, mmap.mmap] = {}  # anonymous: pages nobody touched cost nothing
+        self._arrays: dict[str, mmap.mmap] = {}  # anonymous: pages that were never written cost nothing
 
     def put_many(self, map_name: str, items: Sequence[Item]) -> None:
         """Insert or replace entries in order. Raises MapFull with `done`."""
@@ -117,7 +116,7 @@ class MemoryMaps:
             return windows.counters(view, counter_row(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
-        """Begin counting anew."""
+        """Set counters to zero."""
         with memoryview(self._array("lb_metrics")) as view:
             windows.zero_counters(view, counter_row(self.sizes), indexes)
 
@@ -132,7 +131,7 @@ class Killed(BaseException):
     """The process ended here: what a FaultyMaps raises for SIGKILL, past every `except Exception`."""
 
 
-Hook = Callable[[int, str], None]  # number of the write from 0, map name
+Fault = Callable[[int, str], None]  # number of the write from 0, map name
 
 
 class FaultyMaps:
@@ -142,8 +141,7 @@ class FaultyMaps:
     it (entries before it stay, `done` says how many). `after(n, map)` runs when the write is done. Reads are never touched.
     """
 
-    def __init__(self, maps: LBMaps, before: Hook | None = None, after: Hook | None = None) -> None:
-        """Wrap the maps."""
+    def __init__(self, maps: LBMaps, before: Fault | None = None, after: Fault | None = None) -> None:
         self.inner = maps
         self.sizes, self.specs = maps.sizes, maps.specs
         self.before, self.after = before, after
@@ -228,7 +226,7 @@ class FaultyMaps:
                 self.inner.zero_counters([index])
 
 
-def fail_at(number: int, error: BaseException) -> Hook:
+def fail_at(number: int, error: BaseException) -> Fault:
     """Return a `before` hook that raises at one write: a KernelError, a MapFull, Killed()."""
 
     def before(n: int, _: str) -> None:
@@ -238,7 +236,7 @@ def fail_at(number: int, error: BaseException) -> Hook:
     return before
 
 
-def fail_often(probability: float, seed: int) -> Hook:
+def fail_often(probability: float, seed: int) -> Fault:
     """Return a `before` hook that fails writes at random, the same ones for the same seed."""
     rng = random.Random(seed)
 

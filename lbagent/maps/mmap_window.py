@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from itertools import chain
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-SPAN = 1 << 20  # bytes mapped at a time while storing
-COUNTER = 16  # bytes of packets and bytes in lb_metrics
-DENSE = 4  # counters of which not less than a fourth is asked for are read all at once
+SPAN_BYTES = 1 << 20  # bytes mapped at a time while storing
+COUNTER_BYTES = 16  # bytes of packets and bytes in lb_metrics
+DENSE_FACTOR = 4  # counters of which not less than a fourth is asked for are read all at once
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _while_inside(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield words as long as they lie in the span from `base`; the first one outside goes to `held`."""
     for word in words:
-        if not base <= word[0] < base + SPAN:
+        if not base <= word[0] < base + SPAN_BYTES:
             held.append(word)
             return
         yield word
@@ -92,7 +92,7 @@ def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[i
     first, count = min(indexes), max(indexes) - min(indexes) + 1
     with view.cast("Q") as cells:
         starts = range(0, len(cells), row // 8)
-        if count > len(indexes) * DENSE:
+        if count > len(indexes) * DENSE_FACTOR:
             sums = {i: sum([cells[at + i] for at in starts]) for n in indexes for i in (2 * n, 2 * n + 1)}
             return [(sums[2 * n], sums[2 * n + 1]) for n in indexes]
         rows = [cells[at + 2 * first : at + 2 * (first + count)].tolist() for at in starts]
@@ -109,6 +109,6 @@ def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
         else:
             runs.append([index, index + 1])
     for first, end in runs:
-        zero = bytes(COUNTER * (end - first))
+        zero = bytes(COUNTER_BYTES * (end - first))
         for at in range(0, len(view), row):
-            view[at + COUNTER * first : at + COUNTER * end] = zero
+            view[at + COUNTER_BYTES * first : at + COUNTER_BYTES * end] = zero

@@ -92,7 +92,7 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
         pin(fds[spec.name], path)
 
     missing = [spec for name, spec in specs.items() if name not in fds]
-    if missing and missing[0].name == "lb_maglev_inner":  # the template of others
+    if missing and missing[0].name == "lb_maglev_inner":  # the template of the maps of maps
         create(missing.pop(0))
     slowest_first = sorted(missing, key=lambda spec: (spec.type is not MapType.PERCPU_ARRAY, -spec.max_entries))
     with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # 100 MiB to be zeroed

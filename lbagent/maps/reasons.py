@@ -24,7 +24,7 @@ class Reason(IntEnum):
     FWD_NO_STATE = 8  # forwarded by selection alone: the flow table had no room for a SYN
     FWD_FRAGMENT = 9  # later fragment of a known datagram
     # passed untouched
-    PASS_NOT_SERVICE = 16  # counted only where the packet concerned us at first sight
+    PASS_NOT_SERVICE = 16  # counted only where the prefilter took the packet for one of a service
     PASS_UNSUPPORTED = 17  # protocol or header we do not translate
     PASS_TTL = 18  # TTL 1: the stack answers
     PASS_MTU = 19  # larger than the way out, DF clear: the stack fragments
@@ -37,7 +37,7 @@ class Reason(IntEnum):
     # dropped
     DROP_NO_BACKEND = 64  # reject rate exceeded
     DROP_SOURCE_RANGE = 65
-    DROP_NO_LOCAL_BACKEND = 66  # Local policy, none here, some elsewhere
+    DROP_NO_LOCAL_BACKEND = 66  # Local policy: no backend on this node, some on other nodes
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # two CPUs inserted into one bucket twice in a row

@@ -102,12 +102,17 @@ def is_valid_state_transition(old: BackendState, new: BackendState) -> bool:
     return old.can_become(new)
 
 
-class Backend(Struct, frozen=True, gc=False):
-    """A server behind a service. `id` 0 means not yet assigned; weights are 0-65535; `local` = on this node."""
+class _Identified(Struct, frozen=True, gc=False):
+    """The fields of a Backend that may be given by position."""
 
     id: int = 0
     address: L3n4Addr = L3n4Addr(bytes(4), 0)
     state: BackendState = BackendState.ACTIVE
+
+
+class Backend(_Identified, frozen=True, gc=False, kw_only=True):
+    """A server behind a service. `id` 0 means not yet assigned; weights are 0-65535; `local` = on this node."""
+
     weight: int = DEFAULT_BACKEND_WEIGHT
     node_name: str = ""
     zone: str = ""

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from lbagent.model.address import L3n4Addr
 
 
-class SvcFlagParam(Struct, frozen=True, gc=False):
-    """What the flags are made from."""
+class _TypeAndNat(Struct, frozen=True, gc=False):
+    """The fields of a SvcFlagParam that may be given by position."""
 
     svc_type: SVCType = SVCType.CLUSTER_IP
     svc_nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
+
+
+class SvcFlagParam(_TypeAndNat, frozen=True, gc=False, kw_only=True):
+    """What the flags are made from."""
+
     svc_ext_local: bool = False
     svc_int_local: bool = False
     session_affinity: bool = False

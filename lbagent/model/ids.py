@@ -32,7 +32,6 @@ class IdAllocator(Generic[Key]):
     """Gives ids of [first, limit) to keys, upwards, round and round, so that a released id rests as long as possible."""
 
     def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT, advice: str = "") -> None:
-        """Start empty; `advice` says what to do when no id is left."""
         self._first, self._limit, self._advice = first, limit, advice
         self._next = first
         self._ids: dict[Key, int] = {}
@@ -104,7 +103,7 @@ def assign_ids(state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: Id
 
 
 class IdBook:
-    """Assigns ids to one State after another and releases those nobody uses any more.
+    """Assigns ids to one State after another and releases those that no State uses any more.
 
     An SVC object that is the same as in the State before gives the same assigned object back, so that a change of one
     service among 10,000 copies one service, and `plan` sees by identity what did not change.
@@ -112,7 +111,6 @@ class IdBook:
     """
 
     def __init__(self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> None:
-        """Use these allocators, restored or empty."""
         self.service_ids, self.backend_ids = service_ids, backend_ids
         self.errors: list[tuple[L3n4Addr, IdsExhausted]] = []
         # Both by id(resolved SVC). The resolved object is kept, or its id() could be another's tomorrow.
@@ -169,7 +167,7 @@ class IdBook:
             number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
             groups = [
                 tuple(replace(backend, id=self.backend_ids.allocate(backend.address)) for backend in group)
-                for group in (svc.selectable, svc.others, svc.resting)
+                for group in (svc.selectable, svc.unselectable, svc.slotless)
             ]
         except IdsExhausted as error:
             self.errors.append((svc.frontend, error))
@@ -178,7 +176,7 @@ class IdBook:
         self._frontends[svc.frontend] += 1
         self._backends.update(backend.address for backend in svc.backends)
         self._resolved[key] = svc
-        self._assigned[key] = replace(svc, id=number, selectable=groups[0], others=groups[1], resting=groups[2])
+        self._assigned[key] = replace(svc, id=number, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
 
     def _release_unused(self, svc: SVC) -> None:
         if svc.frontend not in self._frontends:

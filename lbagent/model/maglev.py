@@ -3,7 +3,7 @@
 Each backend walks its own permutation of the table (offset and skip from a hash of its key), as in "Maglev: A Fast and
 Reliable Software Network Load Balancer" (NSDI 2016). One step differs: a backend *examines* one place a round, instead of
 *claiming* one, and stops at its quota. Who gets a place then depends on the rank of the place alone and not on how often
-others were turned away, so a change does not ripple: when one of 100 backends leaves, 0.5-0.8 % of the entries move beyond
+other backends were turned away, so a change does not ripple: when one of 100 backends leaves, 0.5-0.8 % of the entries move beyond
 its own 1 % (the paper's order: 1.2-1.5 %). Quotas are exact: equal weights differ by one entry at most.
 """
 

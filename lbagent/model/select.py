@@ -1,14 +1,14 @@
 """Which endpoints serve a frontend: readiness, terminating fallback, topology hints, Local policies, operator's word.
 
-The one place of the rule "who gets new flows". Pure. How resolve uses it:
+The one place of the rule which endpoints get new flows. Pure. How resolve uses it:
 
     picked = select(endpoints_of_one_service_port, node_name="n1", zone="a")
     picked.for_cluster_ip(int_local)   ClusterIP rows: internalTrafficPolicy concerns nothing else
     picked.for_outside(ext_local)      NodePort, LoadBalancer, ExternalIP rows, sources outside the node
     picked.for_inside()                the same frontends for pods and the node (the `/i` row): always the whole cluster
 
-Each returns an EndpointSet: `selectable` (COUNT slots), `others` (QCOUNT slots), `resting` (a backend row in maintenance, no
-slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `resting_state`). All four are in
+Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend row in maintenance, no
+slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `filtered_state`). All four are in
 slot order. `no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: a backend shared
 by services has the most alive of its states, which resolve knows.
 
@@ -26,14 +26,19 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
 
 
-class EndpointInfo(Struct, frozen=True, gc=False):
+class _Addressed(Struct, frozen=True, gc=False):
+    """The field of an EndpointInfo that may be given by position."""
+
+    address: L3n4Addr
+
+
+class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
     """One endpoint of one service port, as the slices tell it.
 
     `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
     `override` is the operator's or a health check's word: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
     """
 
-    address: L3n4Addr
     ready: bool = True
     serving: bool = True
     terminating: bool = False
@@ -50,8 +55,8 @@ class EndpointSet(Struct, frozen=True, gc=False):
     """What one kind of source gets, in slot order."""
 
     selectable: tuple[EndpointInfo, ...] = ()
-    others: tuple[EndpointInfo, ...] = ()
-    resting: tuple[EndpointInfo, ...] = ()
+    unselectable: tuple[EndpointInfo, ...] = ()
+    slotless: tuple[EndpointInfo, ...] = ()
     filtered: tuple[EndpointInfo, ...] = ()
 
 
@@ -75,7 +80,7 @@ class Selection(Struct, frozen=True, gc=False):
         return self.cluster
 
     def no_local_backend(self, chosen: EndpointSet) -> bool:
-        """Return whether `chosen` takes no flow while the cluster has somebody: dropped, not rejected (A5)."""
+        """Return whether `chosen` takes no flow while the cluster has an endpoint that would: dropped, not rejected (A5)."""
         return self.has_any and not chosen.selectable
 
 
@@ -92,7 +97,7 @@ def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
     return BackendState.TERMINATING if endpoint.terminating else None
 
 
-def resting_state(endpoint: EndpointInfo) -> BackendState:
+def filtered_state(endpoint: EndpointInfo) -> BackendState:
     """Return the state of the row the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
     state = endpoint_state(endpoint)
     if state is not None:
@@ -113,20 +118,20 @@ def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
 def select(
     endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = "", with_local: bool = True
 ) -> Selection:
-    """Return who serves: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
+    """Return which endpoints serve: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
 
-    Deterministic: the order of the endpoints matters only between equal duplicates. Without a Local policy nobody asks for
-    this node's set: `with_local` False leaves it empty.
+    Deterministic: the order of the endpoints matters only between equal duplicates. Without a Local policy this
+    node's set is never used: `with_local` False leaves it empty.
     """
-    everyone = sorted(deduplicate(endpoints), key=_SLOT_ORDER)
-    active = [endpoint for endpoint in everyone if endpoint_state(endpoint) is BackendState.ACTIVE]
-    fallback = [endpoint for endpoint in everyone if _may_fall_back(endpoint)] if len(active) < len(everyone) else []
+    ordered = sorted(deduplicate(endpoints), key=_SLOT_ORDER)
+    active = [endpoint for endpoint in ordered if endpoint_state(endpoint) is BackendState.ACTIVE]
+    fallback = [endpoint for endpoint in ordered if _may_fall_back(endpoint)] if len(active) < len(ordered) else []
     near = _topology(active, node_name, zone)
     local = EndpointSet()
     if with_local:
         here = [endpoint for endpoint in active if endpoint.local] or [each for each in fallback if each.local]
-        local = _arrange(everyone, here, lambda endpoint: endpoint.local)
-    cluster = _arrange(everyone, [endpoint for endpoint in active if near(endpoint)] or fallback, near)
+        local = _arrange(ordered, here, lambda endpoint: endpoint.local)
+    cluster = _arrange(ordered, [endpoint for endpoint in active if near(endpoint)] or fallback, near)
     return Selection(cluster, local, bool(active or fallback))
 
 
@@ -155,7 +160,10 @@ Predicate = Callable[[EndpointInfo], bool]
 
 
 def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicate:
-    """Return who is near: node hints first, then zone hints; each only when all active endpoints have some and one names us."""
+    """Return which endpoints are near: by node hints, else by zone hints.
+
+    Hints count only when all active endpoints have some and one of them names this node or zone.
+    """
     if node_name and _hinted(active, node_name, lambda endpoint: endpoint.node_hints):
         return lambda endpoint: _names(endpoint, endpoint.node_hints, node_name)
     if zone and _hinted(active, zone, lambda endpoint: endpoint.zone_hints):
@@ -168,21 +176,21 @@ def _hinted(active: list[EndpointInfo], here: str, hints: Callable[[EndpointInfo
 
 
 def _names(endpoint: EndpointInfo, hints: tuple[str, ...], here: str) -> bool:
-    # The controller hints ready endpoints only: one that terminates without a hint may have been ours.
+    # The controller hints ready endpoints only: one that terminates without a hint may have named this node.
     return here in hints or not (hints or endpoint.ready)
 
 
-def _arrange(everyone: list[EndpointInfo], selectable: list[EndpointInfo], belongs: Predicate) -> EndpointSet:
-    """Sort everybody into the four groups; `everyone` is in slot order and stays so inside a group."""
-    if len(selectable) == len(everyone):
+def _arrange(ordered: list[EndpointInfo], selectable: list[EndpointInfo], belongs: Predicate) -> EndpointSet:
+    """Sort all endpoints into the four groups; they are in slot order and stay so inside a group."""
+    if len(selectable) == len(ordered):
         return EndpointSet(tuple(selectable))
     chosen = {endpoint.address for endpoint in selectable}
     serving: list[EndpointInfo] = []
     not_serving: list[EndpointInfo] = []
     quarantined: list[EndpointInfo] = []
-    resting: list[EndpointInfo] = []
+    slotless: list[EndpointInfo] = []
     filtered: list[EndpointInfo] = []
-    for endpoint in everyone:
+    for endpoint in ordered:
         if endpoint.address in chosen:
             continue
         state = endpoint_state(endpoint) if belongs(endpoint) else None
@@ -191,7 +199,7 @@ def _arrange(everyone: list[EndpointInfo], selectable: list[EndpointInfo], belon
         elif state is BackendState.QUARANTINED:
             quarantined.append(endpoint)
         elif state is BackendState.MAINTENANCE:
-            resting.append(endpoint)
+            slotless.append(endpoint)
         else:
             filtered.append(endpoint)
-    return EndpointSet(tuple(selectable), tuple(serving + not_serving + quarantined), tuple(resting), tuple(filtered))
+    return EndpointSet(tuple(selectable), tuple(serving + not_serving + quarantined), tuple(slotless), tuple(filtered))

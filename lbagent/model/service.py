@@ -13,6 +13,7 @@ from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCTy
 
 __all__ = ["CIDR", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
 
+MAX_SLOTS = 0xFFFF  # backends of a frontend: its slots, count and qcount are u16 in the maps
 DEFAULT_AFFINITY_TIMEOUT_S = 10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
 
 
@@ -79,44 +80,51 @@ def mask(address: bytes, bits: int) -> bytes:
     return (int.from_bytes(address, "big") >> host << host).to_bytes(len(address), "big")
 
 
-class SVC(Struct, frozen=True, gc=False):
-    """One frontend with everything that is written for it.
-
-    `id` 0 means not yet assigned (a wildcard row keeps 0). Backends are in slot order: `selectable` are the COUNT group,
-    `others` the QCOUNT group (terminating serving, terminating not serving, quarantined), `resting` have a backend row
-    and no slot (maintenance, weight 0; in the agent also endpoints that exist and are filtered out).
-    """
+class _Identified(Struct, frozen=True, gc=False):
+    """The fields of an SVC that may be given by position; all others need their names."""
 
     frontend: L3n4Addr
     id: int = 0
     name: ServiceName = ServiceName("", "")
+
+
+class SVC(_Identified, frozen=True, gc=False, kw_only=True):
+    """One frontend with everything that is written for it.
+
+    `id` 0 means not yet assigned (a wildcard row keeps 0). Backends are in slot order: `selectable` are the COUNT group,
+    `unselectable` the QCOUNT group (terminating serving, terminating not serving, quarantined), `slotless` have a backend row
+    and no slot (maintenance, weight 0; in the agent also endpoints that exist and are filtered out).
+    """
+
     port_name: str = ""
     type: SVCType = SVCType.CLUSTER_IP
     ext_traffic_policy: SVCTrafficPolicy = SVCTrafficPolicy.CLUSTER
     int_traffic_policy: SVCTrafficPolicy = SVCTrafficPolicy.CLUSTER
     nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
     selectable: tuple[Backend, ...] = ()
-    others: tuple[Backend, ...] = ()
-    resting: tuple[Backend, ...] = ()
+    unselectable: tuple[Backend, ...] = ()
+    slotless: tuple[Backend, ...] = ()
     algorithm: Algorithm = Algorithm.RANDOM
     session_affinity: bool = False
     session_affinity_timeout_s: int = 0
     source_ranges: tuple[CIDR, ...] = ()
     source_ranges_deny: bool = False
-    check_source_range: bool = False  # also true when no range of this family is left: then nobody gets in
+    check_source_range: bool = False  # also true when no range of this family is left: then no client gets in
     flags: ServiceFlags = ServiceFlags(0)
     l7_lb_proxy_port: int = 0
     l7_lb_frontend_ports: tuple[str, ...] = ()
     health_check_node_port: int = 0
     loopback_hostport: bool = False
     forwarding_dsr: bool = False
-    no_local_backend: bool = False  # Local policy, no local endpoint, but others exist: dropped, not rejected (A5)
+    no_local_backend: bool = (
+        False  # Local policy, no local endpoint, but the cluster has some: dropped, not rejected (A5)
+    )
     wildcard: bool = False  # the ID=0, port 0, ANY row of a ClusterIP address
 
     @property
     def backends(self) -> tuple[Backend, ...]:
         """All backends: slots in order, then those without one."""
-        return self.selectable + self.others + self.resting
+        return self.selectable + self.unselectable + self.slotless
 
     @property
     def affinity_timeout_s(self) -> int:

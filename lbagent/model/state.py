@@ -27,7 +27,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
     """All services in dump order. `generation` counts applied States.
 
     The indexes are built when first asked for and kept: a change of one service among 10,000 must not pay for an index
-    nobody reads. Do not pass the underscored fields. `since` spares others a look at every service.
+    that is never read. Do not pass the underscored fields. `since` spares the plan a look at every service.
     """
 
     generation: int = 0
@@ -74,7 +74,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
         if self._backends is None:
             index: dict[L3n4Addr, Backend] = {}
             for svc in self.services:
-                for group in (svc.selectable, svc.others, svc.resting):
+                for group in (svc.selectable, svc.unselectable, svc.slotless):
                     for backend in group:
                         known = index.setdefault(backend.address, backend)
                         if backend.state < known.state:

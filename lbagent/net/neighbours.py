@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from lbagent.model.family import Family
 from lbagent.net.paths import Hop
 
 NTF_USE = 1
@@ -20,14 +21,14 @@ NTF_EXT_MANAGED = 1
 NUD_NONE = 0
 NUD_PERMANENT = 0x80
 OUR_PROTOCOL = 76  # marks the entries we asked for (`ip -d neigh`: proto 76); `cleanup` finds them by it
-MANAGED_MAX = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
+_SOCKET_FAMILY = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 
 
 class NeighbourKeeper:
     """Follows the set of wanted neighbours with requests to the kernel."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._kept: set[Hop] = set()
         self.managed = True
         self.left_out = 0
@@ -35,8 +36,8 @@ class NeighbourKeeper:
     async def keep(self, wanted: Iterable[Hop], permanent: Iterable[Hop]) -> None:
         """Make exactly these resolved. Configured (permanent) entries are never touched: asking would unset them."""
         wanted = sorted(set(wanted) - set(permanent))
-        self.left_out = max(0, len(wanted) - MANAGED_MAX)
-        chosen = set(wanted[:MANAGED_MAX])
+        self.left_out = max(0, len(wanted) - MAX_MANAGED)
+        chosen = set(wanted[:MAX_MANAGED])
         ask = chosen - self._kept if self.managed else chosen
         if not ask and chosen == self._kept:
             return
@@ -50,7 +51,7 @@ class NeighbourKeeper:
 
     async def _request(self, ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> None:
         ifindex, address = hop
-        text = socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
+        text = socket.inet_ntop(_SOCKET_FAMILY[Family.of(address)], address)
         extra = {"NDA_FLAGS_EXT": NTF_EXT_MANAGED} if managed else {"flags": NTF_USE}
         try:
             await ipr.neigh("replace", dst=text, ifindex=ifindex, state=NUD_NONE, NDA_PROTOCOL=OUR_PROTOCOL, **extra)
@@ -64,7 +65,7 @@ class NeighbourKeeper:
 async def _configured(ipr: AsyncIPRoute, hop: Hop) -> bool:
     """Ask the kernel whether the entry is permanent now: its event may still be on the way."""
     ifindex, address = hop
-    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    family = _SOCKET_FAMILY[Family.of(address)]
     try:
         answer = await ipr.neigh("get", dst=socket.inet_ntop(family, address), ifindex=ifindex, family=family)
     except NetlinkError:

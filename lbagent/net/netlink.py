@@ -1,4 +1,4 @@
-"""The kernel's network as a snapshot that follows it: one dump, then events. The only reader of rtnetlink.
+"""The kernel's network as a snapshot that follows it: one dump, then events.
 
 Links, addresses and neighbours follow their events; routes and rules are dumped anew after any event that may concern them,
 because the kernel takes routes away with a device or an address without saying so. A lost event (ENOBUFS) means a new dump.
@@ -37,7 +37,6 @@ class NetworkWatcher:
     """Keeps `network` current; `run` calls back after each change."""
 
     def __init__(self) -> None:
-        """Start with nothing; `start` reads the kernel."""
         self._links: dict[int, Link] = {}
         self._addresses: dict[tuple[int, bytes, int], NodeAddress] = {}
         self._neighbours: dict[tuple[int, bytes], bytes] = {}

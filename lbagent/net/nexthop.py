@@ -1,7 +1,7 @@
 """The table of next hops: a 12-bit index for each resolved neighbour, so that programs forward without a FIB look-up.
 
 A record is immutable while its index is in use: programs and flows keep the index, so another MAC or another route means
-another index. `ifindex` 0 retires a record: whoever still holds the index asks the FIB and learns again. A retired index is
+another index. `ifindex` 0 retires a record: a program that still holds the index asks the FIB and learns again. A retired index is
 given out again only after the longest flow time-out, when no flow can hold it any more.
 """
 

@@ -16,7 +16,7 @@ from lbagent.model.backend import Backend
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
-MTU_MAX = 0xFFFF  # the path record's field
+MAX_MTU = 0xFFFF  # the path record's field
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
 NO_REDIRECT = frozenset({"vlan"})  # frames must be tagged by the device: leave them to the FIB look-up
 
@@ -56,7 +56,7 @@ class PathFinder:
         """Return the path to this backend."""
         address, node_name, network = backend.address.address, backend.node_name, self.network
         if network.is_own(address):
-            return self._share(PathInfo(b"", UNKNOWN_HOP, MTU_MAX, local=True, host=True))
+            return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))
         route = network.route(address)
         pod = route is not None and route.ifindex in self._pods
         local = node_name == self.settings.node_name if node_name else pod
@@ -92,8 +92,8 @@ class PathFinder:
     @staticmethod
     def _mtu(route: Route | None, link: Link | None) -> int:
         if route is None or link is None:
-            return MTU_MAX
-        return min(route.mtu or link.mtu, link.mtu, MTU_MAX)
+            return MAX_MTU
+        return min(route.mtu or link.mtu, link.mtu, MAX_MTU)
 
     def _source(self, address: bytes, route: Route | None) -> bytes:
         key = (len(address), route)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lbagent.model.family import Family
 from lbagent.net.routes import Route, RouteTable
 
 LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever the addresses say
@@ -59,11 +60,11 @@ class NodeNetwork(msgspec.Struct, frozen=True):
 
     def route(self, address: bytes) -> Route | None:
         """Return the main table's route."""
-        return (self.routes4 if len(address) == 4 else self.routes6).lookup(address)
+        return (self.routes4 if Family.of(address) is Family.IPV4 else self.routes6).lookup(address)
 
     def policy(self, address: bytes) -> bool:
         """Say whether policy rules may send this family elsewhere than the main table says."""
-        return self.policy4 if len(address) == 4 else self.policy6
+        return self.policy4 if Family.of(address) is Family.IPV4 else self.policy6
 
     def by_name(self, name: str) -> Link | None:
         """Find a device by name."""

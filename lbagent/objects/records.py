@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
 from lbagent.objects.pod_reference import pod_reference
 
@@ -38,11 +39,6 @@ class Origin(Struct, frozen=True, gc=False, order=True):
 
 NOWHERE = Origin()
 OPERATOR = "operator"  # the source whose BackendStates beat those of every other one
-
-
-def family_of(address: bytes) -> int:
-    """Return 4 or 6, the IP family of a packed address."""
-    return 4 if len(address) == 4 else 6
 
 
 MAX_PROBLEM_LENGTH = 300  # characters of a problem that are shown: it may quote a value of the object
@@ -93,7 +89,7 @@ class Service(Struct, frozen=True, gc=False):
     created: float = 0.0
     ignored: str = ""
     type: str = "ClusterIP"
-    families: tuple[int, ...] = ()  # 4, 6
+    families: tuple[Family, ...] = ()
     cluster_ips: tuple[bytes, ...] = ()
     external_ips: tuple[bytes, ...] = ()
     ingress: tuple[bytes, ...] = ()
@@ -149,7 +145,7 @@ class EndpointSlice(Struct, frozen=True, gc=False):
     namespace: str
     name: str
     service: str
-    family: int
+    family: Family
     origin: Origin = NOWHERE
     ports: tuple[SlicePort, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()

@@ -35,7 +35,7 @@ def setup(form: str = "text", level: str = "info", stream: TextIO | None = None)
 
 
 def take_stderr() -> None:
-    """Make log lines of what Python itself writes to stderr: warnings, and errors nobody could catch."""
+    """Make log lines of what Python itself writes to stderr: warnings, and errors that no code could catch."""
     logging.captureWarnings(capture=True)
     sys.unraisablehook = _unraisable
     threading.excepthook = _unraisable
@@ -43,7 +43,9 @@ def take_stderr() -> None:
 
 def _unraisable(found: sys.UnraisableHookArgs | threading.ExceptHookArgs) -> None:
     kind, error = found.exc_type, found.exc_value or found.exc_type()
-    logging.getLogger(__name__).error("an error that nobody waited for", exc_info=(kind, error, found.exc_traceback))
+    logging.getLogger(__name__).error(
+        "an error in a task that was not awaited", exc_info=(kind, error, found.exc_traceback)
+    )
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
 
 _NONE: dict[L3n4Addr, BackendState] = {}
-_NOBODY: frozenset[str] = frozenset()
+_NO_OWNERS: frozenset[str] = frozenset()
 
 
 class SharedStates:
-    """Who uses which backend in which state. Nearly every backend has one user, and nearly every state is ACTIVE."""
+    """Which owners (Services, Pods) use which backend in which state. Nearly every backend has one, in the state ACTIVE."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
         self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
         self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
@@ -29,7 +28,7 @@ class SharedStates:
         self._filtered_out_by: dict[str, tuple[L3n4Addr, ...]] = {}
 
     def has(self, address: L3n4Addr) -> bool:
-        """Return whether anybody uses a backend."""
+        """Return whether any Service or Pod has a row with this backend."""
         return address in self._users
 
     def update(
@@ -42,7 +41,7 @@ class SharedStates:
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
         for svc in rows:
-            for group in (svc.selectable, svc.others, svc.resting):
+            for group in (svc.selectable, svc.unselectable, svc.slotless):
                 if id(group) in seen:  # frontends of one port share their groups
                     continue
                 seen.add(id(group))
@@ -79,7 +78,7 @@ class SharedStates:
             now = users.get(address)
             if now is None:
                 users[address] = owner
-                have_row_now |= self._filtered_out.get(address, _NOBODY)
+                have_row_now |= self._filtered_out.get(address, _NO_OWNERS)
                 continue
             if now == owner:
                 continue
@@ -122,9 +121,10 @@ class SharedStates:
 
 def _with_states(svc: SVC, states: dict[L3n4Addr, BackendState]) -> SVC:
     groups = [
-        tuple(_with_state(backend, states) for backend in group) for group in (svc.selectable, svc.others, svc.resting)
+        tuple(_with_state(backend, states) for backend in group)
+        for group in (svc.selectable, svc.unselectable, svc.slotless)
     ]
-    return replace(svc, selectable=groups[0], others=groups[1], resting=groups[2])
+    return replace(svc, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
 
 
 def _with_state(backend: Backend, states: dict[L3n4Addr, BackendState]) -> Backend:

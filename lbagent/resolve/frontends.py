@@ -1,4 +1,4 @@
-"""Which frontends a Service wants: addresses, ports, kinds. Who gets a contested one is decided in claims.py.
+"""Which frontends a Service wants: addresses, ports, kinds. Which Service gets a contested one is decided in ownership.py.
 
 Order, and so the order of fresh IDs: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer,
 externalIPs; inside each by address, then by port.
@@ -6,20 +6,21 @@ externalIPs; inside each by address, then by port.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.model.family import Family
 from lbagent.model.service import SVCType
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Service, ServicePort, family_of
+from lbagent.objects.records import Service, ServicePort
 
-UNSPECIFIED = {4: bytes(4), 6: bytes(16)}
+UNSPECIFIED = {family: family.unspecified for family in Family}
 
 
 class LocalNode(Struct, frozen=True, gc=False):
-    """What resolve knows of the node it works for. `zone` '' = unknown: zone hints are unused."""
+    """The node that resolve works for. `zone` '' = unknown: zone hints are unused."""
 
     name: str = ""
     addresses: tuple[bytes, ...] = ()
@@ -85,10 +86,10 @@ def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
             )
 
 
-def node_addresses(families: tuple[int, ...], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
+def node_addresses(families: Iterable[Family], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
     """Iterate over (address, is surrogate) that a NodePort or HostPort of these families listens on."""
     for family in families:
         yield UNSPECIFIED[family], True
         for address in node.addresses:
-            if family_of(address) == family:
+            if Family.of(address) == family:
                 yield address, False

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.objects.records import HostPort, Message, Pod, family_of
+from lbagent.objects.records import HostPort, Message, Pod
 from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
 from lbagent.resolve.service_builder import BuildContext
 
@@ -72,20 +73,20 @@ def _is_rival(claim: _Claim, holder: Pod) -> bool:
 
 
 def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L3n4Addr, _Claim]]:
-    backends = {family_of(ip): L3n4Addr(ip, port.target_port, port.protocol) for ip in reversed(pod.ips)}
+    backends = {Family.of(ip): L3n4Addr(ip, port.target_port, port.protocol) for ip in reversed(pod.ips)}
     families = tuple(sorted(backends))
     if port.host_ip is not None and port.host_ip not in UNSPECIFIED.values():
-        family = family_of(port.host_ip)
+        family = Family.of(port.host_ip)
         if family in backends:
-            loopback = port.host_ip[0] == 127 if family == 4 else port.host_ip == bytes(15) + b"\x01"
+            loopback = port.host_ip[0] == 127 if family is Family.IPV4 else port.host_ip == bytes(15) + b"\x01"
             frontend = L3n4Addr(port.host_ip, port.port, port.protocol)
             yield frontend, _Claim(pod, backends[family], False, loopback)
         return
     if port.host_ip is not None:
-        families = tuple(family for family in families if family == family_of(port.host_ip))
+        families = tuple(family for family in families if family == Family.of(port.host_ip))
     for address, surrogate in node_addresses(families, context.node):
         frontend = L3n4Addr(address, port.port, port.protocol)
-        yield frontend, _Claim(pod, backends[family_of(address)], surrogate, False)
+        yield frontend, _Claim(pod, backends[Family.of(address)], surrogate, False)
 
 
 def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC:
@@ -106,8 +107,8 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
         name=name,
         type=SVCType.HOST_PORT,
         selectable=groups[0],
-        others=groups[1],
-        resting=groups[2],
+        unselectable=groups[1],
+        slotless=groups[2],
         flags=flags,
         loopback_hostport=first.loopback,
     )
@@ -118,18 +119,25 @@ def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
     weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
     override = context.overrides.state_of(claim.backend, pod.key)
     return EndpointInfo(
-        claim.backend, ready, True, not ready, True, pod.node, context.node.zone, (), (), weight, override
+        claim.backend,
+        ready=ready,
+        terminating=not ready,
+        local=True,
+        node_name=pod.node,
+        zone=context.node.zone,
+        weight=weight,
+        override=override,
     )
 
 
 def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:
     return [
         tuple(
-            Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, "", True)
+            Backend(0, info.address, state, weight=info.weight, node_name=info.node_name, zone=info.zone, local=True)
             for info in group
             if (state := endpoint_state(info)) is not None
         )
-        for group in (chosen.selectable, chosen.others, chosen.resting)
+        for group in (chosen.selectable, chosen.unselectable, chosen.slotless)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What resolve knows of all objects, and which Services a change concerns. Indexes only: nothing is decided here."""
+"""Indexes of all objects by what resolve asks for, and which Services a change concerns. Nothing is decided here."""
 
 from __future__ import annotations
 

@@ -16,14 +16,13 @@ class OrderedRows:
     """Owners (Services, Pods) sorted by origin, then by key; each with its rows."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._places: list[tuple[Origin, str]] = []
         self._rows: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
         self._origins: dict[str, Origin] = {}
         self._flat: list[SVC] = []  # every row in order, and as it was given out:
         self._last: tuple[SVC, ...] = ()
         self._starts = array("I", [0])  # where each owner's rows begin in `_last`, and its end
-        self._touched = (0, 0)  # owners first..end whose rows are others now
+        self._touched = (0, 0)  # owners first..end whose rows have changed
         self._moved = False  # owners came or went
 
     def place(self, owner: str, origin: Origin | None) -> None:
@@ -44,7 +43,7 @@ class OrderedRows:
             self._origins[owner] = origin
 
     def set_rows(self, owner: str, rows: tuple[SVC, ...]) -> None:
-        """Take the rows of a placed owner; a row that is equal stays the same object, by which others see what changed."""
+        """Take the rows of a placed owner; a row that is equal stays the same object, by which a plan sees what changed."""
         origin = self._origins.get(owner)
         if origin is None:
             return

@@ -20,7 +20,6 @@ class Ownership:
     """The frontends that Services want, by frontend; most are wanted by one."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._wanted: dict[str, tuple[L3n4Addr, ...]] = {}  # service key -> what it wants
         self._owner: dict[L3n4Addr, str] = {}  # the only, or the winning, service key
         self._contested: dict[L3n4Addr, dict[str, tuple[bool, float, str, str]]] = {}  # all who want it, with their age

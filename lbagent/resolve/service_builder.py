@@ -1,6 +1,6 @@
 """From one Service and its slices to its rows (SVC), before states of shared backends are settled. Pure.
 
-Who serves is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
+Which endpoints serve is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
 flags, scopes, source ranges, weights.
 """
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import (
     EndpointInfo,
@@ -20,16 +21,14 @@ from lbagent.model.select import (
     Selection,
     deduplicate,
     endpoint_state,
-    resting_state,
+    filtered_state,
     select,
 )
-from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
 from lbagent.objects.field_path import path_text
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort, family_of
+from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.frontends import LocalNode, WantedFrontend
 from lbagent.resolve.overrides import Overrides
-
-MAX_SLOTS = 65535  # a slot number has 16 bits
 
 
 class BuildContext(Struct, frozen=True, gc=False):
@@ -47,13 +46,13 @@ class _Group(Struct, frozen=True, gc=False):
     """An EndpointSet as backends."""
 
     selectable: tuple[Backend, ...]
-    others: tuple[Backend, ...]
-    resting: tuple[Backend, ...]
+    unselectable: tuple[Backend, ...]
+    slotless: tuple[Backend, ...]
     no_local_backend: bool = False
 
     def is_same(self, other: _Group) -> bool:
         """Whether new and old flows meet the same backends in both."""
-        return self.selectable == other.selectable and self.others == other.others
+        return self.selectable == other.selectable and self.unselectable == other.unselectable
 
 
 class _Choice(Struct, frozen=True, gc=False):
@@ -68,7 +67,7 @@ class ServiceBuilder:
     """Builds the rows of one Service."""
 
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
-        """Take the Service, its slices (or those of its Endpoints) and what is around."""
+        """Take the Service, its slices (or those of its Endpoints) and what else its rows depend on."""
         self.messages: list[Message] = []
         self.filtered_out: set[L3n4Addr] = (
             set()
@@ -104,7 +103,7 @@ class ServiceBuilder:
     # --- rows ---
 
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
-        choice = self._choice(port, family_of(want.frontend.address))
+        choice = self._choice(port, Family.of(want.frontend.address))
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
         two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
@@ -122,80 +121,82 @@ class ServiceBuilder:
             SvcFlagParam(
                 want.type,
                 nat,
-                service.external_local,
-                service.internal_local,
-                service.affinity_timeout_s > 0,
-                want.is_routable,
-                check,
-                service.l7_proxy_port > 0,
-                False,
-                service.ranges_deny,
-                dsr,
-                two_scopes,
+                svc_ext_local=service.external_local,
+                svc_int_local=service.internal_local,
+                session_affinity=service.affinity_timeout_s > 0,
+                is_routable=want.is_routable,
+                check_source_range=check,
+                l7_load_balancer=service.l7_proxy_port > 0,
+                source_range_deny=service.ranges_deny,
+                forwarding_dsr=dsr,
+                two_scopes=two_scopes,
             )
         )
         return SVC(
             frontend,
-            0,
-            self._name,
-            port.name,
-            want.type,
-            _POLICY[service.external_local],
-            _POLICY[service.internal_local],
-            nat,
-            group.selectable,
-            group.others,
-            group.resting,
-            service.algorithm,
-            service.affinity_timeout_s > 0,
-            service.affinity_timeout_s,
-            self._ranges[family_of(frontend.address)] if check else (),
-            service.ranges_deny and check,
-            check,
-            flags,
-            service.l7_proxy_port,
-            (),
-            service.health_check_node_port,
-            False,
-            dsr,
-            group.no_local_backend,
+            name=self._name,
+            port_name=port.name,
+            type=want.type,
+            ext_traffic_policy=_POLICY[service.external_local],
+            int_traffic_policy=_POLICY[service.internal_local],
+            nat_policy=nat,
+            selectable=group.selectable,
+            unselectable=group.unselectable,
+            slotless=group.slotless,
+            algorithm=service.algorithm,
+            session_affinity=service.affinity_timeout_s > 0,
+            session_affinity_timeout_s=service.affinity_timeout_s,
+            source_ranges=self._ranges[Family.of(frontend.address)] if check else (),
+            source_ranges_deny=service.ranges_deny and check,
+            check_source_range=check,
+            flags=flags,
+            l7_lb_proxy_port=service.l7_proxy_port,
+            health_check_node_port=service.health_check_node_port,
+            forwarding_dsr=dsr,
+            no_local_backend=group.no_local_backend,
         )
 
     # --- backends ---
 
-    def _choice(self, port: ServicePort, family: int) -> _Choice:
+    def _choice(self, port: ServicePort, family: Family) -> _Choice:
         known = self._choices.get((port.index, family))
         if known is None:
             known = self._choices[port.index, family] = self._choose(port, family)
         return known
 
-    def _choose(self, port: ServicePort, family: int) -> _Choice:
+    def _choose(self, port: ServicePort, family: Family) -> _Choice:
         service, node = self._service, self._context.node
         with_local = service.external_local or service.internal_local  # else no frontend can ask for it
         picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
-        cluster = self._group(picked, picked.cluster, port)
-        local = self._group(picked, picked.local, port) if with_local else cluster
+        groups: dict[int, _Group] = {}  # by identity: most policies choose the same set
+
+        def group(chosen: EndpointSet) -> _Group:
+            found = groups.get(id(chosen))
+            if found is None:
+                found = groups[id(chosen)] = self._group(picked, chosen, port)
+            return found
+
         return _Choice(
-            local if service.internal_local else cluster,
-            local if service.external_local else cluster,
-            cluster,
+            cluster_ip=group(picked.for_cluster_ip(service.internal_local)),
+            outside=group(picked.for_outside(service.external_local)),
+            inside=group(picked.for_inside()),
         )
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
         make, node = _backend, self._context.node
         selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
-        others = tuple([make(info, endpoint_state(info), port, node) for info in chosen.others])
-        resting = tuple([make(info, endpoint_state(info), port, node) for info in chosen.resting])
+        unselectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.unselectable])
+        slotless = tuple([make(info, endpoint_state(info), port, node) for info in chosen.slotless])
         if has_row := self._context.has_row:
             kept = [info for info in chosen.filtered if has_row(info.address)]
             self.filtered_out.update(info.address for info in chosen.filtered)
-            resting += tuple([make(info, resting_state(info), port, node) for info in kept])
-        if len(selectable) + len(others) > MAX_SLOTS:
+            slotless += tuple([make(info, filtered_state(info), port, node) for info in kept])
+        if len(selectable) + len(unselectable) > MAX_SLOTS:
             self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
-            selectable, others = selectable[:MAX_SLOTS], others[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
-        return _Group(selectable, others, resting, picked.no_local_backend(chosen))
+            selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
+        return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen))
 
-    def _endpoints(self, port: ServicePort, family: int) -> list[EndpointInfo]:
+    def _endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         context, found = self._context, []
         overrides, here = context.overrides, context.node.name
         for piece in self._slices:
@@ -217,16 +218,16 @@ class ServiceBuilder:
                     found.append(
                         EndpointInfo(
                             address,
-                            endpoint.ready,
-                            endpoint.serving,
-                            endpoint.terminating,
-                            endpoint.node == here and here != "",
-                            endpoint.node,
-                            endpoint.zone,
-                            endpoint.for_zones,
-                            endpoint.for_nodes,
-                            weight,
-                            overrides.state_of(address, endpoint.pod) if overrides else None,
+                            ready=endpoint.ready,
+                            serving=endpoint.serving,
+                            terminating=endpoint.terminating,
+                            local=endpoint.node == here and here != "",
+                            node_name=endpoint.node,
+                            zone=endpoint.zone,
+                            zone_hints=endpoint.for_zones,
+                            node_hints=endpoint.for_nodes,
+                            weight=weight,
+                            override=overrides.state_of(address, endpoint.pod) if overrides else None,
                         )
                     )
         return found
@@ -244,12 +245,12 @@ class ServiceBuilder:
         for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
-                backend = _backend(info, resting_state(info), port, self._context.node)
-                if info.address not in have and backend.state < kept.get(info.address, _NOBODY).state:
+                backend = _backend(info, filtered_state(info), port, self._context.node)
+                if info.address not in have and backend.state < kept.get(info.address, _LEAST_ALIVE).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
-        resting = tuple(backend for backend in kept.values() if has_row(backend.address))
-        rows[at] = replace(rows[at], resting=rows[at].resting + resting)
+        slotless = tuple(backend for backend in kept.values() if has_row(backend.address))
+        rows[at] = replace(rows[at], slotless=rows[at].slotless + slotless)
 
     # --- messages ---
 
@@ -283,7 +284,7 @@ class ServiceBuilder:
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
 
 
-_NOBODY = Backend(state=BackendState.INVALID)  # the least alive
+_LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
@@ -291,7 +292,16 @@ def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, 
     # §10: without a nodeName an address of this node is local too; Local policies do not count that (model/select.py)
     local = info.local or (not info.node_name and info.address.address in node.addresses)
     state = BackendState.ACTIVE if state is None else state
-    return Backend(0, info.address, state, info.weight, info.node_name, info.zone, False, port.name, local)
+    return Backend(
+        0,
+        info.address,
+        state,
+        weight=info.weight,
+        node_name=info.node_name,
+        zone=info.zone,
+        fe_port_name=port.name,
+        local=local,
+    )
 
 
 def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:
@@ -299,9 +309,9 @@ def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:
     return SVC(frontend, name=name, flags=flags, wildcard=True)
 
 
-def _by_family(service: Service) -> dict[int, tuple[CIDR, ...]]:
+def _by_family(service: Service) -> dict[Family, tuple[CIDR, ...]]:
     ranges = sorted(service.source_ranges, key=lambda cidr: cidr.sort_key)
-    return {family: tuple(cidr for cidr in ranges if family_of(cidr.network) == family) for family in (4, 6)}
+    return {family: tuple(cidr for cidr in ranges if Family.of(cidr.network) == family) for family in Family}
 
 
 def _nat_policy(service: Service, frontend: L3n4Addr) -> SVCNatPolicy:

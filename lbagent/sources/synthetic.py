@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lbagent.errors import ConfigError
 from lbagent.model.address import L4Type
+from lbagent.model.family import Family
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
@@ -90,7 +91,7 @@ def _service(number: int) -> Service:
         "synthetic",
         f"svc-{number}",
         Origin(order=number, source=SOURCE),
-        families=(4,),
+        families=(Family.IPV4,),
         cluster_ips=((_VIPS + number).to_bytes(4, "big"),),
         ports=(ServicePort("http", L4Type.TCP, 80),),
     )
@@ -101,5 +102,11 @@ def _slice(number: int, count: int, spacing: int = 0) -> EndpointSlice:
     endpoints = tuple(Endpoint((first + index).to_bytes(4, "big")) for index in range(count))
     ports = (SlicePort("http", L4Type.TCP, 8080),)
     return EndpointSlice(
-        "synthetic", f"svc-{number}", f"svc-{number}", 4, Origin(order=number, source=SOURCE), ports, endpoints
+        "synthetic",
+        f"svc-{number}",
+        f"svc-{number}",
+        Family.IPV4,
+        Origin(order=number, source=SOURCE),
+        ports,
+        endpoints,
     )

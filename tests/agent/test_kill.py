@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.agent.app import id_book
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.source import FolderSource
-from lbagent.sync.loop import Reconciler
-from lbagent.sync.target.restore import restore
+from lbagent.sync.loop import SyncLoop
+from lbagent.sync.target.bpf_target import BpfTarget
 from tests.agent.conftest import Box, endpoints, service
 from tests.lab.agent import program
-from tests.sync.rig import FixedWays, running
+from tests.sync.rig import FixedPaths, running
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow]
 
@@ -44,16 +43,14 @@ def finish(box: Box) -> None:
 
     async def reconcile() -> None:
         with KernelMaps.open(box.bpffs, create=False) as maps:
-            restored = restore(maps)
+            target = BpfTarget.open(maps, FixedPaths(), "demo-node")
             source = FolderSource(str(box.manifests))
-            book = id_book(restored, maps.sizes.backends)
-            options = Options("demo-node", keep_existing=True)
-            reconciler = Reconciler(maps, restored.shadow, book, Resolver(options), [source], FixedWays())
-            async with running(reconciler):
-                task = asyncio.create_task(source.run(reconciler.feed(source)))
-                await asyncio.wait_for(reconciler.ready.wait(), 20)
+            loop = SyncLoop(Resolver(Options("demo-node", keep_existing=True)), [source], [target])
+            async with running(loop):
+                task = asyncio.create_task(source.run(loop.inbox.feed(source)))
+                await asyncio.wait_for(target.ready.wait(), 20)
                 task.cancel()
-            assert not reconciler.failing
+            assert not target.failing
 
     asyncio.run(reconcile())
 

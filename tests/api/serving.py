@@ -32,22 +32,36 @@ def example_state() -> State:
         3,
         (
             SVC(replace(cluster_ip, port=0), name=web, wildcard=True),
-            SVC(cluster_ip, 1, web, "http", selectable=(one, two), others=(three,), flags=ServiceFlags(0)),
+            SVC(
+                cluster_ip,
+                1,
+                web,
+                port_name="http",
+                selectable=(one, two),
+                unselectable=(three,),
+                flags=ServiceFlags(0),
+            ),
             SVC(
                 L3n4Addr.parse("192.0.2.10:80"),
                 10,
                 web,
-                "http",
-                SVCType.LOAD_BALANCER,
-                SVCTrafficPolicy.LOCAL,
+                port_name="http",
+                type=SVCType.LOAD_BALANCER,
+                ext_traffic_policy=SVCTrafficPolicy.LOCAL,
                 selectable=(one,),
                 algorithm=Algorithm.MAGLEV,
                 session_affinity=True,
                 session_affinity_timeout_s=60,
                 flags=ServiceFlags.parse("LoadBalancer, Local, two-scopes, sessionAffinity"),
             ),
-            SVC(L3n4Addr.parse("192.0.2.10:80").with_scope(Scope.INTERNAL), 11, web, "http", SVCType.LOAD_BALANCER),
-            SVC(L3n4Addr.parse("[fd00::a]:53/UDP"), 2, name, "dns", resting=(dns,)),
+            SVC(
+                L3n4Addr.parse("192.0.2.10:80").with_scope(Scope.INTERNAL),
+                11,
+                web,
+                port_name="http",
+                type=SVCType.LOAD_BALANCER,
+            ),
+            SVC(L3n4Addr.parse("[fd00::a]:53/UDP"), 2, name, port_name="dns", slotless=(dns,)),
         ),
     )
 
@@ -61,6 +75,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
         }
@@ -98,6 +113,7 @@ class Agent:
 
     async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
         known = self.current.backends
+        self.said_pods += pods
         addresses = [*addresses, *(address for pod in pods for address in self.backends_of_pod(pod))]
         for address in addresses:
             if address not in known:
@@ -107,8 +123,8 @@ class Agent:
             replace(
                 svc,
                 selectable=tuple(new.get(b.address, b) for b in svc.selectable),
-                others=tuple(new.get(b.address, b) for b in svc.others),
-                resting=tuple(new.get(b.address, b) for b in svc.resting),
+                unselectable=tuple(new.get(b.address, b) for b in svc.unselectable),
+                slotless=tuple(new.get(b.address, b) for b in svc.slotless),
             )
             for svc in self.current.services
         )

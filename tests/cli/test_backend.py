@@ -66,6 +66,39 @@ def test_set_state_both_orders(lb: Run, agent: Agent, words: list[str]) -> None:
     assert states["10.0.0.9:8080/TCP"] == "maintenance"
 
 
+@pytest.mark.parametrize(
+    "words", [["pod/shop/web-0", "maintenance"], ["maintenance", "pod/shop/web-0", "10.0.0.53:53"]]
+)
+def test_set_state_of_a_pod(lb: Run, agent: Agent, words: list[str]) -> None:
+    """Every backend of the Pod, in both orders of the words, beside addresses."""
+    done = lb("backend", "set-state", *words, "-o", "name")
+    assert done.code == 0
+    assert done.out.splitlines() == ["10.0.0.9:8080/TCP", "10.0.0.10:8080/TCP", "10.0.0.53:53/UDP"][: len(words)]
+    assert agent.said_pods == ["shop/web-0"]
+
+
+def test_set_state_of_an_unknown_pod(lb: Run, agent: Agent) -> None:
+    done = lb("backend", "set-state", "maintenance", "10.0.0.9:8080", "pod/shop/gone")
+    assert done.code == 3
+    assert "no service has a backend of the Pod shop/gone; nothing was changed" in done.err
+    assert agent.current.generation == 3
+
+
+@pytest.mark.parametrize("word", ["pod/web-0", "pod/a/b/c", "pod//x", "pod/"])
+def test_references_that_are_none(lb: Run, agent: Agent, word: str) -> None:
+    done = lb("backend", "set-state", "maintenance", word)
+    assert done.code == 2
+    assert f"{word!r} is not a reference of the form pod/NAMESPACE/NAME; nothing was changed" in done.err
+
+
+def test_drain_of_a_pod(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps = iter([7, 9])
+    agent.flows = {}
+    monkeypatch.setattr(agent, "status", lambda: _swept(agent, next(sweeps)))
+    done = lb("backend", "drain", "pod/shop/web-0", "--timeout", "30s")
+    assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n10.0.0.10:8080/TCP drained\n")
+
+
 def test_refused_transition(lb: Run, agent: Agent) -> None:
     """Exit code 4, both states named, nothing changed."""
     done = lb("backend", "set-state", "10.0.0.11:8080", "active")

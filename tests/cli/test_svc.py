@@ -133,7 +133,7 @@ def test_watch_prints_changes(agent: Agent) -> None:
         first = [process.stdout.readline() for _ in range(5)]
         assert first[0].startswith("ID ")
         services = list(agent.current.services)
-        services[1] = replace(services[1], others=())
+        services[1] = replace(services[1], unselectable=())
         agent.advance(tuple(services))
         assert process.stdout.readline().split()[1:4] == ["10.96.0.10:80/TCP", "ClusterIP", "2/2"]
         agent.advance(tuple(services[:-1]))

@@ -32,7 +32,7 @@ def be(ident: int, text: str = "10.244.1.1:8080", **more) -> Backend:
 
 def test_master_and_slots():
     rows = frontend_codec.encode(
-        svc(be(7), be(0x10203), others=(be(9),), algorithm=Algorithm.MAGLEV, session_affinity=True)
+        svc(be(7), be(0x10203), unselectable=(be(9),), algorithm=Algorithm.MAGLEV, session_affinity=True)
     )
     assert rows.slots == {
         # target; count; rev_nat_index big-endian; flags, flags2; qcount

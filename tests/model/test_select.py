@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.model.select import EndpointInfo, EndpointSet, deduplicate, endpoint_state, resting_state, select
+from lbagent.model.select import EndpointInfo, EndpointSet, deduplicate, endpoint_state, filtered_state, select
 
 READY: dict[str, Any] = {}
 DEAD: dict[str, Any] = {"ready": False, "serving": False}
@@ -33,7 +33,12 @@ def _numbers(group: tuple[EndpointInfo, ...]) -> list[int]:
 
 
 def _groups(chosen: EndpointSet) -> tuple[list[int], list[int], list[int], list[int]]:
-    return _numbers(chosen.selectable), _numbers(chosen.others), _numbers(chosen.resting), _numbers(chosen.filtered)
+    return (
+        _numbers(chosen.selectable),
+        _numbers(chosen.unselectable),
+        _numbers(chosen.slotless),
+        _numbers(chosen.filtered),
+    )
 
 
 def test_ready_ones_serve() -> None:
@@ -127,11 +132,11 @@ def test_states(traits: list[dict[str, Any]], state: BackendState | None) -> Non
     assert endpoint_state(_endpoint(1, *traits)) is state
 
 
-def test_resting_states() -> None:
+def test_state_of_a_filtered_endpoint() -> None:
     """Rows the agent keeps: quarantined when not ready, active when only filtered out."""
-    assert resting_state(_endpoint(1, DEAD)) is BackendState.QUARANTINED
-    assert resting_state(_endpoint(1)) is BackendState.ACTIVE
-    assert resting_state(_endpoint(1, DEAD, MAINTENANCE)) is BackendState.MAINTENANCE
+    assert filtered_state(_endpoint(1, DEAD)) is BackendState.QUARANTINED
+    assert filtered_state(_endpoint(1)) is BackendState.ACTIVE
+    assert filtered_state(_endpoint(1, DEAD, MAINTENANCE)) is BackendState.MAINTENANCE
 
 
 def _zone(*names: str) -> dict[str, Any]:
@@ -216,7 +221,7 @@ def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> No
     """Each endpoint is in exactly one group of each set; order of arrival does not count; somebody serves if anybody can."""
     picked = select(members, node_name="n1", zone="a")
     for chosen in (picked.cluster, picked.local):
-        placed = chosen.selectable + chosen.others + chosen.resting + chosen.filtered
+        placed = chosen.selectable + chosen.unselectable + chosen.slotless + chosen.filtered
         assert sorted(_numbers(placed)) == sorted(_numbers(tuple(members)))
     assert bool(picked.cluster.selectable) is picked.has_any
     assert all(endpoint.local for endpoint in picked.local.selectable)

@@ -75,5 +75,5 @@ def test_affinity_timeout() -> None:
 def test_backends_in_slot_order() -> None:
     """selectable, then others, then resting."""
     one, two, three = (Backend(address=L3n4Addr.parse(f"10.0.0.{i}:80")) for i in (1, 2, 3))
-    svc = SVC(L3n4Addr.parse("10.96.0.1:80"), selectable=(three,), others=(one,), resting=(two,))
+    svc = SVC(L3n4Addr.parse("10.96.0.1:80"), selectable=(three,), unselectable=(one,), slotless=(two,))
     assert svc.backends == (three, one, two)

@@ -16,7 +16,9 @@ def _state() -> State:
         7,
         (
             SVC(
-                L3n4Addr.parse("10.96.0.9:80"), name=WEB, others=(Backend(address=TWO, state=BackendState.TERMINATING),)
+                L3n4Addr.parse("10.96.0.9:80"),
+                name=WEB,
+                unselectable=(Backend(address=TWO, state=BackendState.TERMINATING),),
             ),
             SVC(L3n4Addr.parse("10.96.0.1:53/UDP"), name=DNS, selectable=(Backend(address=ONE),)),
             SVC(L3n4Addr.parse("10.96.0.9:443"), name=WEB, selectable=(Backend(address=ONE), Backend(address=TWO))),

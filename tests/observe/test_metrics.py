@@ -20,7 +20,7 @@ STATE = State(
     9,
     (
         SVC(L3n4Addr.parse("10.96.0.1:0/ANY"), name=ServiceName("shop", "web"), wildcard=True),
-        SVC(FRONTEND, 7, ServiceName("shop", "web"), "http", selectable=(ONE,), resting=(TWO,)),
+        SVC(FRONTEND, 7, ServiceName("shop", "web"), port_name="http", selectable=(ONE,), slotless=(TWO,)),
     ),
 )
 STATES = {BackendState.ACTIVE: 1, BackendState.MAINTENANCE: 1}

@@ -170,10 +170,10 @@ def test_flows_keep_their_place(change_world: Change, fam: Family, proto: int, *
     change.some(0.5)
     talk.check()
     talk.open(*range(42000, 42000 + FLOWS // 4))
-    done = change.all()[str(fam.version)]
+    done = change.all()[families.Family(fam.version)]
     assert (done.lost, done.again) == (0, 0)
     talk.check()
-    assert change.all()[str(fam.version)] == Moved()
+    assert change.all()[families.Family(fam.version)] == Moved()
     change.end()
     talk.check()
     talk.open(*range(43000, 43000 + FLOWS // 4))
@@ -254,7 +254,7 @@ def test_slots_of_spilled_flows_are_moved(fam: Family) -> None:
             talk.answer(port)
         change.begin()
         talk.check()
-        assert change.all()[str(fam.version)].lost == 0
+        assert change.all()[families.Family(fam.version)].lost == 0
         talk.check()
         change.end()
         talk.check()
@@ -284,11 +284,11 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
         talk.open(*range(40000, 40100))
         config = program_settings.pack(Settings(), new, SEEDS, jiffies.hz(), old)
         assert isinstance(change.world.maps, KernelMaps)
-        lost = try_move(builder.ensure(), config, change.world.maps.fds, old, new)[str(fam.version)].lost
+        lost = try_move(builder.ensure(), config, change.world.maps.fds, old, new)[families.Family(fam.version)].lost
         assert (lost > 0) is (after < before)
         change.begin()
         talk.open(*range(41000, 41060))
-        assert change.all()[str(fam.version)].lost == lost
+        assert change.all()[families.Family(fam.version)].lost == lost
         if not lost:
             change.end()
             talk.check()

@@ -142,7 +142,7 @@ def test_the_agent_differs_only_by_resting_rows_of_what_exists(history):
         fresh = resolve(snapshot, Options("n1")).state
         for mine, theirs in zip(rows, fresh.services, strict=True):
             assert [b.address for b in mine.selectable] == [b.address for b in theirs.selectable]
-            assert [b.address for b in mine.others] == [b.address for b in theirs.others]
+            assert [b.address for b in mine.unselectable] == [b.address for b in theirs.unselectable]
         after = {backend.address for svc in rows for backend in svc.backends}
         assert after <= before | fresh.backends.keys()  # a row is never made for an endpoint that serves nobody
         assert before & offered(snapshot, rows) <= after  # and never taken away while the endpoint is there
@@ -182,7 +182,7 @@ def test_no_frontend_twice_and_every_backend_in_one_state(history):
     for svc in rows:
         for backend in svc.backends:
             assert seen.setdefault(backend.address, backend.state) == backend.state
-        slots = [backend.address for backend in (*svc.selectable, *svc.others, *svc.resting)]
+        slots = [backend.address for backend in (*svc.selectable, *svc.unselectable, *svc.slotless)]
         assert len(set(slots)) == len(slots)
 
 

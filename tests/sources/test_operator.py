@@ -84,3 +84,38 @@ async def test_many_at_once_keep_all(tmp_path):
     addresses = [L3n4Addr(bytes((10, 0, 0, n)), 80) for n in range(1, 21)]
     await asyncio.gather(*(source.set_states([address], BackendState.MAINTENANCE) for address in addresses))
     assert len(OperatorSource(str(tmp_path)).snapshot().backend_states) == 20
+
+
+POD = "shop/web-0"
+
+
+async def test_the_word_on_a_pod_survives_a_restart(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    task, told = await running(source)
+    await source.set_states([], BackendState.MAINTENANCE, pods=[POD])
+    ((change,),) = told[1:]
+    assert (change.kind, change.key, change.new.pod, change.new.address) == (
+        "BackendState", "pod/shop/web-0", POD, None
+    )  # fmt: skip
+    task.cancel()
+    (again,) = OperatorSource(str(tmp_path)).snapshot().backend_states.values()
+    assert again == change.new
+    assert again.origin.source == "operator"
+    assert (tmp_path / FILE).read_text().count('"ref": "pod/shop/web-0"') == 1
+
+
+async def test_the_newer_word_on_a_pod_ends_that_on_its_backends(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    await source.set_states([ONE, TWO], BackendState.ACTIVE)
+    await source.set_states([], BackendState.MAINTENANCE, pods=[POD], backends_of_pods=[ONE])
+    assert source.snapshot().backend_states.keys() == {"pod/shop/web-0", "[fd00::1]:53/UDP"}
+    await source.set_states([ONE], BackendState.ACTIVE)  # an address beats the Pod behind it: the Pod's word stays
+    assert source.snapshot().backend_states.keys() == {"pod/shop/web-0", "[fd00::1]:53/UDP", "10.0.0.1:80/TCP"}
+
+
+async def test_every_object_is_the_operators(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    source.resume()
+    await source.set_states([ONE], BackendState.MAINTENANCE, pods=[POD])
+    for each in (source, OperatorSource(str(tmp_path))):
+        assert {state.origin.source for state in each.snapshot().backend_states.values()} == {"operator"}

@@ -1,4 +1,4 @@
-"""A reconciler over maps in memory, with a source whose objects the test holds in its hand."""
+"""A loop and a BpfTarget over maps in memory, with a source that gives the objects the test puts into it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
-from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
@@ -24,8 +23,9 @@ from lbagent.objects.records import (
     kind_of,
 )
 from lbagent.resolve import Options, Resolver
-from lbagent.sync.loop import Reconciler
-from lbagent.sync.target.restore import restore
+from lbagent.sync.loop import SyncLoop
+from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.sync.target.protocol import Target
 
 SMALL = Sizes(
     flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251
@@ -70,7 +70,7 @@ class ListSource:
         self.synced.set()
 
 
-class FixedWays:
+class FixedPaths:
     """Every backend behind one next hop."""
 
     def __init__(self) -> None:
@@ -81,34 +81,35 @@ class FixedWays:
         self.asked += 1
         return self.info
 
-    def sources(self) -> tuple[bytes, ...]:
+    def snat_addresses(self) -> tuple[bytes, ...]:
         return (b"\x0a\0\0\1",)
 
-    async def prepare(self) -> bool:
+    async def resolve_neighbours(self) -> bool:
         return False
 
-    def planned(self) -> None:
+    def paths_planned(self) -> None:
         pass
 
 
-def make(maps: LBMaps | None = None, *sources: ListSource) -> tuple[Reconciler, FixedWays]:
-    """Build a reconciler that goes on where the maps left off."""
-    maps = maps or MemoryMaps(SMALL)
-    restored = restore(maps)
-    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, min(BACKEND_ID_LIMIT, maps.sizes.backends)))
-    book.service_ids.restore(restored.service_ids)
-    book.backend_ids.restore(restored.backend_ids)
-    ways = FixedWays()
-    reconciler = Reconciler(maps, restored.shadow, book, Resolver(Options("me", keep_existing=True)), sources, ways)
+def make(maps: LBMaps | None = None, *sources: ListSource) -> tuple[SyncLoop, BpfTarget, FixedPaths]:
+    """Build a loop and a target that go on where the maps left off."""
+    paths = FixedPaths()
+    target = BpfTarget.open(maps or MemoryMaps(SMALL), paths, "me")
+    return make_loop(sources, target), target, paths
+
+
+def make_loop(sources: Sequence[ListSource], *targets: Target) -> SyncLoop:
+    """Build a loop over these targets."""
+    loop = SyncLoop(Resolver(Options("me", keep_existing=True)), sources, targets)
     for source in sources:
-        source.changed = reconciler.feed(source)
-    return reconciler, ways
+        source.changed = loop.inbox.feed(source)
+    return loop
 
 
 @asynccontextmanager
-async def running(reconciler: Reconciler):  # type: ignore[no-untyped-def]
+async def running(loop: SyncLoop):  # type: ignore[no-untyped-def]
     """Run the loop for a while; what it raises comes out."""
-    task = asyncio.create_task(reconciler.run())
+    task = asyncio.create_task(loop.run())
     try:
         yield task
     finally:

@@ -28,7 +28,7 @@ async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypat
     if seed % 2:
         maps.before = fail_often(0.05, seed)
     source = ListSource()
-    reconciler, _ = make(maps, source)
+    loop, target, _ = make(maps, source)
 
     async def tell() -> None:
         for _ in range(300):
@@ -40,32 +40,32 @@ async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypat
             elif kind < 9:
                 source.put(service(number, affinity_timeout_s=rng.choice((0, 60))))
             elif kind == 9:
-                reconciler.paths_changed()
+                target.paths_changed()
             elif kind == 10:
-                reconciler.suspect(list(reconciler.shadow.frontends)[:2])
+                target.invalidate(list(target.shadow.frontends)[:2])
             else:
-                reconciler.replace_resolver(Resolver(Options("me", keep_existing=True)))
+                loop.replace_resolver(Resolver(Options("me", keep_existing=True)))
             assert check(inner) == []
 
     async def look() -> None:
         for _ in range(10):
             if not maps.before:
-                assert await reconciler.resync() == []
+                assert await target.resync() == []
             await asyncio.sleep(0)
 
-    async with running(reconciler):
+    async with running(loop):
         source.first_list(*[o for n in range(1, 7) for o in (service(n), endpoints(n, 1, 2, 3))])
         await asyncio.gather(tell(), look())
         maps.before = None
         async with asyncio.timeout(10):
-            await reconciler.settled()
-            while reconciler.failing or reconciler.failures.trouble:
+            await loop.settled()
+            while target.failing or target.error:
                 await asyncio.sleep(0.005)
-                await reconciler.settled()
+                await loop.settled()
     assert check(inner, settled=True) == []
     fresh = MemoryMaps(SMALL)
     again = ListSource()
-    expected, _ = make(fresh, again)
+    expected, _, _ = make(fresh, again)
     async with running(expected):
         again.first_list(*source.objects.values())  # type: ignore[arg-type]
         await expected.settled()

@@ -27,29 +27,29 @@ async def until(condition) -> None:  # type: ignore[no-untyped-def]
 async def test_nothing_is_written_before_every_source_has_its_first_list() -> None:
     maps = FaultyMaps(MemoryMaps(SMALL))
     quick, slow = ListSource("quick"), ListSource("slow")
-    reconciler, _ = make(maps, quick, slow)
-    async with running(reconciler):
+    loop, target, _ = make(maps, quick, slow)
+    async with running(loop):
         quick.first_list(service(1), endpoints(1, 1, 2))
         await asyncio.sleep(0.05)
         assert maps.writes == 0
-        assert not reconciler.ready.is_set()
-        assert "slow" in reconciler.waiting
+        assert not target.ready.is_set()
+        assert "slow" in loop.waiting
         slow.first_list(service(2), endpoints(2, 1))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
-    assert {str(name) for name in reconciler.state.by_name} == {"default/s1", "default/s2"}
+        await asyncio.wait_for(target.ready.wait(), 5)
+    assert {str(name) for name in target.state.by_name} == {"default/s1", "default/s2"}
     assert check(maps, settled=True) == []
 
 
 async def test_settled_means_in_the_maps() -> None:
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, _, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1))
-        await reconciler.settled()
+        await loop.settled()
         for host in range(2, 30):
             source.put(endpoints(1, *range(1, host + 1)))
-            await reconciler.settled()
+            await loop.settled()
             assert len(maps.items("lb4_service")) == host + 2  # master, slots, the wildcard row
             assert check(maps, settled=True) == []
 
@@ -58,17 +58,17 @@ async def test_a_restart_with_nothing_to_change_writes_nothing() -> None:
     maps = MemoryMaps(SMALL)
     objects = [service(1), endpoints(1, 1, 2), service(2, affinity_timeout_s=60), endpoints(2, 3)]
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(*objects)
-        await reconciler.ready.wait()
+        await target.ready.wait()
     before = dump(maps)
     again = FaultyMaps(maps)
     source = ListSource()
-    reconciler, _ = make(again, source)
-    async with running(reconciler):
+    loop, target, _ = make(again, source)
+    async with running(loop):
         source.first_list(*reversed(objects))
-        await reconciler.ready.wait()
+        await target.ready.wait()
     assert again.writes == 0
     assert dump(maps) == before
 
@@ -76,16 +76,16 @@ async def test_a_restart_with_nothing_to_change_writes_nothing() -> None:
 async def test_what_went_while_no_agent_ran_is_taken_away_and_ids_stay() -> None:
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1, 2), service(2), endpoints(2, 3))
-        await reconciler.ready.wait()
+        await target.ready.wait()
     kept = [line for line in dump(maps) if "10.96.0.2" in line]
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(2), endpoints(2, 3))
-        await reconciler.ready.wait()
+        await target.ready.wait()
     assert [line for line in dump(maps) if line.startswith(("SVC", "REV"))] == kept
     assert check(maps, settled=True) == []
 
@@ -93,67 +93,67 @@ async def test_what_went_while_no_agent_ran_is_taken_away_and_ids_stay() -> None
 async def test_a_source_that_cannot_vouch_for_its_list_takes_nothing_away() -> None:
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1))
-        await reconciler.ready.wait()
+        await target.ready.wait()
     before = dump(maps)
     source = ListSource()
     source.trusted = False  # an empty folder, a list that failed
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
-        assert not reconciler.ready.is_set()
-        assert "list" in reconciler.waiting
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        assert not target.ready.is_set()
+        assert "list" in target.waiting
         assert dump(maps) == before
         source.trusted = True
         source.put(service(2), endpoints(2, 1))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
-        assert reconciler.waiting == ""
-    assert {str(name) for name in reconciler.state.by_name} == {"default/s2"}
+        await asyncio.wait_for(target.ready.wait(), 5)
+        assert target.waiting == ""
+    assert {str(name) for name in target.state.by_name} == {"default/s2"}
 
 
 async def test_an_untrusted_source_over_empty_maps_holds_nothing_up() -> None:
     good, doubtful = ListSource("good"), ListSource("doubtful")
     doubtful.trusted = False
-    reconciler, _ = make(MemoryMaps(SMALL), good, doubtful)
-    async with running(reconciler):
+    loop, target, _ = make(MemoryMaps(SMALL), good, doubtful)
+    async with running(loop):
         good.first_list(service(1), endpoints(1, 1))
         doubtful.first_list()
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        await asyncio.wait_for(target.ready.wait(), 5)
 
 
 async def test_a_storm_of_changes_takes_few_passes() -> None:
     source = ListSource()
-    reconciler, _ = make(MemoryMaps(SMALL), source)
-    async with running(reconciler):
+    loop, target, _ = make(MemoryMaps(SMALL), source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1))
-        await reconciler.settled()
-        passes = reconciler.counts.syncs
+        await loop.settled()
+        passes = target.counts.syncs
         for host in range(2, 200):
             source.put(endpoints(1, host))
-        await reconciler.settled()
-    assert reconciler.counts.syncs == passes + 1
+        await loop.settled()
+    assert target.counts.syncs == passes + 1
 
 
 async def test_a_full_map_stops_one_service_and_names_what_to_raise() -> None:
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, *range(1, 101)))
-        await reconciler.settled()
+        await loop.settled()
         source.put(service(2), endpoints(2, *range(1, 201)))  # 102 + 202 of 256
-        await reconciler.settled()
-        assert {frontend.address for frontend in reconciler.failing} == {b"\x0a\x60\0\x02"}
-        error = str(next(iter(reconciler.failing.values())).error)
+        await loop.settled()
+        assert {frontend.address for frontend in target.failing} == {b"\x0a\x60\0\x02"}
+        error = str(next(iter(target.failing.values())).error)
         assert "lb4_service" in error
         assert "--max-service-slots" in error
         assert check(maps) == []
         source.drop(service(1), endpoints(1, *range(1, 101)))
-        await reconciler.settled()
-        await until(lambda: not reconciler.failing)  # its own next try finds room
+        await loop.settled()
+        await until(lambda: not target.failing)  # its own next try finds room
         assert check(maps, settled=True) == []
     assert sum("ADDR=10.96.0.2:80" in line and line.startswith("SVC") for line in dump(maps)) == 201
 
@@ -163,19 +163,19 @@ async def test_a_service_that_failed_and_went_is_forgotten(caplog: pytest.LogCap
     caplog.set_level(logging.INFO)
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, *range(1, 101)))
-        await reconciler.settled()
+        await loop.settled()
         source.put(service(2), endpoints(2, *range(1, 201)))
-        await until(lambda: reconciler.counts.errors >= 2)
+        await until(lambda: target.counts.errors >= 2)
         lines = len(caplog.records)
-        await until(lambda: reconciler.counts.errors >= 4)
+        await until(lambda: target.counts.errors >= 4)
         assert len(caplog.records) == lines
         source.drop(service(2), endpoints(2, *range(1, 201)))
-        await reconciler.settled()
-        assert not reconciler.failing
-        assert not reconciler.shadow.dirty
+        await loop.settled()
+        assert not target.failing
+        assert not target.shadow.dirty
         assert check(maps, settled=True) == []
 
 
@@ -184,21 +184,21 @@ async def test_it_gets_there_although_one_write_in_ten_fails(monkeypatch: pytest
     inner = MemoryMaps(SMALL)
     maps = FaultyMaps(inner)
     source = ListSource()
-    reconciler, _ = make(maps, source)
+    loop, target, _ = make(maps, source)
     maps.before = fail_often(0.1, 4)
-    async with running(reconciler):
+    async with running(loop):
         source.first_list(*[o for n in range(1, 9) for o in (service(n), endpoints(n, 1, 2, 3))])
         for turn in range(10):
             source.put(endpoints(1 + turn % 8, *range(1, 2 + turn % 5)))
             await asyncio.sleep(0.02)
             assert check(inner) == []
-        await until(lambda: not reconciler.failing and not reconciler.failures.trouble and not reconciler.shadow.dirty)
+        await until(lambda: not target.failing and not target.error and not target.shadow.dirty)
         maps.before = None
         source.put(service(20), endpoints(20, 1))
-        await reconciler.settled()
-        await until(lambda: not reconciler.failing and not reconciler.failures.trouble)
+        await loop.settled()
+        await until(lambda: not target.failing and not target.error)
     assert check(inner, settled=True) == []
-    assert reconciler.counts.errors > 0
+    assert target.counts.errors > 0
 
 
 async def test_a_service_that_always_fails_holds_up_nobody_and_is_tried_less_and_less() -> None:
@@ -211,19 +211,19 @@ async def test_a_service_that_always_fails_holds_up_nobody_and_is_tried_less_and
             raise KernelError("update", errno.ENOMEM, map_name)
 
     source = ListSource()
-    reconciler, _ = make(FaultyMaps(inner, before), source)
-    async with running(reconciler):
+    loop, target, _ = make(FaultyMaps(inner, before), source)
+    async with running(loop):
         source.first_list(service(1, affinity_timeout_s=60), endpoints(1, 1))
         for host in range(1, 60):
             source.put(service(2), endpoints(2, *range(1, host + 1)))
-            await reconciler.settled()
+            await loop.settled()
             await asyncio.sleep(0.01)
         assert len(inner.items("lb4_service")) >= 61
         assert 1 < len(tries) < 8
-        assert len(reconciler.failing) == 1
+        assert len(target.failing) == 1
         source.drop(service(1), endpoints(1, 1))
-        await reconciler.settled()
-        await until(lambda: not reconciler.failing)
+        await loop.settled()
+        await until(lambda: not target.failing)
     assert check(inner, settled=True) == []
 
 
@@ -232,14 +232,14 @@ async def test_changed_ways_are_path_writes_only() -> None:
     written: list[str] = []
     maps.before = lambda _, name: written.append(name)
     source = ListSource()
-    reconciler, ways = make(maps, source)
-    async with running(reconciler):
+    loop, target, paths = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1, 2))
-        await reconciler.settled()
+        await loop.settled()
         written.clear()
-        ways.info = PathInfo(b"\x0a\0\0\1", 7, 1400, False, False)
-        reconciler.paths_changed()
-        await reconciler.settled()
+        paths.info = PathInfo(b"\x0a\0\0\1", 7, 1400, False, False)
+        target.paths_changed()
+        await loop.settled()
     assert set(written) == {"lb4_path"}
     assert len(written) == 2
     assert check(maps.inner, settled=True) == []
@@ -247,12 +247,12 @@ async def test_changed_ways_are_path_writes_only() -> None:
 
 async def test_the_generation_moves_and_can_be_waited_for() -> None:
     source = ListSource()
-    reconciler, _ = make(MemoryMaps(SMALL), source)
-    async with running(reconciler):
+    loop, target, _ = make(MemoryMaps(SMALL), source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 1))
-        await reconciler.settled()
-        now = reconciler.state.generation
-        waiter = asyncio.create_task(reconciler.changed_from(now))
+        await loop.settled()
+        now = target.state.generation
+        waiter = asyncio.create_task(target.changed_from(now))
         await asyncio.sleep(0.01)
         assert not waiter.done()
         source.put(endpoints(1, 1, 2))
@@ -262,22 +262,22 @@ async def test_the_generation_moves_and_can_be_waited_for() -> None:
 async def test_what_a_stranger_changed_is_put_right() -> None:
     maps = MemoryMaps(SMALL)
     source = ListSource()
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1, affinity_timeout_s=60), endpoints(1, 1, 2), service(2), endpoints(2, 3))
-        await reconciler.settled()
+        await loop.settled()
         before = dump(maps)
-        assert await reconciler.resync() == []
+        assert await target.resync() == []
         for name in ("lb4_service", "lb4_backend", "lb_affinity_match"):
             key = maps.items(name)[0][0]
             maps.delete_many(name, [key])
             assert dump(maps) != before
-            assert await reconciler.resync()
-            await reconciler.settled()
+            assert await target.resync()
+            await loop.settled()
             assert dump(maps) == before
         stranger = next(item for item in maps.items("lb4_service") if item[0][6:8] == b"\0\0")  # a master
         maps.put_many("lb4_service", [(b"\xc0\0\2\1" + stranger[0][4:], stranger[1])])
-        assert any("192.0.2.1" in text for text in await reconciler.resync())
-        await reconciler.settled()
+        assert any("192.0.2.1" in text for text in await target.resync())
+        await loop.settled()
         assert dump(maps) == before
     assert check(maps, settled=True) == []

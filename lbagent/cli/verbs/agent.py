@@ -31,7 +31,7 @@ def agent(**flags: Any) -> None:
 
 
 def _log_end(error: Exception) -> None:
-    """Say why the agent ends as the log says everything: whoever reads JSON lines reads nothing else."""
+    """Say in the log why the agent ends: a program that reads JSON lines reads nothing else."""
     import logging
 
     expected = isinstance(error, LbError)

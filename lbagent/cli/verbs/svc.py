@@ -1,4 +1,4 @@
-"""`lbagent svc`: the frontends in the maps and who is behind them."""
+"""`lbagent svc`: the frontends in the maps and the backends behind them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _backends(row: Row) -> str:
 
 
 def _state(row: Row) -> str:
-    """Return who takes new flows: active ones, terminating ones for want of any other, nobody."""
+    """Return which backends take new flows: active ones; terminating ones when no other is left; none."""
     states = {backend["state"] for backend in row["backends"] if backend["selectable"]}
     return "active" if "active" in states else next(iter(sorted(states)), "empty")
 

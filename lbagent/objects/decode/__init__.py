@@ -1,1 +1,4 @@
-"""Text -> objects: YAML and JSON, what each kind may say, what is wrong with it, and what is kept when it is."""
+"""Kubernetes objects (mappings or JSON) to records: what each kind may say, what is wrong with it, and what is kept when it is.
+
+`decode_object.decode_object` is the entry for every source. Pure: no files, no clock, no YAML.
+"""

@@ -78,20 +78,19 @@ def decode_object(
     `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
     `last` finds the last good form of an object by kind and key: what is faulty now keeps its value.
     """
-    report = Report(origin, "", locate)
     if isinstance(raw, bytes):
         try:
             raw = msgspec.json.decode(raw)
         except msgspec.DecodeError as error:
-            return _unidentified(report, (), f"not JSON: {error}")
+            return _unidentified(Report(origin, "", locate), (), f"not JSON: {error}")
         if not isinstance(raw, dict):
-            return _unidentified(report, (), wrong_type(raw, "object"))
+            return _unidentified(Report(origin, "", locate), (), wrong_type(raw, "object"))
     for field in ("apiVersion", "kind"):
         value = raw.get(field)
         if value is None or value == "":
-            return _unidentified(report, (field,), "it is missing")
+            return _unidentified(Report(origin, "", locate), (field,), "it is missing")
         if not isinstance(value, str):
-            return _unidentified(report, (field,), wrong_type(value, "str"))
+            return _unidentified(Report(origin, "", locate), (field,), wrong_type(value, "str"))
     if is_used(raw["apiVersion"], raw["kind"]):
         return _decode(raw, origin, locate, last)
     if not raw["apiVersion"].startswith(OURS):

@@ -36,13 +36,13 @@ def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
         name,
         report.origin,
         report.timestamp(meta),
-        spec.nodeName or "",
-        _pod_ips(status, report),
-        () if host_network else _host_ports(spec, report),
-        bool(meta.deletionTimestamp),
-        status.phase in ("Succeeded", "Failed"),
-        host_network,
-        report.weight(meta),
+        node=spec.nodeName or "",
+        ips=_pod_ips(status, report),
+        host_ports=() if host_network else _host_ports(spec, report),
+        terminating=bool(meta.deletionTimestamp),
+        finished=status.phase in ("Succeeded", "Failed"),
+        host_network=host_network,
+        weight=report.weight(meta),
     )
 
 

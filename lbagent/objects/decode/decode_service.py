@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from lbagent.model.address import L4Type
-from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S, Algorithm, SVCNatPolicy
+from lbagent.model.family import Family
+from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
+from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Service, ServicePort, family_of
+from lbagent.objects.records import Service, ServicePort
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
@@ -23,24 +23,8 @@ HEADLESS = "service.kubernetes.io/headless"
 _TYPES = {word: word for word in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
 _POLICIES = {"Cluster": False, "Local": True}
 _AFFINITY = {"None": False, "ClientIP": True}
-_FAMILIES = {"IPv4": 4, "IPv6": 6}
-_ALGORITHMS = {word.value: word for word in Algorithm}
-_FORWARDING = {"snat": False, "dsr": True}
+_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 _RANGES = {"allow": False, "deny": True}
-_NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
-_STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
-# Words that are understood and that the programs do not act on yet -> what happens instead.
-_NOT_YET = {
-    "least-conn": "backends are chosen as with random",
-    "dsr": "packets are sent on with SNAT",
-    "nat46": "only backends of the frontend's own IP family are used",
-    "nat64": "only backends of the frontend's own IP family are used",
-}
-_L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
-_STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
-_NOTES = frozenset(
-    ("algorithm", "forwarding-mode", "nat-policy", "l7-proxy-port", "source-ranges-policy", "stale-flows")
-)
 
 
 def decode_service(raw: wire.Service, namespace: str, name: str, report: Report) -> Service:
@@ -59,9 +43,9 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
     families = _families(spec, cluster_ips, [*outside, *ingress], report)
     external = _of_families(outside, families, ("spec", "externalIPs"), report)
     vips = _of_families(ingress, families, ("status", "loadBalancer", "ingress"), report)
-    algorithm, dsr, nat = _annotations(meta, report)
+    algorithm, dsr, nat = decode_annotations(meta, report)
     timeout = _affinity(spec, report)
-    l7_port = _l7_port(meta, report, affinity=timeout > 0)
+    l7_port = decode_l7_port(meta, report, affinity=timeout > 0)
     ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
     local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
     return Service(
@@ -69,24 +53,23 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         name,
         report.origin,
         base.created,
-        "",
-        kind,
-        families,
-        tuple(cluster_ips),
-        external,
-        vips,
-        _ports(spec, kind, report),
-        local,
-        _policy("internalTrafficPolicy", spec.internalTrafficPolicy, "internal_local", report),
-        timeout,
-        ranges,
-        given,
-        deny,
-        _health_port(spec, report) if local and kind == "LoadBalancer" else 0,
-        algorithm,
-        dsr,
-        nat,
-        l7_port,
+        type=kind,
+        families=families,
+        cluster_ips=tuple(cluster_ips),
+        external_ips=external,
+        ingress=vips,
+        ports=_ports(spec, kind, report),
+        external_local=local,
+        internal_local=_policy("internalTrafficPolicy", spec.internalTrafficPolicy, "internal_local", report),
+        affinity_timeout_s=timeout,
+        source_ranges=ranges,
+        ranges_given=given,
+        ranges_deny=deny,
+        health_check_node_port=_health_port(spec, report) if local and kind == "LoadBalancer" else 0,
+        algorithm=algorithm,
+        dsr=dsr,
+        nat_policy=nat,
+        l7_proxy_port=l7_port,
     )
 
 
@@ -159,7 +142,7 @@ def _is_vip(entry: Ingress, path: FieldPath, report: Report) -> bool:
     return False
 
 
-def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[int, ...]:
+def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], report: Report) -> tuple[Family, ...]:
     named = []
     for index, word in present(spec.ipFamilies):
         if word in _FAMILIES:
@@ -171,14 +154,14 @@ def _families(spec: ServiceSpec, cluster_ips: list[bytes], others: list[bytes], 
     if report.is_faulty(("spec", "ipFamilies")) and (last := report.last_value("families")):
         report.say_kept(("spec", "ipFamilies"), ", ".join(f"IPv{family}" for family in last))
         named += last
-    found = {*named, *map(family_of, cluster_ips)} or set(map(family_of, others))
-    return tuple(sorted(found or {4}))
+    found = {*named, *map(Family.of, cluster_ips)} or set(map(Family.of, others))
+    return tuple(sorted(found or {Family.IPV4}))
 
 
 def _of_families(
-    addresses: list[bytes], families: tuple[int, ...], path: FieldPath, report: Report
+    addresses: list[bytes], families: tuple[Family, ...], path: FieldPath, report: Report
 ) -> tuple[bytes, ...]:
-    fit = tuple(address for address in addresses if family_of(address) in families)
+    fit = tuple(address for address in addresses if Family.of(address) in families)
     if len(fit) != len(addresses):
         report.warn(path, "the Service has no such IP family", "the addresses of that family have no frontend")
     return fit
@@ -251,57 +234,9 @@ def _source_ranges(
     deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
     given = bool(spec.loadBalancerSourceRanges) or report.is_faulty(path)  # a list that is no list opens nothing
     ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
-    for family in {family_of(vip) for vip in vips} if given and not deny else ():
-        if not any(family_of(cidr.network) == family for cidr in ranges):
-            report.warn(path, f"no range is IPv{family}", f"nobody reaches the IPv{family} addresses of the balancer")
+    for family in {Family.of(vip) for vip in vips} if given and not deny else ():
+        if not any(Family.of(cidr.network) == family for cidr in ranges):
+            report.warn(
+                path, f"no range is IPv{family}", f"no client reaches the IPv{family} addresses of the balancer"
+            )
     return ranges, given, deny
-
-
-def _annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
-    algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
-    report.warn_unknown_annotations(meta, _NOTES)
-    if found := annotation(meta, "algorithm", "lb-algorithm"):
-        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
-        _say_not_yet(found[0], algorithm.value, report)
-    if found := annotation(meta, "forwarding-mode"):
-        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat", "dsr")
-        _say_not_yet(found[0], "dsr" if dsr else "", report)
-    if found := annotation(meta, "nat-policy"):
-        nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
-        _say_not_yet(found[0], nat.value.lower(), report)
-    if found := annotation(meta, "stale-flows"):
-        if _STALE.fullmatch(found[1]):
-            report.warn(found[0], f"{found[1]} is understood, not acted on yet", _STALE_INSTEAD)
-        else:
-            problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
-            report.error(found[0], problem, "the default is used")
-    return algorithm, dsr, nat
-
-
-def _l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
-    """Return the port of the L7 proxy, 0 for none: it takes the place of the affinity time-out in the master."""
-    found = annotation(meta, "l7-proxy-port")
-    if found is None:
-        return 0
-    path, text = found
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
-    port = report.port(path, number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
-    if not port and (port := report.last_value("l7_proxy_port") or 0):
-        report.say_kept(path, f"port {port}")
-    if port and affinity:
-        report.error(path, "cannot go with sessionAffinity", "it is ignored")
-        return 0
-    if port:
-        report.warn(path, f"port {port} is understood, not acted on yet", _L7_INSTEAD)
-    return port
-
-
-def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:
-    """Nothing is accepted in silence that does not act."""
-    if instead := _NOT_YET.get(word):
-        report.warn(path, f"{word} is understood, not acted on yet", instead)
-
-
-def _no_port(found: tuple[FieldPath, str], report: Report) -> int:
-    report.error(found[0], f"{found[1]!r} is not a port of 1-65535", "no L7 proxy is used")
-    return 0

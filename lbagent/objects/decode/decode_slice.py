@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from sys import intern
 
+from lbagent.model.family import Family
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
 from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, Port, Reference, Subset
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort, family_of
+from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort
 from lbagent.wrong_value import wrong_type
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number
 MAX_PORTS = 1000
 MAX_HINTS = 64
-_FAMILIES = {"IPv4": 4, "IPv6": 6}
+_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 OldSlices = Callable[[], list[EndpointSlice]]
 
 
@@ -89,7 +90,7 @@ def _slice_ports(
     return tuple(keep_slice_ports(path, raw or (), ports, last, report))
 
 
-def _endpoint(raw: wire.Endpoint, namespace: str, family: int, index: int, report: Report) -> Endpoint | None:
+def _endpoint(raw: wire.Endpoint, namespace: str, family: Family, index: int, report: Report) -> Endpoint | None:
     """Return an endpoint; only addresses[0] counts (the others are the same pod's, by contract of the API)."""
     kept = "the endpoint is left out"
     if not raw.addresses or not raw.addresses[0]:
@@ -98,7 +99,7 @@ def _endpoint(raw: wire.Endpoint, namespace: str, family: int, index: int, repor
     address = plain_ip(raw.addresses[0]) or report.address(("endpoints", index, "addresses", 0), raw.addresses[0], kept)
     if address is None:
         return None
-    if family_of(address) != family:
+    if Family.of(address) != family:
         problem = f"{raw.addresses[0]} is not IPv{family} as addressType says"
         report.error(("endpoints", index, "addresses", 0), problem, kept)
         return None
@@ -106,14 +107,14 @@ def _endpoint(raw: wire.Endpoint, namespace: str, family: int, index: int, repor
     zones, nodes = _hints(raw.hints)
     return Endpoint(
         address,
-        ready,
-        serving,
-        terminating,
-        intern(raw.nodeName or ""),
-        intern(raw.zone or ""),
-        _pod(raw.targetRef, namespace),
-        zones,
-        nodes,
+        ready=ready,
+        serving=serving,
+        terminating=terminating,
+        node=intern(raw.nodeName or ""),
+        zone=intern(raw.zone or ""),
+        pod=_pod(raw.targetRef, namespace),
+        for_zones=zones,
+        for_nodes=nodes,
     )
 
 
@@ -162,8 +163,8 @@ def _subset(raw: Subset, namespace: str, name: str, number: int, old: OldSlices,
     ]
     return [
         EndpointSlice(namespace, name, name, family, report.origin, ports, endpoints, legacy=True, subset=number)
-        for family in (4, 6)
-        if (endpoints := tuple(each for each in found if family_of(each.address) == family))
+        for family in Family
+        if (endpoints := tuple(each for each in found if Family.of(each.address) == family))
     ]
 
 

@@ -1,7 +1,7 @@
 """What a running agent keeps of an object that has faults: the last good value of the faulty part, and only that.
 
 A part is found again by its name, else by its place in the list; a list that became shorter says nothing about places.
-What is named elsewhere in the new object is not kept twice. Source ranges are kept only where that lets nobody new in.
+What is named elsewhere in the new object is not kept twice. Source ranges are kept only where that lets no new client in.
 """
 
 from __future__ import annotations

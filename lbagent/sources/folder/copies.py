@@ -1,15 +1,17 @@
 """Copies of manifests as they were when they were good, so that a file broken while the agent restarts keeps its objects.
 
-Written behind the agent's back, in a thread: a copy that is missing costs nothing but this comfort.
+Written in a thread, a moment after the file was read: a copy that is missing costs nothing but this comfort.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 
 from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
+DELAY_S = 1.0  # good files are copied so long after they were read
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
 
@@ -29,6 +31,7 @@ class ManifestCopies:
         """Name the folder; it is made when there is something to keep."""
         self._folder = folder
         self._noted: dict[str, Signature | None] = {}  # path -> as it was when it was good; None = deleted
+        self._is_behind = asyncio.Event()
 
     def recall(self, path: str) -> str | None:
         """Return the last good text of a manifest, if there is a copy."""
@@ -47,11 +50,15 @@ class ManifestCopies:
     def note(self, path: str, signature: Signature | None) -> None:
         """Say that a manifest is good now, or (None) that it was deleted."""
         self._noted[path] = signature
+        self._is_behind.set()
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether `save` has something to do."""
-        return bool(self._noted)
+    async def run(self) -> None:
+        """Copy good files a moment after they were read, when reading the others is done, until cancelled."""
+        while True:
+            await self._is_behind.wait()
+            await asyncio.sleep(DELAY_S)
+            self._is_behind.clear()
+            await asyncio.to_thread(self.save, self.take())
 
     def take(self) -> list[tuple[str, Signature | None]]:
         """Return what was noted, for `save`, and forget it."""

@@ -42,9 +42,9 @@ class ManifestFiles:
     def __init__(
         self, *, say_generation: bool = True, recall: Callable[[str], str | None] = lambda _path: None
     ) -> None:
-        """Start empty; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
+        """Hold no file yet; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
         self._recall = recall
-        self.generation = 0  # how often the objects had changed for whoever is told; kept by the teller
+        self.generation = 0  # how many batches of changed objects the source has published; the source counts them
         self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
         self._files: dict[str, _File] = {}
@@ -70,7 +70,7 @@ class ManifestFiles:
         return self.accept(self.prepare(path, any_file=any_file))
 
     def prepare(self, path: str, *, any_file: bool = False) -> FileReading:
-        """Read and parse a file, changing nothing: may run in a thread while nobody else touches this file here."""
+        """Read and parse a file, changing nothing: may run in a thread while the event loop leaves this file alone."""
         try:
             return self.parse(path, read_text(path, any_file=any_file))
         except UnreadableManifest as error:
@@ -129,7 +129,7 @@ class ManifestFiles:
         old = self._files.get(path)
         if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
             self.revision += 1
-        known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are told next
+        known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are published next
         changed = False
         for changes in self._exchange(old.parsed if old else ParsedManifest(), parsed):
             changed |= bool(changes)

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Sequence
 
-from lbagent.errors import Unsupported
-from lbagent.kernel.inotify import LOST, Event, Mask, Watch
+from lbagent.kernel.inotify import Event
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange
 from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
+from lbagent.sources.folder.folder_watch import FolderWatch, is_about_all_files, is_complete, is_lost
 from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_manifest, manifest_names
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,9 @@ LOOK_S = 10.0  # with inotify: what it does not see (targets of links, a folder 
 GRACE_S = 0.1  # a file missing for so long is deleted
 SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
-BATCH_S = 0.02  # work in one go before others may run
-LOOK_AT_ONCE = 50  # files looked at before others may run
+BATCH_S = 0.02  # work in one go before the loop runs other tasks
+MAX_LOOKS_AT_ONCE = 50  # files looked at before the loop runs other tasks
 LARGE = 32 << 10  # bytes, about BATCH_S of parsing
-COPY_S = 1.0  # good files are copied so long after they were read
 
 
 class FolderSource:
@@ -55,7 +54,6 @@ class FolderSource:
         self._poll_s, self._look_s = poll_s, look_s
         place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
         self._copies = ManifestCopies(os.path.join(last_good, place)) if last_good else None
-        self._to_copy = asyncio.Event()
         self._files = ManifestFiles(recall=self._copies.recall) if self._copies else ManifestFiles()
         self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
@@ -66,8 +64,7 @@ class FolderSource:
         self._wake = asyncio.Event()
         self._rescan = True
         self._looked = 0.0  # when everything was looked at last
-        self._watch = _open_watch() if use_inotify else None
-        self._watched: tuple[int, int] | None = None  # device and inode of the folder that is watched
+        self._watch = FolderWatch(folder, use_inotify=use_inotify)
 
     @property
     def trusted(self) -> bool:
@@ -88,37 +85,25 @@ class FolderSource:
 
     async def run(self, on_change: OnChange) -> None:
         """List the folder, then follow it until cancelled."""
-        loop = asyncio.get_running_loop()
-        if self._watch:
-            loop.add_reader(self._watch.fd, self._read_events)
+        self._watch.start(self._take_events)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keep_copies())
+                if self._copies:
+                    tasks.create_task(self._copies.run())
                 while True:
                     await self._work(on_change)
                     self.synced.set()
                     await self._wait()
         finally:
-            if self._watch:
-                loop.remove_reader(self._watch.fd)
-                self._watch.close()
+            self._watch.close()
 
-    async def _keep_copies(self) -> None:
-        """Copy good files a moment after they were read, and not in the way of what is to be read."""
-        while self._copies:
-            await self._to_copy.wait()
-            await asyncio.sleep(COPY_S)
-            self._to_copy.clear()
-            await asyncio.to_thread(self._copies.save, self._copies.take())
-
-    def _note(self, path: str, signature: Signature | None) -> None:
+    def _note_good(self, path: str, signature: Signature | None) -> None:
         if self._copies:
             self._copies.note(path, signature)
-            self._to_copy.set()
 
     async def _wait(self) -> None:
         """Wait for an event, the next look at everything, or a deletion that is due."""
-        until = self._looked + (self._look_s if self._watched else self._poll_s)
+        until = self._looked + (self._look_s if self._watch.is_following else self._poll_s)
         if self._missing:
             until = min(until, *self._missing.values())
         try:
@@ -127,29 +112,21 @@ class FolderSource:
         except TimeoutError:
             pass
         self._wake.clear()
-        if time.monotonic() >= self._looked + (self._look_s if self._watched else self._poll_s):
+        if time.monotonic() >= self._looked + (self._look_s if self._watch.is_following else self._poll_s):
             self._rescan = True
 
     # --- events ---
 
-    def _read_events(self) -> None:
-        for event in self._watch.events() if self._watch else ():
-            self._take_event(event)
+    def _take_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            # While the folder is gone or empty, any event is a reason to see what is there now.
+            if self._problem or is_lost(event) or is_about_all_files(event):
+                self._rescan = True
+            elif is_manifest(event.name):
+                path = os.path.join(self._folder, event.name)
+                if is_complete(event, path):
+                    self._pending[path] = None
         self._wake.set()
-
-    def _take_event(self, event: Event) -> None:
-        if event.mask & LOST:
-            self._watched = None
-            self._rescan = True
-        elif self._problem:
-            self._rescan = True  # the folder was gone or empty: see what is there now
-        elif event.mask & Mask.Q_OVERFLOW or event.name.startswith(".."):
-            self._rescan = True  # '..data': Kubernetes exchanges all files of a mounted ConfigMap by one link
-        elif is_manifest(event.name):
-            path = os.path.join(self._folder, event.name)
-            # a new file is read when its writer closes it; a link is complete at once
-            if not event.mask & Mask.CREATE or _is_link(path):
-                self._pending[path] = None
 
     # --- work ---
 
@@ -195,7 +172,7 @@ class FolderSource:
         return changes
 
     async def _read_some(self) -> list[ObjectChange]:
-        """Read pending files for a moment; a large one in a thread, so that others may run meanwhile."""
+        """Read pending files for a moment; a large one in a thread, so that other tasks run meanwhile."""
         changes: list[ObjectChange] = []
         until = time.monotonic() + BATCH_S
         while self._pending and time.monotonic() < until:
@@ -212,7 +189,7 @@ class FolderSource:
             else:
                 changes += self._files.read(path)
             if self._files.is_good(path):
-                self._note(path, signature)
+                self._note_good(path, signature)
         if self._recovering:
             self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
         return changes
@@ -243,11 +220,11 @@ class FolderSource:
                 continue
             self._seen.pop(path, None)
             changes += self._files.remove(path)
-            self._note(path, None)
+            self._note_good(path, None)
         return changes
 
     def _list(self) -> list[str] | None:
-        """Return the paths of the manifests; None when there are none or nobody can say: then nothing is deleted."""
+        """Return the paths of the manifests; None when there are none or the folder cannot be read: then nothing is deleted."""
         try:
             names = manifest_names(self._folder)
         except OSError as error:
@@ -270,7 +247,7 @@ class FolderSource:
     async def _scan(self, on_change: OnChange | None) -> None:
         """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
         self._looked = time.monotonic()
-        self._follow()
+        self._watch.follow()
         paths = self._list()
         if paths is None:
             return
@@ -283,7 +260,7 @@ class FolderSource:
                 continue
             if path not in self._seen or signature is None or signature != self._seen[path]:
                 self._pending[path] = None
-            if number % LOOK_AT_ONCE == 0 and on_change is not None:
+            if number % MAX_LOOKS_AT_ONCE == 0 and on_change is not None:
                 await asyncio.sleep(0)
                 if self._pending and (changes := await self._read_some()):
                     self._publish(on_change, changes)
@@ -291,38 +268,11 @@ class FolderSource:
             self._miss(path)
 
     def _is_being_written(self, signature: Signature | None) -> bool:
-        """Without inotify nobody says when a writer closes a file: leave it to the next look while it is very young."""
-        if self._watch or signature is None or not self.synced.is_set():
+        """Without inotify nothing says when a writer closes a file: leave it to the next look while it is very young."""
+        if self._watch.is_available or signature is None or not self.synced.is_set():
             return False
         return 0 <= time.time_ns() - signature[2] < YOUNG_NS
-
-    def _follow(self) -> None:
-        """Watch the folder that the path leads to now."""
-        if self._watch is None:
-            return
-        try:
-            status = os.stat(self._folder)
-            if self._watched != (status.st_dev, status.st_ino):
-                self._watch.follow(self._folder)
-                self._watched = (status.st_dev, status.st_ino)
-        except OSError:
-            self._watched = None
-
-
-def _open_watch() -> Watch | None:
-    try:
-        return Watch()
-    except Unsupported:
-        return None
 
 
 def _is_gone(path: str) -> bool:
     return not os.path.lexists(path)
-
-
-def _is_link(path: str) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return os.path.islink(path) or status.st_nlink > 1

@@ -22,7 +22,6 @@ class YamlError(Exception):
     """The text is not YAML, or beyond a bound; `line` is 1-based."""
 
     def __init__(self, line: int, problem: str) -> None:
-        """Keep both for the message."""
         super().__init__(f"line {line}: {problem}")
         self.line = line
         self.problem = problem

@@ -13,15 +13,15 @@ from typing import ClassVar
 from msgspec import Struct, field
 
 from lbagent.errors import KernelError, LbError
-from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
-from lbagent.sync.target.backends import tokens
+from lbagent.sync.target.backends import reference_counts
 from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
-from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, entries_of
+from lbagent.sync.target.shadow import Partial, Shadow
 from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
@@ -198,61 +198,32 @@ class _Run:
     def commit(self) -> Cooperative[None]:
         """Take over what each change has become."""
         plan, shadow = self.plan, self.shadow
-        shadow.refs.update((ident, refs) for ident, refs in plan.refs.items() if refs)
-        for ident, refs in plan.refs.items():
-            if not refs:
-                shadow.refs.pop(ident, None)
+        shadow.set_references(plan.refs)
         broken = entries_by_owner(plan, self.stopped_at)
         for owner, change in enumerate(plan.changes):
             if owner in self.failed:
                 self._keep_partial(owner, change, broken.get(owner, []))
             else:
-                self._replace(change, change.svc)
+                shadow.set_frontend(change.frontend, change.svc)
             yield
         if plan.services is not None:
-            shadow.services = plan.services
-            shadow.dirty = {plan.changes[owner].frontend for owner in self.failed}
-            shadow.full = bool(self.result.errors)  # what belongs to nobody is found again by comparing everything
-            if not shadow.full:
-                shadow.orphans.clear()
+            unwritten = {plan.changes[owner].frontend for owner in self.failed}
+            shadow.finish_plan(plan.services, unwritten, complete=not self.result.errors)
         self._commit_filter()
 
     def _commit_filter(self) -> None:
         plan, shadow = self.plan, self.shadow
-        candidates = {
-            step.number(i) for step in plan.steps if step.kind is Kind.FILTER for i in range(len(step.owners))
-        }
         if plan.snat_bits is not None:
-            candidates |= shadow.snat_bits - plan.snat_bits
-            shadow.snat_bits = plan.snat_bits
-        if plan.full:
-            candidates |= set(shadow.set_bits())
-        shadow.stale_bits |= {
-            bit for bit in candidates if bit not in shadow.filter_refs and bit not in shadow.snat_bits
-        }
-
-    def _replace(self, change: FrontendChange, new: Entry | None) -> None:
-        shadow, old = self.shadow, change.old
-        bit = prefilter.vip_bit(change.frontend.address)
-        family = Family.of(change.frontend.address)
-        for name, by in entries_of(family, new).items():
-            shadow.count(name, by)
-        for name, by in entries_of(family, old).items():
-            shadow.count(name, -by)
-        if old is None and new is not None:
-            shadow.count_filter(bit, 1)
-        if new is not None:
-            if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
-                shadow.frontends.pop(change.frontend, None)
-            shadow.frontends[change.frontend] = new
-        elif old is not None:
-            shadow.count_filter(bit, -1)
-            del shadow.frontends[change.frontend]
+            shadow.set_snat_bits(plan.snat_bits)
+        for step in plan.steps:
+            if step.kind is Kind.FILTER:
+                shadow.mark_stale(step.numbers(0, len(step.owners)))
+        if plan.full_sync:
+            shadow.mark_stale(shadow.set_bits())
 
     def _keep_partial(self, owner: int, change: FrontendChange, done: list[tuple[Step, int]]) -> None:
         """Remember the entries a failed change has really got, and pin every backend they may name."""
-        shadow = self.shadow
-        before, after = tokens(change.old), tokens(change.svc)
+        before, after = reference_counts(change.old), reference_counts(change.svc)
         rows = replay(change, done)
         if owner in self.plan.refused:  # its backends were never counted, nor written
             counted, after = before, {}
@@ -260,22 +231,21 @@ class _Run:
             counted = after
         pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
         for ident in pins:
-            shadow.refs[ident] = shadow.refs.get(ident, 0) - counted.get(ident, _NOTHING)[0] + PIN
+            self.shadow.pin(ident, counted.get(ident, _NO_COUNT)[0])
         if change.old is not None or pins or rows != FrontendEntries(rows.id, {}):
-            self._replace(change, Partial(rows, pins))
+            self.shadow.set_frontend(change.frontend, Partial(rows, pins))
 
     def clear_stale_bits(self) -> None:
-        """Clear the filter bits nobody needs any more: the last write of all."""
-        shadow = self.shadow
-        bits = [bit for bit in shadow.stale_bits if shadow.bit(bit) and bit not in shadow.snat_bits]
+        """Clear the filter bits that have no user any more: the last write of all."""
+        bits = self.shadow.clearable_bits()
         if bits:
             try:
-                self._store_bits(sorted(bits), on=False)
+                self._store_bits(bits, on=False)
             except LbError as error:
                 self.result.errors.append(error)
                 return
             self.result.written["lb_filter"] += len(bits)
-        shadow.stale_bits.clear()
+        self.shadow.stale_bits_cleared()
 
     # Of the class: bound methods would hold the _Run, and so the Plan, until a garbage collection.
     _DO: ClassVar[dict[Kind, Callable[[_Run, Step, int, int], None]]] = {
@@ -290,7 +260,7 @@ class _Run:
     }
 
 
-_NOTHING = (0, None)
+_NO_COUNT = (0, None)
 
 
 def _words_each(step: Step) -> int:

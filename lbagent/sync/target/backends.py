@@ -15,23 +15,23 @@ from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.sync.target.shadow import PIN, Entry, Partial, Shadow, is_selectable, state_of, token
-from lbagent.sync.target.steps import NOBODY, FrontendChange, Owner, Phase, Steps
+from lbagent.sync.target.shadow import PIN, Partial, Shadow, ShadowEntry, is_selectable, reference, state_of
+from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL"))
 
 
-def tokens(entry: Entry | None) -> dict[int, tuple[int, Backend | None]]:
+def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend | None]]:
     """Return what an entry adds to the refs of each backend id, and the backend as it sees it."""
     if entry is None:
         return {}
     if isinstance(entry, Partial):
         return dict.fromkeys(entry.pins, (PIN, None))
     out: dict[int, tuple[int, Backend | None]] = {}
-    for group, chosen in ((entry.selectable, True), (entry.others, False), (entry.resting, False)):
+    for group, chosen in ((entry.selectable, True), (entry.unselectable, False), (entry.slotless, False)):
         for backend in group:
-            out[backend.id] = (token(backend.state, chosen), backend)
+            out[backend.id] = (reference(backend.state, chosen), backend)
     return out
 
 
@@ -41,8 +41,11 @@ class _Kind:
     def __init__(self, shadow: Shadow, family: Family, steps: Steps) -> None:
         self.rows, self.paths = shadow.rows[family], shadow.paths[family]
         size = self.paths.record
-        self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
-        self.meta_at = backend_codec.META_AT[size]
+        self.flags_at, self.gen_at, self.meta_at = (
+            backend_codec.FLAGS_AT[size],
+            backend_codec.GEN_AT[size],
+            backend_codec.META_AT[size],
+        )
         self.address = family.address_bytes
         self.backend_map, self.path_map = family.map("backend"), family.map("path")
         self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
@@ -66,7 +69,7 @@ class BackendPlanner:
 
     def count(self, owner: int, change: FrontendChange) -> None:
         """Add a change to the refs of the backends it touches."""
-        before = tokens(change.old)
+        before = reference_counts(change.old)
         if isinstance(change.old, Partial):
             for ident in change.old.rows.backend_ids() - before.keys():
                 before[ident] = (0, None)  # just read: it holds on to them without counting
@@ -78,9 +81,9 @@ class BackendPlanner:
 
     def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
         refs, users = self._refs, self._users
-        for group, chosen in ((svc.selectable, True), (svc.others, False), (svc.resting, False)):
+        for group, chosen in ((svc.selectable, True), (svc.unselectable, False), (svc.slotless, False)):
             for backend in group:
-                ident, weight = backend.id, token(backend.state, chosen)
+                ident, weight = backend.id, reference(backend.state, chosen)
                 found = before.pop(ident, None) if before else None
                 old_weight = 0
                 if found is not None:
@@ -107,8 +110,8 @@ class BackendPlanner:
                 self._keep(ident, refs)
             if number % BETWEEN_YIELDS == 0:
                 yield
-        if self._shadow.full and self._shadow.prune:
-            for kind, ident in self._strays():
+        if self._shadow.needs_full_sync and self._shadow.prune:
+            for kind, ident in self._unreferenced():
                 self._remove(kind, ident)
         return self._refs
 
@@ -151,7 +154,7 @@ class BackendPlanner:
         """Return who is to blame; for what is taken away those who may still need it."""
         first, second = (self._leavers, self._users) if down else (self._users, self._leavers)
         found = first.get(ident)
-        return second.get(ident, NOBODY) if found is None else found
+        return second.get(ident, NO_OWNER) if found is None else found
 
     def _path(self, kind: _Kind, ident: int, backend: Backend | None, selectable: bool) -> None:
         old = kind.paths.get(ident)
@@ -196,7 +199,7 @@ class BackendPlanner:
         if not kind.rows.is_clear(ident):
             self._steps.at(Phase.BACKEND_OUT, kind.backend_map).add(owner, key)
 
-    def _strays(self) -> Iterator[tuple[_Kind, int]]:
+    def _unreferenced(self) -> Iterator[tuple[_Kind, int]]:
         """Yield what restore found in the maps and no service names in that family."""
         for kind in self._kinds.values():
             for ident in sorted({*kind.rows.used(), *kind.paths.used()}):
@@ -226,7 +229,7 @@ def each_backend(state: State) -> Iterator[Backend]:
     """Yield each backend once, without the index that `State.backends` would keep."""
     seen: set[int] = set()
     for svc in state.services:
-        for group in (svc.selectable, svc.others, svc.resting):
+        for group in (svc.selectable, svc.unselectable, svc.slotless):
             for backend in group:
                 if backend.id not in seen:
                     seen.add(backend.id)

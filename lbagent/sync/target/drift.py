@@ -1,10 +1,11 @@
-"""Has somebody else changed our maps? A slow walk in small slices, beside a running reconciler.
+"""Has another process changed the maps? A slow walk in small slices, beside passes that go on.
 
-What is found is not mended here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
+What is found is not put right here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from lbagent.maps import frontend_codec
@@ -12,14 +13,32 @@ from lbagent.maps.layout import U32, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
-from lbagent.sync.target.shadow import Entry, Image, Shadow, rows_of
+from lbagent.sync.target.record_array import RecordArray
+from lbagent.sync.target.shadow import Shadow, ShadowEntry, rows_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
+MAX_DIFFERENCES = 20  # found before everything is read again
+
+
+async def compare(maps: LBMaps, shadow: Shadow, busy: asyncio.Lock) -> list[str]:
+    """Return the first differences of maps and Shadow, in slices between passes, which hold `busy`. Raises KernelError."""
+    found: list[str] = []
+    differences = drift(maps, shadow)
+    while len(found) < MAX_DIFFERENCES:
+        async with busy:
+            difference = next(differences, None)
+        if difference is None:
+            break
+        if difference:
+            found.append(difference)
+        else:
+            await asyncio.sleep(0)
+    return found
 
 
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
-    """Yield a sentence for each difference between the maps and the Shadow, and "" whenever others may have their turn.
+    """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
 
     Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
     tables are not read: they are swapped whole or not at all. Raises KernelError.
@@ -46,8 +65,8 @@ def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
                 yield ""
     for number, (frontend, entry) in enumerate(entries):
         head, tail = frontend_codec.service_key_parts(frontend)
-        untouched = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
-        if sums.pop(head + tail, 0) != _sum(frontend, entry) and untouched:
+        unchanged = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
+        if sums.pop(head + tail, 0) != _sum(frontend, entry) and unchanged:
             yield f"{frontend.with_protocol()} in {name} is not what was written"
         if number % SLICE == 0:
             yield ""
@@ -57,7 +76,7 @@ def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
             yield f"{stranger.with_protocol()} is in {name} and was not put there"
 
 
-def _sum(frontend: L3n4Addr, entry: Entry) -> int:
+def _sum(frontend: L3n4Addr, entry: ShadowEntry) -> int:
     rows, total = rows_of(entry), 0
     for slot, value in rows.slots.items() if rows else ():
         total ^= hash((frontend_codec.service_key(frontend, slot), value))
@@ -65,35 +84,35 @@ def _sum(frontend: L3n4Addr, entry: Entry) -> int:
 
 
 def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name, image = family.map("backend"), shadow.rows[family]
-    seen = bytearray(image.count)
+    name, rows = family.map("backend"), shadow.rows[family]
+    seen = bytearray(rows.count)
     for keys, values, _ in maps.batches(name):
         for i, ident in enumerate(u32_values(keys)):
-            if ident < image.count:
+            if ident < rows.count:
                 seen[ident] = 1
-            value = values[i * image.record : (i + 1) * image.record]
-            if ident >= image.count or value != image.get(ident):
-                yield from _row_again(maps, image, name, ident)
+            value = values[i * rows.record : (i + 1) * rows.record]
+            if ident >= rows.count or value != rows.get(ident):
+                yield from _row_again(maps, rows, name, ident)
             if i % ENTRIES == 0:
                 yield ""
-    for ident in image.used():
+    for ident in rows.used():
         if not seen[ident]:
-            yield from _row_again(maps, image, name, ident)
+            yield from _row_again(maps, rows, name, ident)
 
 
-def _row_again(maps: LBMaps, image: Image, name: str, ident: int) -> Iterator[str]:
-    expected = image.get(ident) if ident < image.count else b""
-    if (maps.get(name, U32.pack(ident)) or bytes(image.record)) != expected:
+def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Iterator[str]:
+    expected = rows.get(ident) if ident < rows.count else b""
+    if (maps.get(name, U32.pack(ident)) or bytes(rows.record)) != expected:
         yield f"backend {ident} in {name} is not what was written"
 
 
 def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name, image = family.map("path"), shadow.paths[family]
-    size = image.record * image.count
+    name, paths = family.map("path"), shadow.paths[family]
+    size = paths.record * paths.count
     for start in range(0, size, 1 << 18):
         length = min(1 << 18, size - start)
         with maps.window(name, start, length) as window:
-            if window != image.memory[start : start + length]:
+            if window != paths.memory[start : start + length]:
                 yield f"{name} is not what was written"
                 return
         yield ""
@@ -118,8 +137,8 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
             yield f"{frontend.with_protocol()}: {name} is not what was written"
         if number % SLICE == 0:
             yield ""
-    untouched = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
-    for name, keys in wanted.items() if untouched else ():
+    unchanged = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
+    for name, keys in wanted.items() if unchanged else ():
         if {key + value for key, value in maps.items(name)} != keys:
             yield f"{name} is not what was written"
 

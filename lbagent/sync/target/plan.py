@@ -7,6 +7,7 @@ read from the maps (restart, resync) is compared whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from lbagent.errors import LbError
 from lbagent.maps import frontend_codec, prefilter
@@ -17,18 +18,34 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
-from lbagent.model.service import SVC
+from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps, ranges_needed
 from lbagent.sync.target.retention import RESTORED, as_found
 from lbagent.sync.target.shadow import Shadow, rows_of
-from lbagent.sync.target.steps import NOBODY, FrontendChange, Phase, Plan, Steps
+from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
-Paths = Callable[[Backend], PathInfo]
+PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
-def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Plan:
+class PathProvider(Protocol):
+    """How backends are reached now (agent/network.py)."""
+
+    def path(self, backend: Backend) -> PathInfo:
+        """Return the path to a backend."""
+
+    def snat_addresses(self) -> Iterable[bytes]:
+        """Return the addresses this node translates to."""
+
+    async def resolve_neighbours(self) -> bool:
+        """Wait a moment until the paths asked for last can be used; return whether they must be asked for again."""
+
+    def paths_planned(self) -> None:
+        """Take note that paths were asked for."""
+
+
+def plan(desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None) -> Plan:
     """Return how to get from what the maps hold to `desired`, whose ids are assigned.
 
     `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
@@ -37,12 +54,14 @@ def plan(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | N
     return run_whole(planning(desired, shadow, paths, snat))
 
 
-def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes] | None = None) -> Cooperative[Plan]:
+def planning(
+    desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None
+) -> Cooperative[Plan]:
     """Do what `plan` does; nobody may change the Shadow before the end."""
     steps = Steps()
     changes = _changes(desired, shadow)
-    out = Plan(changes, [], {}, desired.services, full=shadow.full)
-    room = Room(shadow)
+    out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
+    capacity = Capacity(shadow)
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
@@ -50,7 +69,9 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
         new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)
-        if change.svc is not None and (error := _cannot(change.svc, shadow) or room.take(change.frontend, old, new)):
+        if change.svc is not None and (
+            error := _cannot(change.svc, shadow) or capacity.take(change.frontend, old, new)
+        ):
             out.refused[owner] = error
             continue
         yield
@@ -64,13 +85,13 @@ def planning(desired: State, shadow: Shadow, paths: Paths, snat: Iterable[bytes]
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in (prefilter.snat_bit(address),))
     _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
-    if shadow.full:
+    if shadow.needs_full_sync:
         _orphan_steps(steps, shadow)
     out.steps = steps.ordered()
     return out
 
 
-def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: Paths) -> Plan:
+def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: PathLookup) -> Plan:
     """Return the path writes alone, for backends (with ids) whose way may have changed; others stay as they are."""
     steps = Steps()
     planner = BackendPlanner(shadow, paths, steps)
@@ -85,7 +106,7 @@ def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: Paths) -> Pla
 
 def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
     wanted: dict[L3n4Addr, SVC] = {}
-    if shadow.full:
+    if shadow.needs_full_sync:
         wanted.update(desired.by_frontend)
         gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
     else:
@@ -121,14 +142,14 @@ def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone
 
 def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     slots = frontend_codec.entry_count(svc) - 1
-    if slots > frontend_codec.MAX_SLOTS:
+    if slots > MAX_SLOTS:
         return LbError(
-            f"{svc.frontend.with_protocol()} has {slots} backends, at most {frontend_codec.MAX_SLOTS} fit; it stays as it was"
+            f"{svc.frontend.with_protocol()} has {slots} backends, at most {MAX_SLOTS} fit; it stays as it was"
         )
     if not svc.id and not svc.wildcard:
         raise ValueError(f"{svc.frontend.with_protocol()} has no id")
     limit = shadow.sizes.backends
-    for group in (svc.selectable, svc.others, svc.resting):
+    for group in (svc.selectable, svc.unselectable, svc.slotless):
         for backend in group:
             if not 0 < backend.id < limit:
                 if not backend.id:
@@ -140,7 +161,7 @@ def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     return None
 
 
-class Room:
+class Capacity:
     """What still fits. A service that does not is refused whole: half of it would take the room of others for nothing.
 
     Entries that leave with the same plan leave after the new ones came; who waits for their room is planned again.
@@ -243,7 +264,7 @@ def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: Fronten
 def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
     missing = sorted({bit for bit in bits if not shadow.bit(bit)})
     for bit in missing:
-        steps.at(Phase.FILTER_IN, "lb_filter").add(NOBODY, U32.pack(bit))
+        steps.at(Phase.FILTER_IN, "lb_filter").add(NO_OWNER, U32.pack(bit))
 
 
 def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
@@ -253,4 +274,4 @@ def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
             phase = Phase.ORPHAN_TABLE_OUT
         elif name.endswith("_reverse_nat"):
             phase, value = Phase.ORPHAN_REVERSE_OUT, bytes(shadow.specs[name].value_size)
-        steps.at(phase, name).add(NOBODY, key, value)
+        steps.at(phase, name).add(NO_OWNER, key, value)

@@ -1,4 +1,4 @@
-"""Pinned maps -> Shadow, ids and states: what a start knows before it has seen a single manifest.
+"""Pinned maps -> Shadow, ids and states: what a start knows before it has read a single manifest.
 
 Everything is read once, in batches. Nothing is written; the first plan compares all of it with the desired State.
 """
@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import U32, PathFlag, u32_values
+from lbagent.maps.layout import U32, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.sync.target.shadow import Partial, Shadow
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.sync.target.shadow import Shadow
 
 
 class Restored(Struct):
@@ -29,19 +30,28 @@ class Restored(Struct):
     states: dict[L3n4Addr, BackendState]
 
 
+def id_book(restored: Restored, backends: int) -> IdBook:
+    """Return ids that go on where the maps left off; `backends` is the size of the backend map."""
+    limit = min(backends, BACKEND_ID_LIMIT)
+    advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
+    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
+    book.service_ids.restore(restored.service_ids)
+    book.backend_ids.restore(restored.backend_ids)
+    return book
+
+
 def restore(maps: LBMaps) -> Restored:
     """Read the maps. Raises KernelError."""
     shadow = Shadow(maps.sizes)
-    shadow.full = True
+    shadow.begin_restore()
     found = Restored(shadow, [], [], {})
     for family in Family:
         _read_backends(maps, family, found)
         _read_paths(maps, family, shadow)
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
-        shadow.filter[:] = bytes(window)
+        shadow.restore_filter(bytes(window))
     _read_frontends(maps, found)
-    refs = shadow.filter_refs
-    shadow.filter_refs = dict(zip(_side_by_side(refs), refs.values(), strict=True))
+    shadow.end_restore()
     return found
 
 
@@ -52,16 +62,16 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
 
 def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
     name = family.map("backend")
-    image = found.shadow.rows[family]
+    size = found.shadow.rows[family].record
     addresses: list[L3n4Addr] = []
     idents = array("I")
     for keys, values, count in maps.batches(name):
         for i, ident in enumerate(u32_values(keys)):
             if ident >= maps.sizes.backends:
                 continue
-            value = values[i * image.record : (i + 1) * image.record]
+            value = values[i * size : (i + 1) * size]
             address, state = backend_codec.backend_of(value)
-            image.set(ident, value)
+            found.shadow.restore_row(family, ident, value)
             addresses.append(address)
             idents.append(ident)
             if state is not BackendState.ACTIVE:
@@ -71,16 +81,10 @@ def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
 
 
 def _read_paths(maps: LBMaps, family: Family, shadow: Shadow) -> None:
-    name, image = family.map("path"), shadow.paths[family]
-    size = family.address_bytes
-    local = PathFlag.LIVE | PathFlag.LOCAL
-    for start, piece in _pieces(maps, name, image.record):
-        for at in range(0, len(piece), image.record):
-            record = piece[at : at + image.record]
-            ident = start + at // image.record
-            image.set(ident, record)
-            if record[backend_codec.FLAGS_AT[image.record]] & local == local:
-                shadow.count_filter(prefilter.source_bit(record[:size]), 1)
+    size = shadow.paths[family].record
+    for start, piece in _pieces(maps, family.map("path"), size):
+        for at in range(0, len(piece), size):
+            shadow.restore_path(family, start + at // size, piece[at : at + size])
 
 
 def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
@@ -106,8 +110,7 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
     found.service_ids += zip(named, _side_by_side(named.values()), strict=True)
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
-        found.shadow.frontends[frontend] = Partial(rows, slots=slots.get(frontend, b""))
-        found.shadow.count_filter(prefilter.vip_bit(frontend.address), 1)
+        found.shadow.restore_frontend(frontend, rows, slots.get(frontend, b""))
         _count(found.shadow, Family.of(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
 
 
@@ -147,7 +150,7 @@ def _read_reverse(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendE
         if rows.id == ident and not rows.reverse:
             rows.reverse = value
         else:
-            shadow.orphans.append((name, key))
+            shadow.restore_orphan(name, key)
 
 
 def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
@@ -161,7 +164,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
         service, backend = frontend_codec.affinity_match_ids(key)
         owner = owners.get((service, Family.IPV4)) or owners.get((service, Family.IPV6))
         if owner is None:
-            shadow.orphans.append(("lb_affinity_match", key))
+            shadow.restore_orphan("lb_affinity_match", key)
         else:
             affinity.setdefault(id(owner), set()).add(backend)
     for rows in owners.values():
@@ -172,7 +175,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
             if owner := owners.get((service, family)):
                 owner.table = table
             else:
-                shadow.orphans.append((family.map("maglev"), U32.pack(service)))
+                shadow.restore_orphan(family.map("maglev"), U32.pack(service))
 
 
 def _attach_ranges(
@@ -184,7 +187,7 @@ def _attach_ranges(
         service = frontend_codec.source_range_of(key)[0]
         owner = owners.get((service, family))
         if owner is None:
-            shadow.orphans.append((name, key))
+            shadow.restore_orphan(name, key)
             continue
         ranges.setdefault(service, set()).add(key)
         if value != frontend_codec.PRESENT:

@@ -1,15 +1,15 @@
-"""What is done while a source cannot vouch for its list and the maps serve what it may have told an earlier agent. Pure.
+"""What is kept while a source is untrusted and the maps serve what it may have named to an earlier agent. Pure.
 
-Nothing is taken away then that might be the doubtful source's: a frontend nobody names stays as the maps hold it; one whose
-Service, or a part of it, comes from a doubtful source, or has no slice yet, keeps the backends it had beside those that are
-known. All else is as always: what trusted sources say whole is written whole, and they alone decide on it from then on.
+Nothing is taken away then that may come from the untrusted source: a frontend that no object names stays as it is in the
+maps; one whose Service, or a part of it, comes from an untrusted source, or has no slice yet, keeps the backends it had beside
+those that are known. All else is as always: what trusted sources hold whole is written whole, and they alone decide on it from
+then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,26 +24,19 @@ from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName
 from lbagent.model.state import State
+from lbagent.sync.target.protocol import Provenance
 from lbagent.sync.target.shadow import Shadow, rows_of
 
-RESTORED = ServiceName("?", "restored")  # no object can be called so; the maps do not say whose a frontend is
+RESTORED = ServiceName("?", "restored")  # no object can be called so: the maps do not name the Service of a frontend
 _ELSEWHERE = "?"  # the node of a restored backend that is not on this one
 _LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
 
 
-class Parts(NamedTuple):
-    """Keys of Services of which a doubtful source holds a part, and of those of which any source holds a slice."""
-
-    doubtful: Collection[str]
-    sliced: Collection[str]
-
-
 class Retention(Struct):
-    """What the maps held when the agent started and no trusted source has told whole; `kept` frontends no object names now."""
+    """What the maps held when the agent started and no trusted source has given whole; `kept` frontends no object names now."""
 
     found: dict[L3n4Addr, SVC]
-    backends: frozenset[L3n4Addr]
-    sources: Sequence[str] = ()  # those that cannot vouch for their lists
+    sources: Sequence[str] = ()  # those that are untrusted
     kept: int = 0
 
     @property
@@ -56,27 +49,28 @@ class Retention(Struct):
             return text
         return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
 
-    def state(self, known: State, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> State:
+    def add_to(self, known: State, provenance: Provenance) -> State:
         """Return what is known with what may not be taken away."""
-        services = [self._with_rest(svc, parts, overrides) for svc in known.services]
+        overrides = provenance.overrides
+        services = [self._with_rest(svc, provenance) for svc in known.services]
         by_frontend = known.by_frontend
         kept = [_overridden(svc, overrides) for frontend, svc in self.found.items() if frontend not in by_frontend]
         self.kept = sum(not svc.wildcard for svc in kept)
         return State(known.generation, (*services, *kept))
 
-    def _with_rest(self, svc: SVC, parts: Parts, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
+    def _with_rest(self, svc: SVC, provenance: Provenance) -> SVC:
         old, name = self.found.get(svc.frontend), str(svc.name)
-        if name not in parts.doubtful and (svc.backends or name in parts.sliced):
+        if name not in provenance.partly_theirs and (svc.backends or name in provenance.sliced):
             self.found.pop(svc.frontend, None)
             self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
             return svc
         if old is None or not old.backends:
             return svc
         mine = {backend.address for backend in svc.backends}
-        rest = _overridden(old, overrides)
+        rest = _overridden(old, provenance.overrides)
         groups = [
             [backend for backend in group if backend.address not in mine]
-            for group in (rest.selectable, rest.others, rest.resting)
+            for group in (rest.selectable, rest.unselectable, rest.slotless)
         ]
         if not any(groups):
             return svc
@@ -88,30 +82,30 @@ class Retention(Struct):
             selectable=tuple(
                 sorted(alive or first, key=lambda backend: (backend.address.address, backend.address.port))
             ),
-            others=(*behind, *svc.others, *groups[1]),
-            resting=(*svc.resting, *groups[2]),
+            unselectable=(*behind, *svc.unselectable, *groups[1]),
+            slotless=(*svc.slotless, *groups[2]),
         )
 
 
 def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
-    """Return a restored frontend with what the operator says of its backends now."""
+    """Return a restored frontend with the states that the operator sets for its backends now."""
     if not any(backend.address in overrides for backend in svc.backends):
         return svc
     groups: dict[BackendState, list[Backend]] = {state: [] for state in BackendState}
-    for backend in svc.selectable + svc.others:
+    for backend in svc.selectable + svc.unselectable:
         state = overrides.get(backend.address, backend.state)
         groups[state].append(backend if state is backend.state else replace(backend, state=state))
     active, terminating = groups[BackendState.ACTIVE], groups[BackendState.TERMINATING]
     return replace(
         svc,
         selectable=tuple(active or terminating),
-        others=(*(terminating if active else ()), *groups[BackendState.QUARANTINED]),
-        resting=tuple(groups[BackendState.MAINTENANCE]),
+        unselectable=(*(terminating if active else ()), *groups[BackendState.QUARANTINED]),
+        slotless=tuple(groups[BackendState.MAINTENANCE]),
     )
 
 
 def as_found(new: FrontendEntries, old: FrontendEntries) -> FrontendEntries:
-    """Return the rows of a restored frontend: what a Service's own words would decide is left as it is in the maps."""
+    """Return the rows of a restored frontend: what only its Service can decide is left as it is in the maps."""
     table = old.table
     if table is not None and set(u32_values(table)) == {member[0] for member in new.members}:
         new.members, new.table = (), table  # its weights are not known
@@ -141,7 +135,7 @@ def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]
 
 
 def restored_state(shadow: Shadow, node_name: str) -> State:
-    """Return what the maps hold as a State, for whoever asks before the first list is there."""
+    """Return what the maps hold as a State: what the API shows before the first list is there."""
     return State(0, tuple(run_whole(restoring(shadow, node_name)).values()))
 
 
@@ -173,7 +167,7 @@ def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int],
         int_traffic_policy=flags.int_traffic_policy(),
         nat_policy=flags.nat_policy(frontend),
         selectable=tuple(found for slot, found in slots if found is not None and slot <= count),
-        others=tuple(found for slot, found in slots if found is not None and slot > count),
+        unselectable=tuple(found for slot, found in slots if found is not None and slot > count),
         algorithm=_algorithm(number),
         session_affinity=affinity,
         session_affinity_timeout_s=rest if affinity and not flags.is_l7lb() else 0,

@@ -1,15 +1,17 @@
 """Shadow: what the maps hold now, kept in memory after they were read once, so that a plan needs no read.
 
-A frontend that is exactly as planned costs one reference to its SVC; backend rows and path records are images indexed by
-id. Only `apply` and `restore` change a Shadow.
+A frontend that is exactly as planned costs one reference to its SVC; backend rows and path records are arrays indexed by
+id. One BpfTarget owns a Shadow: `restore` fills it, `apply` keeps it up to date, both by its methods.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -21,6 +23,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.service import SVC, Algorithm
+from lbagent.sync.target.record_array import RecordArray
 
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
@@ -53,17 +56,17 @@ class Partial(Struct):
 
 
 _SLOT_AND_VALUE = struct.Struct("=H12s")
-Entry = SVC | Partial
+ShadowEntry = SVC | Partial
 
 
-def rows_of(entry: Entry | None) -> FrontendEntries | None:
+def rows_of(entry: ShadowEntry | None) -> FrontendEntries | None:
     """Return what the maps hold for an entry."""
     if entry is None:
         return None
     return entry.rows if isinstance(entry, Partial) else frontend_codec.encode(entry)
 
 
-def entries_of(family: Family, entry: Entry | None) -> dict[str, int]:
+def entries_of(family: Family, entry: ShadowEntry | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
@@ -84,67 +87,159 @@ def entries_of(family: Family, entry: Entry | None) -> dict[str, int]:
     }
 
 
-class Image:
-    """Fixed-size records by index. Anonymous memory: pages of ids nobody has cost nothing."""
-
-    def __init__(self, record: int, count: int) -> None:
-        """Start with zeros."""
-        self.record, self.count = record, count
-        self._zero = bytes(record)
-        self.memory = mmap.mmap(-1, max(1, record * count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def get(self, index: int) -> bytes:
-        """Return a record."""
-        return self.memory[index * self.record : (index + 1) * self.record]
-
-    def set(self, index: int, value: bytes) -> None:
-        """Replace a record."""
-        self.memory[index * self.record : (index + 1) * self.record] = value
-
-    def set_start(self, index: int, value: bytes) -> None:
-        """Replace the first bytes of a record."""
-        at = index * self.record
-        self.memory[at : at + len(value)] = value
-
-    def clear(self, index: int) -> None:
-        """Zero a record."""
-        self.set(index, self._zero)
-
-    def is_clear(self, index: int) -> bool:
-        """Whether a record is all zero."""
-        return self.get(index) == self._zero
-
-    def used(self) -> Iterator[int]:
-        """Yield the index of each record that is not all zero."""
-        step = 256
-        for start in range(0, self.count, step):
-            piece = self.memory[start * self.record : (start + step) * self.record]
-            if piece.strip(b"\0"):
-                records = range(0, len(piece), self.record)
-                yield from (start + at // self.record for at in records if any(piece[at : at + self.record]))
-
-
 class Shadow:
-    """The maps' contents. `refs` says who uses a backend id: counters by state, SELECTED and PIN in one int."""
+    """The contents of the maps, as last read or written.
+
+    `refs` holds the reference counts of each backend id: counters by state, SELECTED and PIN in one int. Other modules read
+    the attributes and change them by methods only.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
-        """Start with empty maps of these sizes."""
         self.sizes = sizes
         self.specs = map_specs(sizes)
         self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
-        self.frontends: dict[L3n4Addr, Entry] = {}
-        self.dirty: set[L3n4Addr] = set()  # Partial ones that must be planned again
+        self.frontends: dict[L3n4Addr, ShadowEntry] = {}
+        self.dirty: set[L3n4Addr] = set()  # must be planned again although their SVC is the same object
         self.refs: dict[int, int] = {}
-        self.rows = {each: Image(BACKEND[each].size, sizes.backends) for each in Family}
-        self.paths = {each: Image(PATH[each].size, sizes.backends) for each in Family}
+        self.rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
+        self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
-        self.stale_bits: set[int] = set()  # nobody needs them any more
+        self.stale_bits: set[int] = set()  # without users: to be cleared
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
-        self.full = False  # read from the maps and not compared yet
-        self.prune = True  # whether backends that no service names are taken away when all is compared
+        self.needs_full_sync = False  # read from the maps and not compared yet
+        self.prune = True  # whether a full sync takes away backends that no service names
         self.used: dict[str, int] = {}
+
+    # --- what the maps held when they were read ---
+
+    def begin_restore(self) -> None:
+        """Say that what follows was found in the maps: the next plan compares all of it."""
+        self.needs_full_sync = True
+
+    def restore_row(self, family: Family, ident: int, value: bytes) -> None:
+        """Note a backend row that was found; `count` it by map."""
+        self.rows[family].set(ident, value)
+
+    def restore_path(self, family: Family, ident: int, record: bytes) -> None:
+        """Note a path record that was found, and the filter bit of a local backend."""
+        paths = self.paths[family]
+        paths.set(ident, record)
+        if record[backend_codec.FLAGS_AT[paths.record]] & _LOCAL == _LOCAL:
+            self.count_filter(prefilter.source_bit(record[: family.address_bytes]), 1)
+
+    def restore_filter(self, words: bytes) -> None:
+        """Note the whole prefilter."""
+        self.filter[:] = words
+
+    def restore_frontend(self, frontend: L3n4Addr, entries: FrontendEntries, slots: bytes) -> None:
+        """Note a frontend; `slots` are (slot, value) side by side."""
+        self.frontends[frontend] = Partial(entries, slots=slots)
+        self.count_filter(prefilter.vip_bit(frontend.address), 1)
+
+    def restore_orphan(self, map_name: str, key: bytes) -> None:
+        """Note an entry that belongs to no frontend: the next plan takes it away."""
+        self.orphans.append((map_name, key))
+
+    def end_restore(self) -> None:
+        """Keep the counters of the prefilter side by side: they outlive all else that is read, and would hold its memory."""
+        refs = self.filter_refs
+        self.filter_refs = dict(zip(array("I", refs).tolist(), refs.values(), strict=True))
+
+    def keep_unreferenced(self) -> None:
+        """Leave backends that no service names in the maps, from now on."""
+        self.prune = False
+
+    # --- what must be planned again ---
+
+    def invalidate(self, frontends: Iterable[L3n4Addr]) -> None:
+        """Have these frontends planned again."""
+        self.dirty.update(frontends)
+
+    def defer(self, frontends: AbstractSet[L3n4Addr]) -> set[L3n4Addr]:
+        """Leave these out of the next plan; return those that were dirty, to be invalidated after it."""
+        deferred = self.dirty & frontends
+        self.dirty -= deferred
+        return deferred
+
+    def leftovers(self) -> AbstractSet[L3n4Addr]:
+        """Return the dirty frontends that have entries: what could not be taken away is among them."""
+        return self.dirty & self.frontends.keys()
+
+    def forget(self, frontends: Iterable[L3n4Addr]) -> None:
+        """Take note that frontends without entries are no longer asked for."""
+        self.dirty.difference_update(frontends)
+
+    # --- what was written ---
+
+    def set_frontend(self, frontend: L3n4Addr, new: ShadowEntry | None) -> None:
+        """Replace what is known of a frontend; None: none of its entries is left."""
+        family, old = Family.of(frontend.address), self.frontends.get(frontend)
+        for name, by in entries_of(family, new).items():
+            self.count(name, by)
+        for name, by in entries_of(family, old).items():
+            self.count(name, -by)
+        if old is None and new is not None:
+            self.count_filter(prefilter.vip_bit(frontend.address), 1)
+        if new is not None:
+            if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
+                del self.frontends[frontend]
+            self.frontends[frontend] = new
+        elif old is not None:
+            self.count_filter(prefilter.vip_bit(frontend.address), -1)
+            del self.frontends[frontend]
+
+    def set_references(self, refs: Mapping[int, int]) -> None:
+        """Replace the reference counts of these backend ids; 0 forgets one."""
+        self.refs.update((ident, count) for ident, count in refs.items() if count)
+        for ident, count in refs.items():
+            if not count:
+                self.refs.pop(ident, None)
+
+    def pin(self, ident: int, counted: int) -> None:
+        """Turn what a frontend counted for a backend into a pin: its slots may name the backend, in no known state."""
+        self.refs[ident] = self.refs.get(ident, 0) - counted + PIN
+
+    def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
+        """Note a backend row; None is its deletion."""
+        rows = self.rows[family]
+        had = not rows.is_clear(ident)
+        rows.set(ident, value) if value else rows.clear(ident)
+        self.count(family.map("backend"), bool(value) - had)
+
+    def set_path(self, family: Family, ident: int, record: bytes) -> None:
+        """Note a path record, and the filter bit of a local backend."""
+        paths, at, size = self.paths[family], backend_codec.FLAGS_AT[len(record)], family.address_bytes
+        old = paths.get(ident)
+        paths.set(ident, record)
+        if old[at] & _LOCAL == _LOCAL:
+            self.count_filter(prefilter.source_bit(old[:size]), -1)
+        if record[at] & _LOCAL == _LOCAL:
+            self.count_filter(prefilter.source_bit(record[:size]), 1)
+
+    def set_path_body(self, family: Family, ident: int, record: bytes) -> None:
+        """Note a path record of which all but the meta word was stored."""
+        paths = self.paths[family]
+        paths.set_start(ident, record[: backend_codec.META_AT[paths.record]])
+
+    def finish_plan(self, services: tuple[SVC, ...], unwritten: set[L3n4Addr], *, complete: bool) -> None:
+        """Take note that a State was planned and applied, but for `unwritten`.
+
+        Not `complete`: what failed belongs to no frontend, and only a full sync finds it again.
+        """
+        self.services = services
+        self.dirty = unwritten
+        self.needs_full_sync = not complete
+        if complete:
+            self.orphans.clear()
+
+    def count(self, map_name: str, by: int) -> None:
+        """Add to the entries of a map."""
+        if by:
+            self.used[map_name] = self.used.get(map_name, 0) + by
+
+    # --- the prefilter ---
 
     def bit(self, number: int) -> int:
         """Return a bit of the prefilter."""
@@ -174,28 +269,25 @@ class Shadow:
             self.filter_refs.pop(number, None)
             self.stale_bits.add(number)
 
-    def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
-        """Note a backend row; None is its deletion."""
-        image = self.rows[family]
-        had = not image.is_clear(ident)
-        image.set(ident, value) if value else image.clear(ident)
-        self.count(family.map("backend"), bool(value) - had)
+    def set_snat_bits(self, bits: frozenset[int]) -> None:
+        """Replace the bits of the addresses this node translates to."""
+        old, self.snat_bits = self.snat_bits, bits
+        self.mark_stale(old - bits)
 
-    def set_path(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record, and the filter bit of a local backend."""
-        image, at = self.paths[family], backend_codec.FLAGS_AT[len(record)]
-        size = family.address_bytes
-        old = image.get(ident)
-        image.set(ident, record)
-        if old[at] & _LOCAL == _LOCAL:
-            self.count_filter(prefilter.source_bit(old[:size]), -1)
-        if record[at] & _LOCAL == _LOCAL:
-            self.count_filter(prefilter.source_bit(record[:size]), 1)
+    def mark_stale(self, candidates: Iterable[int]) -> None:
+        """Mark those of the bits that have no user as stale."""
+        users, snat = self.filter_refs, self.snat_bits
+        self.stale_bits.update(bit for bit in candidates if bit not in users and bit not in snat)
 
-    def count(self, map_name: str, by: int) -> None:
-        """Add to the entries of a map."""
-        if by:
-            self.used[map_name] = self.used.get(map_name, 0) + by
+    def clearable_bits(self) -> list[int]:
+        """Return the stale bits that are still set, sorted."""
+        return sorted(bit for bit in self.stale_bits if self.bit(bit) and bit not in self.snat_bits)
+
+    def stale_bits_cleared(self) -> None:
+        """Take note that no stale bit is set any more."""
+        self.stale_bits.clear()
+
+    # --- what status and metrics show ---
 
     def states(self) -> Counter[BackendState]:
         """Return how many backends are in which state, without a look at the services."""
@@ -212,14 +304,14 @@ class Shadow:
         return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
 
 
-_TOKENS = [
+_REFERENCES = [
     [(1 << _FIELD * state) + (SELECTED if chosen else 0) for chosen in (False, True)] for state in range(_STATES)
 ]
 
 
-def token(state: BackendState, chosen: bool) -> int:
+def reference(state: BackendState, chosen: bool) -> int:
     """Return what one service adds to the refs of a backend. One object a kind: 100,000 refs are mostly equal."""
-    return _TOKENS[state][chosen]
+    return _REFERENCES[state][chosen]
 
 
 def state_of(refs: int) -> BackendState | None:

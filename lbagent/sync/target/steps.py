@@ -13,7 +13,7 @@ from lbagent.maps.layout import U32
 from lbagent.model.address import L3n4Addr
 from lbagent.model.maglev import Member
 from lbagent.model.service import SVC
-from lbagent.sync.target.shadow import Entry
+from lbagent.sync.target.shadow import ShadowEntry
 
 
 class Phase(IntEnum):
@@ -86,7 +86,7 @@ _KINDS = {
 GUARDED = frozenset({Phase.BACKEND_DOWN, Phase.PATH_OUT, Phase.BACKEND_OUT})
 
 Owner = int | tuple[int, ...]  # index into Plan.changes; several for what services share; NOBODY
-NOBODY: Owner = ()
+NO_OWNER: Owner = ()
 
 
 class Step(Struct):
@@ -135,7 +135,7 @@ class FrontendChange(Struct):
     """One frontend: what the maps hold (`old`) and what they shall (`svc`); None is nothing."""
 
     frontend: L3n4Addr
-    old: Entry | None
+    old: ShadowEntry | None
     svc: SVC | None
 
 
@@ -148,7 +148,7 @@ class Plan(Struct):
     services: tuple[SVC, ...] | None = None  # None: path writes only
     snat_bits: frozenset[int] | None = None
     refused: dict[int, LbError] = field(default_factory=dict)
-    full: bool = False
+    full_sync: bool = False
 
     @property
     def entries(self) -> int:

@@ -103,3 +103,24 @@ def test_the_documentation_has_a_line_for_each_header() -> None:
         for name in re.findall(r"`(\w+\.h)`", row.split("|")[1] if "|" in row else "")
     ]
     assert sorted(listed) == [path.name for path in HEADERS]
+
+
+def contract(header: str) -> set[str]:
+    """Return the names that the opening comment of a header lists, each at the start of a line indented by three."""
+    comment = (INCLUDE_DIR / header).read_text().partition("*/")[0]
+    lines = [line[5:] for line in comment.splitlines() if re.match(r" \*   \w", line)]
+    return {
+        found for line in lines for found in re.findall(r"(\w+)(?:\([^)]*\))?(?:,|\s|$)", re.split(r"\s{2,}", line)[0])
+    }
+
+
+@pytest.mark.parametrize("hook", ["xdp", "tc"])
+@pytest.mark.parametrize("part", ["hook", "hook_write"])
+def test_a_hook_gives_all_primitives(part: str, hook: str) -> None:
+    """What hook.h and hook_write.h list is defined in the header of each hook."""
+    listed, text = contract(f"{part}.h"), (INCLUDE_DIR / f"{part}_{hook}.h").read_text()
+    assert len(listed) >= 5
+    for wanted in listed:
+        assert re.search(rf"^(?:#define {wanted}\b|typedef .*\b{wanted};|AI \w+ {wanted}\()", text, re.MULTILINE), (
+            wanted
+        )

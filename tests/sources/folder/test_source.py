@@ -286,7 +286,7 @@ async def test_many_changes_at_once(follow, tmp_path):
 
 
 async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "COPY_S", 0.01)
+    monkeypatch.setattr("lbagent.sources.folder.copies.DELAY_S", 0.01)
     home = tmp_path / "home"
     copies = tmp_path / "copies" / str(home).strip("/").replace("/", "-")
     home.mkdir()
@@ -324,7 +324,7 @@ async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypa
 @pytest.fixture
 def restarted(monkeypatch, tmp_path):
     """Run a source with copies, as an agent does that is started again and again."""
-    monkeypatch.setattr(module, "COPY_S", 0.01)
+    monkeypatch.setattr("lbagent.sources.folder.copies.DELAY_S", 0.01)
     monkeypatch.setattr(module, "SETTLE_S", 0.2)
 
     @asynccontextmanager

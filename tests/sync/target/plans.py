@@ -107,14 +107,14 @@ def services(draw, frontend: str) -> SVC:
     """Draw everything a frontend can be."""
     family = 6 if frontend.startswith("[") else 4
     chosen = draw(st.lists(st.sampled_from(BACKENDS[family]), unique=True, max_size=5))
-    groups = {"selectable": [], "others": [], "resting": []}
+    groups = {"selectable": [], "unselectable": [], "slotless": []}
     fallback = draw(st.booleans())
     for text in chosen:
-        group = draw(st.sampled_from(("selectable", "selectable", "others", "resting")))
+        group = draw(st.sampled_from(("selectable", "selectable", "unselectable", "slotless")))
         states = {
             "selectable": (TERMINATING,) if fallback else (ACTIVE,),
-            "others": (TERMINATING, QUARANTINED),
-            "resting": (MAINTENANCE, QUARANTINED, ACTIVE),
+            "unselectable": (TERMINATING, QUARANTINED),
+            "slotless": (MAINTENANCE, QUARANTINED, ACTIVE),
         }[group]
         groups[group].append(backend(text, draw(st.sampled_from(states)), draw(st.sampled_from((100, 100, 7)))))
     ranges = draw(st.lists(st.sampled_from(RANGES[family]), unique=True))

@@ -113,9 +113,9 @@ def test_who_stops_being_selectable_enters_the_selectable_slots_only_after_the_m
     """COUNT 2 -> 1 with a terminating backend: as long as the master says 2, slot 2 must be one that takes flows."""
     node = Node()
     old_guest = backend("10.244.1.20:8080", TERMINATING)
-    node.serve(service("10.96.0.1:80", ONE, THREE, others=(old_guest,)))
+    node.serve(service("10.96.0.1:80", ONE, THREE, unselectable=(old_guest,)))
     leaving = backend("10.244.1.11:8080", TERMINATING)
-    node.want(service("10.96.0.1:80", THREE, others=(leaving, old_guest)))
+    node.want(service("10.96.0.1:80", THREE, unselectable=(leaving, old_guest)))
     planned = plan(node.state, node.shadow, paths, SNAT)
     order = [(step.phase, step.map) for step in planned.steps if step.map == "lb4_service"]
     assert order == [
@@ -152,10 +152,10 @@ def test_the_path_says_whether_a_new_flow_may_come(state, group, selectable):
 def test_a_shared_backend_has_its_most_alive_state():
     node = Node()
     gone, alive = backend("10.244.1.12:8080", TERMINATING), backend("10.244.1.12:8080")
-    node.serve(service("10.96.0.1:80", others=(gone,)), service("10.96.0.2:80", alive))
+    node.serve(service("10.96.0.1:80", unselectable=(gone,)), service("10.96.0.2:80", alive))
     assert backend_codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == ACTIVE
     assert node.shadow.states() == {ACTIVE: 1}
-    node.serve(service("10.96.0.1:80", others=(gone,)))
+    node.serve(service("10.96.0.1:80", unselectable=(gone,)))
     assert backend_codec.backend_of(node.maps.items("lb4_backend")[0][1])[1] == TERMINATING
     assert node.shadow.states() == {TERMINATING: 1}
     assert not path(node, "10.244.1.12:8080").flags & 2

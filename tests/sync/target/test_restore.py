@@ -13,9 +13,11 @@ from tests.sync.target.plans import MAINTENANCE, QUARANTINED, Node, backend, ser
 
 EVERYTHING = [
     service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, flags=0x50),
-    service("10.96.0.1:80/UDP", backend("10.244.1.12:80/UDP"), others=(backend("10.244.1.13:80/UDP", QUARANTINED),)),
+    service(
+        "10.96.0.1:80/UDP", backend("10.244.1.12:80/UDP"), unselectable=(backend("10.244.1.13:80/UDP", QUARANTINED),)
+    ),
     service("10.96.0.2:80/TCP/i", backend("10.244.1.12:80"), algorithm=Algorithm.MAGLEV),
-    service("10.96.0.2:80", resting=(backend("10.244.1.9:80", MAINTENANCE),), no_local_backend=True),
+    service("10.96.0.2:80", slotless=(backend("10.244.1.9:80", MAINTENANCE),), no_local_backend=True),
     service("[fd00::1]:443", backend("[fd00:1::1]:8443"), source_ranges=(CIDR.parse("fd00::/8"),), flags=0xC0),
 ]
 
@@ -51,7 +53,7 @@ def test_a_restart_with_nothing_to_change_writes_nothing():
     done = node.sync()
     assert (done.complete, done.written) == (True, {})
     assert dump(node.maps) == before
-    assert not node.shadow.full
+    assert not node.shadow.needs_full_sync
     assert node.sync().entries == 0
 
 

@@ -15,7 +15,7 @@ from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.objects.records import OPERATOR, Origin, StateOverride
-from lbagent.sync import loop
+from lbagent.sync.target import bpf_target
 from lbagent.sync.target.restore import restore
 from lbagent.sync.target.retention import RESTORED, restored_state
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
@@ -32,7 +32,7 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
     before = dump(start.maps)
     node = Node(copy_of(start.maps))
     node.restart()
-    node.shadow.prune = False
+    node.shadow.keep_unreferenced()
     found = restored_state(node.shadow, "me")
     assert {svc.frontend for svc in found.services} == {svc.frontend for svc in services}
     for svc in found.services:
@@ -41,7 +41,7 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
             old.id, old.flags, old.algorithm, old.wildcard, old.no_local_backend,
         )  # fmt: skip
         assert [b.address for b in svc.selectable] == [b.address for b in old.selectable]
-        assert [b.address for b in svc.others] == [b.address for b in old.others]
+        assert [b.address for b in svc.unselectable] == [b.address for b in old.unselectable]
         assert svc.affinity_timeout_s == old.affinity_timeout_s
     node.want(*found.services)
     done = node.sync()
@@ -53,10 +53,10 @@ def test_what_is_read_back_as_services_is_what_is_there(services):
 async def serve_first(maps, *objects) -> None:
     """Let an earlier agent write these."""
     source = ListSource("first")
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(*objects)
-        await reconciler.ready.wait()
+        await target.ready.wait()
 
 
 def of(maps, *numbers: int) -> list[str]:
@@ -83,32 +83,32 @@ async def test_what_trusted_sources_say_is_written_and_all_else_stays() -> None:
     before = of(maps, 2, 3)
     good, doubtful = ListSource("good"), ListSource("folder")
     doubtful.trusted = False
-    reconciler, _ = make(maps, good, doubtful)
-    async with running(reconciler):
+    loop, target, _ = make(maps, good, doubtful)
+    async with running(loop):
         good.first_list(service(1), endpoints(1, 2, 3), service(4), endpoints(4, 1))
         doubtful.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
-        await reconciler.settled()
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        await loop.settled()
         assert hosts(maps, 1) == {"2", "3"}, "a Service that is known whole is written whole"
         assert hosts(maps, 4) == {"1"}
         assert of(maps, 2, 3) == before
         assert check(maps) == []
-        assert not reconciler.ready.is_set()
-        assert "folder" in reconciler.waiting
-        assert "2 frontends" in reconciler.waiting
-        names = {str(svc.frontend): str(svc.name) for svc in reconciler.state.services if not svc.wildcard}
+        assert not target.ready.is_set()
+        assert "folder" in target.waiting
+        assert "2 frontends" in target.waiting
+        names = {str(svc.frontend): str(svc.name) for svc in target.state.services if not svc.wildcard}
         assert names == {
             "10.96.0.1:80": "default/s1", "10.96.0.4:80": "default/s4", "10.96.0.2:80": str(RESTORED), "10.96.0.3:80": str(RESTORED),
         }  # fmt: skip
         good.drop(service(4), endpoints(4, 1))  # it is known whose it was
-        await reconciler.settled()
+        await loop.settled()
         assert of(maps, 4) == []
         assert of(maps, 2, 3) == before
 
         doubtful.trusted = True
         doubtful.put(service(2, affinity_timeout_s=60), endpoints(2, 1, 2))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
-        assert reconciler.waiting == ""
+        await asyncio.wait_for(target.ready.wait(), 5)
+        assert target.waiting == ""
         assert of(maps, 2) == [line for line in before if "10.96.0.2" in line or "10.1.2." in line], "with its ids"
         assert of(maps, 3) == []
         assert check(maps, settled=True) == []
@@ -121,21 +121,21 @@ async def test_what_a_trusted_source_takes_away_itself_goes() -> None:
     before = of(maps, 4)
     good, doubtful = ListSource("good"), ListSource("folder")
     doubtful.trusted = False
-    reconciler, _ = make(maps, good, doubtful)
-    async with running(reconciler):
+    loop, target, _ = make(maps, good, doubtful)
+    async with running(loop):
         good.first_list(*[obj for n in (1, 2) for obj in (service(n), endpoints(n, 1))], service(3), endpoints(3))
         doubtful.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        await asyncio.wait_for(target.first_pass.wait(), 5)
         assert (hosts(maps, 1), hosts(maps, 2), hosts(maps, 3)) == ({"1"}, {"1"}, set()), (
             "a slice without endpoints is known"
         )
         good.drop(service(1), endpoints(1, 1))
         good.put(endpoints(2))
-        await reconciler.settled()
+        await loop.settled()
         assert of(maps, 1) == []
         assert hosts(maps, 2) == set()
         good.drop(endpoints(2), endpoints(3))
-        await reconciler.settled()
+        await loop.settled()
         assert (hosts(maps, 2), hosts(maps, 3)) == (set(), set())
         assert of(maps, 4) == before
         assert check(maps) == []
@@ -147,16 +147,16 @@ async def test_a_service_without_its_endpoints_keeps_those_it_had() -> None:
     before = dump(maps)
     good, doubtful = ListSource("good"), ListSource("folder")
     doubtful.trusted = False
-    reconciler, _ = make(maps, good, doubtful)
-    async with running(reconciler):
+    loop, target, _ = make(maps, good, doubtful)
+    async with running(loop):
         good.first_list(service(1))
         doubtful.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        await asyncio.wait_for(target.first_pass.wait(), 5)
         assert dump(maps) == before
-        assert [str(svc.name) for svc in reconciler.state.services] == ["default/s1"] * 2
+        assert [str(svc.name) for svc in target.state.services] == ["default/s1"] * 2
         doubtful.trusted = True
         doubtful.put(endpoints(1, 2))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        await asyncio.wait_for(target.ready.wait(), 5)
         assert hosts(maps, 1) == {"2"}
 
 
@@ -167,16 +167,16 @@ async def test_a_doubtful_source_adds_and_changes_what_it_knows() -> None:
     before = of(maps, 2)
     source = ListSource("folder")
     source.trusted = False
-    reconciler, _ = make(maps, source)
-    async with running(reconciler):
+    loop, target, _ = make(maps, source)
+    async with running(loop):
         source.first_list(service(1), endpoints(1, 2, 3))
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
+        await asyncio.wait_for(target.first_pass.wait(), 5)
         assert hosts(maps, 1) == {"1", "2", "3"}
         assert of(maps, 2) == before
         assert check(maps) == []
         source.trusted = True
         source.put()
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        await asyncio.wait_for(target.ready.wait(), 5)
         assert hosts(maps, 1) == {"2", "3"}
         assert of(maps, 2) == []
         assert check(maps, settled=True) == []
@@ -187,18 +187,18 @@ async def test_the_operator_rules_over_what_was_restored() -> None:
     await serve_first(maps, service(1), endpoints(1, 1, 2))
     operator, doubtful = ListSource("operator"), ListSource("folder")
     doubtful.trusted = False
-    reconciler, _ = make(maps, operator, doubtful)
-    async with running(reconciler):
+    loop, target, _ = make(maps, operator, doubtful)
+    async with running(loop):
         operator.first_list()
         doubtful.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
-        backend = next(address for address in reconciler.state.backends if address.address[-1] == 1)
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        backend = next(address for address in target.state.backends if address.address[-1] == 1)
         operator.put(StateOverride("x", backend, BackendState.MAINTENANCE, Origin(source=OPERATOR)))
-        await reconciler.settled()
+        await loop.settled()
         assert hosts(maps, 1) == {"2"}
-        assert reconciler.state.backends[backend].state is BackendState.MAINTENANCE
+        assert target.state.backends[backend].state is BackendState.MAINTENANCE
         operator.put(StateOverride("x", backend, BackendState.ACTIVE, Origin(source=OPERATOR)))
-        await reconciler.settled()
+        await loop.settled()
         assert hosts(maps, 1) == {"1", "2"}
         assert check(maps) == []
 
@@ -208,16 +208,16 @@ async def test_before_the_first_list_the_agent_shows_what_the_maps_serve() -> No
     await serve_first(maps, service(1), endpoints(1, 1, 2))
     again = FaultyMaps(maps)
     source = ListSource("slow")
-    reconciler, _ = make(again, source)
-    async with running(reconciler):
+    loop, target, _ = make(again, source)
+    async with running(loop):
         await asyncio.sleep(0.02)
-        shown = reconciler.shown
+        shown = target.current_state
         assert [str(svc.name) for svc in shown.services] == [str(RESTORED)] * 2
         assert len(shown.backends) == 2
         assert again.writes == 0
         source.first_list(service(1), endpoints(1, 1, 2))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
-        assert {str(svc.name) for svc in reconciler.shown.services} == {"default/s1"}
+        await asyncio.wait_for(target.ready.wait(), 5)
+        assert {str(svc.name) for svc in target.current_state.services} == {"default/s1"}
     assert again.writes == 0
 
 
@@ -226,13 +226,13 @@ async def test_kept_frontends_follow_the_network() -> None:
     await serve_first(maps, service(1), endpoints(1, 1))
     source = ListSource("folder")
     source.trusted = False
-    reconciler, ways = make(maps, source)
-    async with running(reconciler):
+    loop, target, paths = make(maps, source)
+    async with running(loop):
         source.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
-        ways.info = ways.info.__class__(b"\x0a\0\0\1", 7, 1400, False, False)
-        reconciler.paths_changed()
-        await reconciler.settled()
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        paths.info = paths.info.__class__(b"\x0a\0\0\1", 7, 1400, False, False)
+        target.paths_changed()
+        await loop.settled()
         with maps.window("lb4_path", 0, 1 << 10) as window:
             assert sum(int.from_bytes(window[at + 12 : at + 14], "little") == 7 for at in range(0, 1 << 10, 16)) == 1
     assert check(maps) == []
@@ -243,7 +243,7 @@ async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monk
     await serve_first(maps, service(1), endpoints(1, 1), service(2), endpoints(2, 1))
     source = ListSource("folder")
     source.trusted = False
-    reconciler, _ = make(maps, source)
+    loop, target, _ = make(maps, source)
     tries = []
 
     def unreadable(given):  # type: ignore[no-untyped-def]
@@ -252,13 +252,13 @@ async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monk
             raise KernelError("lookup", 12, "lb4_service")
         return restore(given)
 
-    async with running(reconciler):
+    async with running(loop):
         source.first_list()
-        await asyncio.wait_for(reconciler.first_try.wait(), 5)
-        monkeypatch.setattr(loop, "restore", unreadable)
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        monkeypatch.setattr(bpf_target, "restore", unreadable)
         source.trusted = True
         source.put(service(1), endpoints(1, 1))
-        await asyncio.wait_for(reconciler.ready.wait(), 5)
+        await asyncio.wait_for(target.ready.wait(), 5)
         assert len(tries) == 3
         assert of(maps, 2) == []
         assert check(maps, settled=True) == []
@@ -289,21 +289,21 @@ def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first
 
         def look(number: int, name: str) -> None:
             assert check(inner) == [], (number, name)
-            for which, found in first_b.items() if a_and_b.waiting else ():
+            for which, found in first_b.items() if target.waiting else ():
                 one = hosts(inner, which)  # while slots are rewritten a backend may have none for a moment
                 assert one, (number, name)
                 assert one <= set(map(str, found | half_b.get(which, frozenset()))), (number, name)
 
         a, b = ListSource("a"), ListSource("b")
         b.trusted = False
-        a_and_b, _ = make(FaultyMaps(inner, after=look), a, b)
-        async with running(a_and_b) as loop:
+        a_and_b, target, _ = make(FaultyMaps(inner, after=look), a, b)
+        async with running(a_and_b) as task:
 
             async def settled() -> None:
                 waiter = asyncio.create_task(a_and_b.settled())
-                await asyncio.wait({loop, waiter}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-                if loop.done():
-                    loop.result()
+                await asyncio.wait({task, waiter}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    task.result()
                 assert waiter.done()
 
             a.first_list(*listed(now_a))
@@ -322,10 +322,10 @@ def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first
             b.drop(*[obj for obj in gone if obj.key not in {each.key for each in listed(now_b)}])
             b.put(*listed(now_b))
             await settled()
-            assert a_and_b.ready.is_set()
+            assert target.ready.is_set()
             for number, found in (now_a | now_b).items():
                 assert hosts(inner, number) == set(map(str, found)), number
-            assert {int(str(svc.name).rpartition("s")[2]) for svc in a_and_b.state.services} == {*now_a, *now_b}
+            assert {int(str(svc.name).rpartition("s")[2]) for svc in target.state.services} == {*now_a, *now_b}
         assert check(inner, settled=True) == []
 
     asyncio.run(story())

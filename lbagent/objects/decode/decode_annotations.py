@@ -1,0 +1,78 @@
+"""Read lbagent's annotations (or labels) of a Service, and Cilium's words for the same. docs/operations.md has the table."""
+
+from __future__ import annotations
+
+import re
+
+from lbagent.model.service import Algorithm, SVCNatPolicy
+from lbagent.objects.decode.report import Report, annotation
+from lbagent.objects.decode.wire import Meta
+from lbagent.objects.field_path import FieldPath
+
+_ALGORITHMS = {word.value: word for word in Algorithm}
+_FORWARDING = {"snat": False, "dsr": True}
+_NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
+_STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
+# Words that are understood and that the programs do not act on yet -> what happens instead.
+_NOT_YET = {
+    "least-conn": "backends are chosen as with random",
+    "dsr": "packets are sent on with SNAT",
+    "nat46": "only backends of the frontend's own IP family are used",
+    "nat64": "only backends of the frontend's own IP family are used",
+}
+_L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
+_STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
+_ANNOTATIONS = frozenset(
+    ("algorithm", "forwarding-mode", "nat-policy", "l7-proxy-port", "source-ranges-policy", "stale-flows")
+)
+
+
+def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
+    """Return the algorithm, whether forwarding is DSR, and the NAT policy; say which words of ours have no effect yet."""
+    algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
+    report.warn_unknown_annotations(meta, _ANNOTATIONS)
+    if found := annotation(meta, "algorithm", "lb-algorithm"):
+        algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
+        _say_not_yet(found[0], algorithm.value, report)
+    if found := annotation(meta, "forwarding-mode"):
+        dsr = report.choice(found[0], found[1].lower(), _FORWARDING, "snat", "dsr")
+        _say_not_yet(found[0], "dsr" if dsr else "", report)
+    if found := annotation(meta, "nat-policy"):
+        nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
+        _say_not_yet(found[0], nat.value.lower(), report)
+    if found := annotation(meta, "stale-flows"):
+        if _STALE.fullmatch(found[1]):
+            report.warn(found[0], f"{found[1]} is understood, not acted on yet", _STALE_INSTEAD)
+        else:
+            problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
+            report.error(found[0], problem, "the default is used")
+    return algorithm, dsr, nat
+
+
+def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
+    """Return the port of the L7 proxy, 0 for none: it takes the place of the affinity time-out in the master."""
+    found = annotation(meta, "l7-proxy-port")
+    if found is None:
+        return 0
+    path, text = found
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
+    port = report.port(path, number, "no L7 proxy is used") if number >= 0 else _no_port(found, report)
+    if not port and (port := report.last_value("l7_proxy_port") or 0):
+        report.say_kept(path, f"port {port}")
+    if port and affinity:
+        report.error(path, "cannot go with sessionAffinity", "it is ignored")
+        return 0
+    if port:
+        report.warn(path, f"port {port} is understood, not acted on yet", _L7_INSTEAD)
+    return port
+
+
+def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:
+    """Warn of a word that is understood and does not act."""
+    if instead := _NOT_YET.get(word):
+        report.warn(path, f"{word} is understood, not acted on yet", instead)
+
+
+def _no_port(found: tuple[FieldPath, str], report: Report) -> int:
+    report.error(found[0], f"{found[1]!r} is not a port of 1-65535", "no L7 proxy is used")
+    return 0

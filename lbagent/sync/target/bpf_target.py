@@ -1,0 +1,321 @@
+"""BpfTarget: the State in the pinned maps that the programs read.
+
+A pass: keep what may not be taken away (retention) -> ids -> plan -> apply -> note what failed. After a start nothing is taken
+away that may come from an untrusted source (retention.py). What fails is planned again by itself with growing pauses
+(failures.py), and no other service waits for it. Once the target is ready, the maps are compared with the Shadow every
+`resync_s`, and put right where another process changed them (drift.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from lbagent.errors import LbError
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.ids import IdBook
+from lbagent.model.state import State
+from lbagent.sync.backoff import Failure
+from lbagent.sync.target.apply import Applied, applying
+from lbagent.sync.target.backends import each_backend
+from lbagent.sync.target.drift import compare
+from lbagent.sync.target.failures import Failures
+from lbagent.sync.target.plan import PathProvider, plan_paths, planning
+from lbagent.sync.target.protocol import Desired, Provenance
+from lbagent.sync.target.restore import Restored, id_book, restore
+from lbagent.sync.target.retention import Retention, restored_state, restoring
+from lbagent.sync.target.steps import Plan
+
+log = logging.getLogger(__name__)
+RESYNC_S = 60.0
+
+
+class Counts(Struct):
+    """What the target did since it began."""
+
+    syncs: int = 0  # plans applied
+    errors: int = 0
+    writes: int = 0
+    last_duration_s: float = 0.0
+
+
+class BpfTarget:
+    """Owner of the ids and of the Shadow. A large pass is done in slices, so that the event loop has air."""
+
+    name = "bpf"
+
+    def __init__(self, maps: LBMaps, restored: Restored, book: IdBook, paths: PathProvider, node_name: str) -> None:
+        """Go on with what was read from the maps; write nothing yet. `node_name` names the node of local restored backends."""
+        self.ready = asyncio.Event()  # the first full State is in the maps
+        self.first_pass = asyncio.Event()  # ready, or something is held back while what is in the maps goes on serving
+        self.wake = asyncio.Event()
+        self.waiting = ""  # why nothing is taken away yet
+        self.state = State()  # as it is in the maps
+        self.wanted = State()  # without ids; also what found no id
+        self.counts = Counts()
+        self.resync_s = RESYNC_S
+        self.shadow = restored.shadow
+        self._held = frozenset(address for address, _ in restored.backend_ids)
+        self._retention: Retention | None = None  # while a source is untrusted since the start
+        self._restored_state: State | None = None
+        self._failures = Failures()
+        self._unread: list[LbError] = []  # the maps could not be read again
+        self._broken_off = False  # the last pass ended by an exception
+        self._paths_changed = False
+        self._invalid: set[L3n4Addr] = set()
+        self._maps, self._book, self._paths, self._node_name = maps, book, paths, node_name
+        self._changed = asyncio.Condition()  # told after each pass
+        self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
+
+    @classmethod
+    def open(cls, maps: LBMaps, paths: PathProvider, node_name: str) -> BpfTarget:
+        """Read what an earlier agent left in the maps. Raises KernelError."""
+        restored = restore(maps)
+        return cls(maps, restored, id_book(restored, maps.sizes.backends), paths, node_name)
+
+    # --- what the loop and the status ask ---
+
+    @property
+    def generation(self) -> int:
+        """Counter of the States in the maps."""
+        return self.state.generation
+
+    @property
+    def failing(self) -> Mapping[L3n4Addr, Failure]:
+        """Frontends that could not be written."""
+        return self._failures.frontends
+
+    @property
+    def error(self) -> str:
+        """What failed beside single frontends, '' when nothing does."""
+        return str(self._failures.general.error) if self._failures.general else ""
+
+    def retry_at(self) -> float | None:
+        """Return when something that failed is due."""
+        return self._failures.retry_at()
+
+    @property
+    def retains(self) -> bool:
+        """Whether the maps may hold what an earlier agent was given and no source has given to this one."""
+        return not self.ready.is_set() and bool(self._retention or self.shadow.frontends)
+
+    def held_backends(self) -> Collection[L3n4Addr]:
+        """Return the backends that were in the maps at the start, until the target is ready."""
+        return self._held
+
+    @property
+    def restored(self) -> int:
+        """Frontends in the maps, wildcard rows too: before the first pass those of an earlier agent."""
+        return len(self.shadow.frontends)
+
+    @property
+    def retained(self) -> int:
+        """Frontends that stay as the maps had them because a source is untrusted."""
+        return self._retention.kept if self._retention else 0
+
+    @property
+    def current_state(self) -> State:
+        """The State in the maps; before the first pass what an earlier agent left there."""
+        if self.first_pass.is_set() or not self.shadow.needs_full_sync:
+            return self.state
+        if self._restored_state is None:
+            self._restored_state = restored_state(self.shadow, self._node_name)
+        return self._restored_state
+
+    @property
+    def frontends(self) -> int:
+        """Frontends in the maps, wildcard rows not counted."""
+        return sum(frontend.port > 0 for frontend in self.shadow.frontends)
+
+    @property
+    def backends(self) -> int:
+        """Backends that a frontend in the maps names."""
+        return len(self.shadow.refs)
+
+    def backend_states(self) -> Counter[BackendState]:
+        """Return how many backends are in which state."""
+        return self.shadow.states()
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return (used, max) of every map it fills."""
+        return self.shadow.pressure()
+
+    async def changed_from(self, generation: int) -> int:
+        """Return the generation in the maps as soon as it is another one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.state.generation != generation)
+        return self.state.generation
+
+    # --- what happens beside the State ---
+
+    def paths_changed(self) -> None:
+        """Take note that the paths to backends may have changed."""
+        self._paths_changed = True
+        self.wake.set()
+
+    def invalidate(self, frontends: Iterable[L3n4Addr]) -> None:
+        """Plan these again: another process changed their entries."""
+        self._invalid.update(frontends)
+        self.wake.set()
+
+    async def watch(self) -> None:
+        """Look for ever, every `resync_s`, whether another process changed the maps, and put them right."""
+        while True:
+            await asyncio.sleep(self.resync_s)
+            await self.ready.wait()
+            try:
+                await self.resync()
+            except LbError as error:
+                log.error("the maps could not be compared", extra={"error": str(error)})
+
+    async def resync(self) -> list[str]:
+        """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
+        found = await compare(self._maps, self.shadow, self._busy)
+        for difference in found:
+            log.warning("the maps were changed by another process", extra={"difference": difference})
+        if found:
+            async with self._busy:
+                self.shadow = restore(self._maps).shadow
+            self.wake.set()
+        return found
+
+    # --- a pass ---
+
+    async def reconcile(self, desired: Desired) -> None:
+        """Bring the maps to the State. What fails is in `failing` and `error`."""
+        async with self._busy:
+            if self._broken_off:
+                self.shadow = restore(self._maps).shadow
+            self._broken_off = True  # until the end: what an exception leaves in the maps is read again
+            await self._pass(desired, time.monotonic())
+            self._broken_off = False
+        self.first_pass.set()
+        self._restored_state = None
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _pass(self, desired: Desired, now: float) -> None:
+        await self._update_retention(desired.provenance)
+        self.wanted = self._with_retained(desired)
+        assigned = await run_cooperatively(self._book.assigning(self.wanted), time.monotonic)
+        await self._write(self._numbered(assigned), now)
+        if not self.ready.is_set() and self._retention is None:
+            self._book.release_restored()
+            self._held = frozenset()
+            self.ready.set()
+
+    async def _update_retention(self, provenance: Provenance | None) -> None:
+        """Begin or end to retain: until each source was trusted once, nothing goes that may come from its objects."""
+        untrusted = provenance.untrusted if provenance else ()
+        if untrusted and self._retention is None and self.retains:
+            work = restoring(self.shadow, self._node_name)
+            self._retention = Retention(await run_cooperatively(work, time.monotonic))
+        elif self._retention and not untrusted:
+            self._end_retention()
+        if self._retention:
+            self._retention.sources = untrusted
+            self.shadow.keep_unreferenced()
+        else:
+            self.waiting = ""
+
+    def _end_retention(self) -> None:
+        """Compare everything with the maps in this pass, so that what no object names goes."""
+        try:
+            self.shadow = restore(self._maps).shadow
+        except LbError as error:
+            self._unread.append(error)  # tried again as any other failure
+        else:
+            self._retention = None
+
+    def _with_retained(self, desired: Desired) -> State:
+        """Return the State with what may not be taken away, and log the reason when it is another one."""
+        retention = self._retention
+        if retention is None or desired.provenance is None:
+            return desired.state
+        state = retention.add_to(desired.state, desired.provenance)
+        if retention.reason != self.waiting:
+            log.warning("nothing is taken away yet", extra={"reason": retention.reason})
+        self.waiting = retention.reason
+        return state
+
+    def _numbered(self, assigned: State) -> State:
+        """Count the States that were planned: a generation never comes twice."""
+        changed = assigned.services != self.state.services
+        return State(self.state.generation + changed, assigned.services, assigned.since)
+
+    async def _write(self, desired: State, now: float) -> None:
+        shadow = self.shadow
+        invalid, self._invalid = self._invalid, set()
+        deferred = self._failures.not_due(now)
+        shadow.invalidate(invalid)
+        held_back = shadow.defer(deferred)
+        shadow.invalidate(self._failures.due(now))
+        in_use = bool(shadow.frontends)  # before the very first plan no packet can meet a new backend
+        planned = await self._plan(desired)
+        if planned.steps and in_use and await self._paths.resolve_neighbours():
+            planned = await self._plan(desired)
+        errors = (await self._apply(planned, now)).errors
+        shadow.invalidate(held_back)
+        errors += await self._write_paths(desired, now)
+        self._paths.paths_planned()
+        errors += self._unread
+        self._unread.clear()
+        self._note_failures(desired, errors, now)
+        self.state = desired
+
+    async def _plan(self, desired: State) -> Plan:
+        work = planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses())
+        return await run_cooperatively(work, time.monotonic)
+
+    async def _write_paths(self, desired: State, now: float) -> Sequence[LbError]:
+        """Write the paths that changed since the last pass; return what failed."""
+        if not self._paths_changed:
+            return ()
+        self._paths_changed = False
+        done = await self._apply(plan_paths(self.shadow, each_backend(desired), self._paths.path), now)
+        self._paths_changed |= bool(done.errors)
+        return done.errors
+
+    async def _apply(self, planned: Plan, now: float) -> Applied:
+        began = time.monotonic()
+        result = await run_cooperatively(applying(planned, self._maps, self.shadow), time.monotonic)
+        if not planned.steps and not planned.changes:
+            return result  # takes over what is equal
+        counts, failures = self.counts, self._failures
+        counts.last_duration_s = time.monotonic() - began
+        counts.syncs += 1
+        counts.writes += result.entries
+        failures.written(change.frontend for change in planned.changes if change.frontend not in result.failed)
+        failures.failed(result.failed.items(), now)
+        if result.entries or result.failed:
+            log.log(
+                logging.INFO if result.entries else logging.DEBUG,  # one more try in vain: the failure was logged
+                "plan applied",
+                extra={
+                    "entries": result.entries,
+                    "frontends": len(planned.changes),
+                    "failed": len(result.failed),
+                    "ms": round(1000 * counts.last_duration_s, 1),
+                },
+            )
+        return result
+
+    def _note_failures(self, desired: State, errors: Sequence[LbError], now: float) -> None:
+        """Note what failed beside single writes, and forget frontends that are no longer asked for."""
+        failures, without_id = self._failures, self._book.errors
+        failures.failed(without_id, now)
+        if failures.frontends:
+            wanted = desired.by_frontend.keys() | {frontend for frontend, _ in without_id}
+            gone = failures.frontends.keys() - wanted - self.shadow.leftovers()
+            failures.written(gone)
+            self.shadow.forget(gone)
+        failures.failed_in_general(errors, now)
+        self.counts.errors = failures.count

@@ -1,0 +1,117 @@
+"""Target: what makes a State true somewhere: in the maps of the programs, in nftables, in a file.
+
+The loop (sync/loop.py) knows targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
+fails is tried again with growing pauses, one that is slow is given the latest State when it is free, and neither holds up
+another. To add a target, write a file beside this one and name it where the agent is built (agent/app.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.state import State
+from lbagent.sync.backoff import Failure
+
+
+class Provenance(Struct, frozen=True):
+    """Which sources the objects behind a State come from: for a target that keeps entries of an earlier agent.
+
+    `untrusted` are the sources whose last list was not good. `partly_theirs` are the keys of Services (and Pods) of which
+    they hold a part, `sliced` those whose endpoints any source names, `overrides` the states set by operator and health checks.
+    """
+
+    untrusted: tuple[str, ...]
+    partly_theirs: Collection[str]
+    sliced: Collection[str]
+    overrides: Mapping[L3n4Addr, BackendState]
+
+
+class Desired(Struct, frozen=True):
+    """What a target makes true: a State without ids. `provenance` is given while a target retains."""
+
+    state: State
+    provenance: Provenance | None = None
+
+
+class Target(Protocol):
+    """One place where the State is made true. All of it runs in the agent's event loop."""
+
+    name: str  # one word, as `lbagent status` shows it
+    ready: asyncio.Event  # set when the first full State is in force, never cleared
+    wake: asyncio.Event  # the target sets it to have `reconcile` called again, with the State given last
+
+    @property
+    def generation(self) -> int:
+        """Counter of the States that were put in force; grows and never repeats while the agent runs."""
+
+    @property
+    def waiting(self) -> str:
+        """Why the target is not ready although it has a State: one sentence, '' when there is no reason."""
+
+    @property
+    def failing(self) -> Mapping[L3n4Addr, Failure]:
+        """Frontends that could not be written, and when each is tried again."""
+
+    @property
+    def error(self) -> str:
+        """What failed last beside single frontends; '' when nothing did."""
+
+    def retry_at(self) -> float | None:
+        """Return when `reconcile` must be called again though nothing changed (monotonic seconds); None: not at all."""
+
+    @property
+    def retains(self) -> bool:
+        """Whether it holds entries of an earlier agent that no State has replaced yet: then it is given the provenance."""
+
+    def held_backends(self) -> Collection[L3n4Addr]:
+        """Return the backends of an earlier agent that it has entries for: an endpoint with an entry keeps it."""
+
+    async def reconcile(self, desired: Desired) -> None:
+        """Make the State true. Never called twice at a time.
+
+        Give the event loop air in between (model/cooperative.py). What fails for single frontends is told by `failing` and
+        `retry_at`; LbError and OSError mean that all failed: they are logged and tried again with growing pauses. Anything
+        else is a defect and ends the agent; what is in force goes on serving.
+        """
+
+    async def watch(self) -> None:
+        """Follow for ever what may make the target untrue from outside (drift), and set `wake`; or return at once."""
+
+
+class WholeTarget:
+    """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.generation = 0
+        self.waiting, self.error, self.retains = "", "", False
+        self.failing: Mapping[L3n4Addr, Failure] = {}
+
+    async def write(self, state: State) -> None:
+        """Put a State in force, in place of the one before. Raises LbError, OSError: it is called again."""
+        raise NotImplementedError
+
+    async def reconcile(self, desired: Desired) -> None:
+        """Write the State."""
+        await self.write(desired.state)
+        self.generation = desired.state.generation
+        self.ready.set()
+
+    async def watch(self) -> None:
+        """Nothing changes it from outside."""
+
+    def retry_at(self) -> float | None:
+        """Leave retries to the runner."""
+        return None
+
+    def held_backends(self) -> Collection[L3n4Addr]:
+        """Hold nothing from before."""
+        return ()

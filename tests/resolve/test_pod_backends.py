@@ -1,0 +1,22 @@
+"""Which backends a Pod has: its endpoints in slices and in Endpoints, and its hostPorts."""
+
+from __future__ import annotations
+
+from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, HostPort, ObjectSnapshot, Pod, SlicePort
+from lbagent.resolve.pod_backends import backends_of_pod
+
+PORTS = (SlicePort("http", L4Type.TCP, 8080), SlicePort("dns", L4Type.UDP, 53))
+ENDPOINTS = (Endpoint(b"\x0a\0\0\1", pod="a/p"), Endpoint(b"\x0a\0\0\2", pod="a/q"), Endpoint(b"\x0a\0\0\3"))
+
+
+def test_every_place_that_names_the_pod() -> None:
+    piece = EndpointSlice("a", "s-1", "s", 4, ports=PORTS, endpoints=ENDPOINTS)
+    legacy = EndpointSlice("a", "t", "t", 4, ports=(SlicePort("", L4Type.TCP, 9),), endpoints=ENDPOINTS, legacy=True)
+    pod = Pod("a", "p", ips=(b"\x0a\0\0\1",), host_ports=(HostPort(80, 8000, L4Type.TCP),))
+    objects = ObjectSnapshot(
+        slices={piece.key: piece}, endpoints={"a/t": Endpoints("a", "t", slices=(legacy,))}, pods={"a/p": pod}
+    )
+    texts = ("10.0.0.1:8080/TCP", "10.0.0.1:53/UDP", "10.0.0.1:9/TCP", "10.0.0.1:8000/TCP")
+    assert backends_of_pod([ObjectSnapshot(), objects], "a/p") == set(map(L3n4Addr.parse, texts))
+    assert backends_of_pod([objects], "a/unknown") == set()
