@@ -270,7 +270,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     assert isinstance(change.world.maps, KernelMaps)
     config = program_settings.pack(Settings(), small, SEEDS, jiffies.hz(), change.old)
     tried = try_move(builder.ensure(), config, change.world.maps.fds, change.old, small)
-    assert 136 <= tried[str(fam.version)].lost < 200  # at most one flow a slot
+    assert 136 <= tried[families.Family(fam.version)].lost < 200  # at most one flow a slot
     talk.check()
 
 
