@@ -1,19 +1,46 @@
-"""Tags the wheel: compiled programs inside are for one kind of processor; without them it holds sources alone, for any."""
+"""What the wheel needs besides the Python files: compiled programs, and a tag that says for which kind of processor they are.
+
+`pip wheel .` and `pip install .` compile the programs when they are missing or older than their sources. That needs BCC (apt:
+python3-bpfcc) on the machine that builds; it is found from an isolated build environment too (bpf/build/compile.py).
+The sdist holds the sources, and the built programs where they are there; a wheel made from it is built in the same way.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+ARTIFACT = "lbagent/bpf/lbagent.bpf.json"
 
-class ProcessorTag(BuildHookInterface):  # type: ignore[type-arg]
+
+class CompiledPrograms(BuildHookInterface):  # type: ignore[type-arg]
     """Found by hatchling through [tool.hatch.build.targets.wheel.hooks.custom]."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Set the tag before the wheel is written."""
-        if version == "standard" and Path(self.root, "lbagent/bpf/lbagent.bpf.json").is_file():
-            build_data["tag"] = f"py3-none-linux_{platform.machine()}"
-            build_data["pure_python"] = False
+        """Compile what is stale and set the tag, before the wheel is written. An editable install (`make setup`) compiles later."""
+        if version != "standard":
+            return
+        build_programs(self.root)
+        build_data["tag"] = f"py3-none-linux_{platform.machine()}"
+        build_data["pure_python"] = False
+
+
+def build_programs(root: str) -> None:
+    """Compile the programs of a checkout unless they are up to date; end with one sentence where that is not possible."""
+    # -P: pip's build directory must not shadow the standard library; PYTHONPATH: pip empties it of this checkout
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "lbagent.bpf.build"],
+        cwd=root, env=dict(os.environ, PYTHONPATH=root), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode or not Path(root, ARTIFACT).is_file():
+        said = done.stderr.strip().splitlines() or ["the build of the programs said nothing"]
+        sys.stderr.writelines(f"{line}\n" for line in said[1:])  # all that clang said
+        raise SystemExit(
+            f"lbagent: no package without its BPF programs: {said[0]} (`make build` in a checkout does both)"
+        )

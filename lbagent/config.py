@@ -39,8 +39,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
     manifests: Annotated[str, Meta(description="Folder of manifests to serve.")] = ""
     synthetic: Annotated[str, Meta(description="Made-up services to measure with, SERVICES:BACKENDS.")] = ""
-    kubeconfig: Annotated[str, Meta(description="Kubernetes access file.")] = ""
-    in_cluster: Annotated[bool, Meta(description="Use the pod's service account.")] = False
     device: Annotated[Words, Meta(description="Device that takes service traffic (repeatable).")] = ()
     pod_device: Annotated[Words, Meta(description="Pattern of devices behind which pods live (repeatable).")] = ()
     attach: Annotated[Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How devices are attached.")] = (
@@ -327,9 +325,6 @@ def _check(config: Config, places: Mapping[str, str]) -> None:
 
 
 def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
-    for key in ("kubeconfig", "in-cluster"):
-        if getattr(config, key.replace("-", "_")):
-            refuse(key, "this version has no Kubernetes source yet; use --manifests DIR")
     if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
         refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
 

@@ -104,7 +104,3 @@ class CompileError(LbError):
 
 class LayoutMismatch(LbError):
     """What the compiler, a pinned map and maps/layout.py say about a record differ; nothing was loaded."""
-
-
-class ManifestError(LbError):
-    """A manifest could not be used: FILE:LINE: FIELD: what is wrong."""

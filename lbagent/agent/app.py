@@ -119,7 +119,7 @@ class Agent:
             await serving
 
     async def _take_back(self) -> None:
-        """Leave nothing behind of a first start that failed: 100 MiB of pinned maps that nobody uses."""
+        """Leave nothing behind of a first start that failed: 100 MiB of pinned maps without a use."""
         if self._fresh and not self._started:
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # pyroute2 leaves a task behind
             with suppress(LbError, OSError):
@@ -211,7 +211,7 @@ class Agent:
 
     @staticmethod
     def _artifact(config: Config) -> Artifact:
-        return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure()
+        return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure_artifact()
 
     def _load_programs(self, parts: Parts) -> Datapath:
         """Bring the programs in force (in a thread: the verifier takes its time)."""

@@ -50,7 +50,7 @@ def program_settings(config: Config) -> Settings:
 
 
 def path_settings(config: Config) -> PathSettings:
-    """Return what decides the way to a backend."""
+    """Return what decides how a backend is reached."""
     return PathSettings(config.name_of_node, node_addresses(config), config.pod_device)
 
 

@@ -24,7 +24,6 @@ class DeviceKeeper:
     """Owner of lb_device and of what is attached. `problems` maps a device's name to a sentence."""
 
     def __init__(self, maps: LBMaps, datapath: Datapath, config: Config) -> None:
-        """Attach nothing yet."""
         self._maps = maps
         self._datapath = datapath
         self.config = config
@@ -83,7 +82,7 @@ class DeviceKeeper:
             left_out = write_devices(self._maps, wanted)
             names = [name for name in config.device if network.by_name(name)]
             hooks = await asyncio.to_thread(self._datapath.attach, config.attach, names, config.pod_device)
-            self.attached = tuple(hooks)
+            before, self.attached = self.attached, tuple(hooks)
             self.problems = {
                 name: f"device {name} has gone; its programs return with it"
                 for name in config.device
@@ -93,7 +92,15 @@ class DeviceKeeper:
             self._done = (wanted, config)
             for name, text in self.problems.items():
                 log.warning("a device takes no traffic", extra={"device": name, "error": text})
-            log.info("devices attached", extra={"devices": [f"{hook.device}-{hook.hook}" for hook in hooks]})
+            _log_change(before, self.attached)
+
+
+def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> None:
+    """Log which attachments came and went; nothing when they are the same."""
+    old, new = set(map(str, before)), set(map(str, after))
+    if old != new:
+        fields = {"attached": sorted(new - old), "detached": sorted(old - new), "total": len(new)}
+        log.info("attachments changed", extra=fields)
 
 
 def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
@@ -108,7 +115,7 @@ def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
 
 
 def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
-    """Return the devices by which remote backends are reached and where no program hears their replies, by name.
+    """Return the devices by which remote backends are reached and where no program sees their replies, by name.
 
     A VLAN's frames pass the programs of the device below it.
     """

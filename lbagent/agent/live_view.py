@@ -37,7 +37,6 @@ class View:
     """Implements api.view.AgentView over the agent's parts."""
 
     def __init__(self, parts: Parts) -> None:
-        """Look at these parts."""
         self._parts = parts
         self._started_at = time.time()
 
@@ -104,7 +103,7 @@ class View:
             artifact=parts.datapath.key if parts.datapath else "",
             sweeps=parts.sweeper.sweeps if parts.sweeper else 0,
             sources=self._sources(),
-            targets=[_target(runner) for runner in parts.loop.runners],
+            targets=[target_status(runner) for runner in parts.loop.runners],
             devices=self._devices(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -138,7 +137,7 @@ class View:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in self._parts.config.device}
         for attachment in keeper.attached:
-            hooks.setdefault(attachment.device, []).append(str(attachment.hook))
+            hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
             link = self._parts.network.network.by_name(name)
@@ -172,10 +171,10 @@ class View:
         parts = self._parts
         out = [text for text in (parts.loop.waiting, parts.bpf.waiting) if text]
         out += [str(message) for message in parts.loop.messages]
-        out += _other_targets(parts.loop.runners, parts.bpf)
+        out += problems_of_targets(parts.loop.runners, parts.bpf)
         if parts.devices:
             out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
-            attached = {hook.device for hook in parts.devices.attached}
+            attached = {item.target.name for item in parts.devices.attached}
             for name in unattached_outputs(parts.network.network, parts.network.finder.outputs, attached):
                 out.append(
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"
@@ -229,7 +228,8 @@ class View:
         )
 
 
-def _target(runner: TargetRunner) -> TargetStatus:
+def target_status(runner: TargetRunner) -> TargetStatus:
+    """Return how a target is, now."""
     target = runner.target
     return TargetStatus(
         target.name,
@@ -242,7 +242,7 @@ def _target(runner: TargetRunner) -> TargetStatus:
     )
 
 
-def _other_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
+def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
     """Yield what is wrong with the targets that have no lines of their own in the status."""
     for runner in runners:
         text = runner.error or runner.target.waiting

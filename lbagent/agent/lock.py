@@ -14,7 +14,6 @@ class AgentLock:
     """Held from `take` until `release` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
-        """Name the directory (`BPFFS/v1`); it must exist."""
         self._directory = directory
         self._fd = -1
 

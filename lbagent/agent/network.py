@@ -23,10 +23,12 @@ ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at
 
 
 class NetworkFollower:
-    """Keeps `finder` current. `on_paths` is called when answers may differ, `on_network` after every change."""
+    """Keeps `finder` and the next hops in the maps current.
+
+    `on_paths` is called when answers may differ, `on_network` after every change.
+    """
 
     def __init__(self, maps: LBMaps, settings: PathSettings, reuse_after_s: float) -> None:
-        """Write next hops into `maps`."""
         self.watcher = NetworkWatcher()
         self.table = NextHopTable(maps, reuse_after_s)
         self.keeper = NeighbourKeeper()
@@ -88,7 +90,7 @@ class NetworkFollower:
         """Wait until the neighbours that were just asked about for the first time have answered, or will not.
 
         A flow may take a new backend as soon as the plan is written, and XDP has to drop what it has no neighbour for.
-        Returns whether paths may be others now.
+        Returns whether the paths may have changed.
         """
         unknown = {hop for hop in self.finder.hops - self._asked if hop not in self._known.neighbours}
         if not unknown:
@@ -102,7 +104,7 @@ class NetworkFollower:
         return True
 
     def paths_planned(self) -> None:
-        """Say that backends were asked about: their neighbours may have become others."""
+        """Take note that paths were asked for: the neighbours to keep resolved may have changed."""
         if self.finder.hops != self._asked:
             self._hops_wanted.set()
 

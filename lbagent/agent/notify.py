@@ -1,4 +1,4 @@
-"""Tell systemd (or whoever set NOTIFY_SOCKET) how the agent is. Source: sd_notify(3)."""
+"""Tell systemd (or another supervisor that sets NOTIFY_SOCKET) how the agent is. Source: sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
-    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `STATUS=...`; return whether somebody was told."""
+    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `STATUS=...`; return whether a supervisor was told."""
     path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return False
@@ -32,7 +32,7 @@ def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:
 
 
 async def keep_watchdog() -> None:
-    """Tell the supervisor for ever that the event loop runs; end at once where nobody asks."""
+    """Tell the supervisor for ever that the event loop runs; end at once where no supervisor asks for it."""
     while interval_s := watchdog_interval_s():
         notify("WATCHDOG=1")
         await asyncio.sleep(interval_s)

@@ -16,7 +16,8 @@ from lbagent.agent.notify import notify
 from lbagent.agent.parts import Parts
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.run.resize import Outcome, broken_off, finish, resize
+from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize
+from lbagent.bpf.run.size_change import ResizeOutcome
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.maps.kernel_maps import KernelMaps
@@ -46,7 +47,7 @@ class Reloader:
             try:
                 self._parts.problems[:] = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the configuration was not taken over: {error}", broken_off(self._parts.maps)
+                text, again = f"the configuration was not taken over: {error}", is_unfinished(self._parts.maps)
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
@@ -86,10 +87,10 @@ class Reloader:
         datapath, maps, sweeper = self._parts.datapath, self._parts.maps, self._parts.sweeper
         if datapath is None:
             return []
-        devices, outcome = self._parts.devices, Outcome(sizes, [])
+        devices, outcome = self._parts.devices, ResizeOutcome(sizes, [])
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
-            if broken_off(maps):
-                outcome = await asyncio.to_thread(finish, maps, lambda: datapath.artifact, settings)
+            if is_unfinished(maps):
+                outcome = await asyncio.to_thread(finish_resize, maps, lambda: datapath.artifact, settings)
                 _take(outcome, maps, datapath)
             if sizes != maps.sizes:
                 outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
@@ -98,11 +99,11 @@ class Reloader:
         return outcome.problems
 
 
-def _take(outcome: Outcome, maps: KernelMaps, datapath: Datapath) -> None:
+def _take(outcome: ResizeOutcome, maps: KernelMaps, datapath: Datapath) -> None:
     """Go on with the maps and programs that are in force now."""
     maps.replace(outcome.fds, outcome.sizes)
     if outcome.programs is not None:
-        datapath.take_over(outcome.programs)
+        datapath.switch_to(outcome.programs)
 
 
 def changed_keys(old: Config, new: Config) -> set[str]:

@@ -47,8 +47,8 @@ def _remove(root: Path) -> list[str]:
 
 
 def remove_pins(root: Path) -> list[str]:
-    """Take programs, links and maps away; whoever calls holds the lock."""
-    gone = [f"detached {item.hook} from {item.device}" for item in datapath.remove(root)]
+    """Take programs, links and maps away. The caller holds the lock."""
+    gone = [f"detached {item.hook} from {item.target.name}" for item in datapath.remove(root)]
     pins = sorted(item for item in root.rglob("*") if not item.is_dir())
     for pin in pins:
         pin.unlink()

@@ -103,11 +103,11 @@ class AgentClient:
         try:
             return json.loads(answer)
         except ValueError:
-            raise self._stranger() from None
+            raise self._not_an_agent() from None
 
     def _expect(self, answer: Any, kind: type[T]) -> T:
         if not isinstance(answer, kind):
-            raise self._stranger()
+            raise self._not_an_agent()
         return answer
 
     def _exchange(self, method: str, target: str, body: bytes | None, timeout_s: float) -> bytes:
@@ -129,7 +129,7 @@ class AgentClient:
         except OSError as error:
             raise self._unreachable(error) from None
         except http.client.HTTPException:
-            raise self._stranger() from None
+            raise self._not_an_agent() from None
         finally:
             connection.close()
         if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
@@ -153,8 +153,8 @@ class AgentClient:
             problem = json.loads(data)
             text, code = str(problem["error"]), int(problem["exit_code"])
         except (ValueError, KeyError, TypeError):
-            return self._stranger()
+            return self._not_an_agent()
         return _ERRORS.get(code, LbError)(text)
 
-    def _stranger(self) -> AgentUnreachable:
+    def _not_an_agent(self) -> AgentUnreachable:
         return AgentUnreachable(f"what answers on unix://{self.path} is no lbagent agent of this version")

@@ -9,6 +9,7 @@ from enum import IntEnum
 from lbagent.kernel.bpfsys import Cmd, bpf, obj_info
 
 BPF_F_REPLACE = 1 << 2
+_LINK_TYPE_CGROUP = 3
 
 
 class AttachType(IntEnum):
@@ -20,8 +21,8 @@ class AttachType(IntEnum):
 
 
 def link_create(prog_fd: int, target: int, attach: AttachType, flags: int = 0) -> int:
-    """Attach a program to the interface index `target` (of the calling thread's netns); return the link."""
-    # prog_fd, target_ifindex, attach_type, flags, then the union for other kinds of links
+    """Attach a program to an interface index (of the calling thread's netns) or to an open cgroup; return the link."""
+    # prog_fd, target_ifindex or target_fd, attach_type, flags, then the union for other kinds of links
     return bpf(Cmd.LINK_CREATE, struct.pack("<IIIIQQQ", prog_fd, target, attach, flags, 0, 0, 0))
 
 
@@ -38,17 +39,17 @@ def link_detach(link_fd: int) -> None:
 
 @dataclass(frozen=True)
 class LinkInfo:
-    """struct bpf_link_info: `ifindex` is 0 once the device is gone."""
+    """struct bpf_link_info: `target_id` is an interface index (of a cgroup's link the id of the cgroup); 0 once it is gone."""
 
     type: int
     id: int
     prog_id: int
-    ifindex: int
+    target_id: int
 
 
 def link_info(fd: int) -> LinkInfo:
     """Describe a link."""
     raw = obj_info(fd, 64)
     kind, ident, prog_id = struct.unpack_from("<III", raw)
-    (ifindex,) = struct.unpack_from("<I", raw, 16)
-    return LinkInfo(kind, ident, prog_id, ifindex)
+    (target_id,) = struct.unpack_from("<Q" if kind == _LINK_TYPE_CGROUP else "<I", raw, 16)
+    return LinkInfo(kind, ident, prog_id, target_id)

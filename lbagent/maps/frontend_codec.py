@@ -16,7 +16,7 @@ from lbagent.maps.layout import (
     LB6_REVERSE_NAT,
     LB_AFFINITY_MATCH,
     LB_SERVICE,
-    REVNAT_ELSEWHERE,
+    REVNAT_NO_LOCAL_BACKEND,
     SOURCE_RANGE_KEY,
     SOURCE_RANGE_STATIC_BITS,
     TARGET_ALGORITHM_SHIFT,
@@ -141,7 +141,7 @@ def flags_of(value: bytes) -> int:
 
 def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
     """Return the reverse NAT row of a frontend; `no_local_backend` makes the program drop where it would reject."""
-    scope = frontend.scope | (REVNAT_ELSEWHERE if no_local_backend else 0)
+    scope = frontend.scope | (REVNAT_NO_LOCAL_BACKEND if no_local_backend else 0)
     address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
     if len(address) == 4:
         return LB4_REVERSE_NAT.pack(address, port, number, scope)
@@ -157,7 +157,7 @@ def reverse_nat_frontend(value: bytes) -> L3n4Addr:
 
 def has_no_local_backend(value: bytes) -> bool:
     """Return whether a reverse NAT row says that all endpoints are on other nodes; of no row, False."""
-    return bool(value and value[_address_bytes(value) + 3] & REVNAT_ELSEWHERE)
+    return bool(value and value[_address_bytes(value) + 3] & REVNAT_NO_LOCAL_BACKEND)
 
 
 def _address_bytes(reverse_nat: bytes) -> int:

@@ -91,8 +91,8 @@ LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 # arrays indexed by service id, so that a reply costs an index and not a hash look-up
-# `scope` may carry REVNAT_ELSEWHERE: a Local policy without a local endpoint while the cluster has some (drop, do not reject)
-REVNAT_ELSEWHERE = 0x80
+# `scope` may carry REVNAT_NO_LOCAL_BACKEND: Local policy, no local endpoint, but the cluster has some (drop, do not reject)
+REVNAT_NO_LOCAL_BACKEND = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
 LB6_REVERSE_NAT = _layout("lb6_reverse_nat", "be128 address, be16 port, u8 proto, u8 scope, pad4 pad")
 LB4_AFFINITY_KEY = _layout(
@@ -211,7 +211,8 @@ METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow a
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
-CALLS = 32  # tail call slots a hook
+CALLS = 32  # tail call slots a context
+CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls (bpf/hooks.py)
 
 # What both families have, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}

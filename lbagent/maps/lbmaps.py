@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from lbagent.errors import MapFull
-from lbagent.maps.layout import METRIC_BACKEND, METRIC_SERVICE
+from lbagent.maps.layout import CALL_MAPS, METRIC_BACKEND, METRIC_SERVICE
 from lbagent.maps.specs import MapSpec, Sizes
 
 Item = tuple[bytes, bytes]  # key, value
@@ -27,7 +27,7 @@ class PathInfo(Struct, frozen=True, gc=False):
 
 
 # Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).
-GENERATION_MAPS = ("lb_config", "lb_calls_xdp", "lb_calls_tc")
+GENERATION_MAPS = ("lb_config", *CALL_MAPS)
 
 
 class LBMaps(Protocol):

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.layout import (
+    CALL_MAPS,
     CALLS,
     DEVICES,
     DIRECT_BYTES,
@@ -64,7 +65,6 @@ class MapType(IntEnum):
 F_NO_PREALLOC = 1
 F_RDONLY_PROG = 1 << 7
 F_MMAPABLE = 1 << 10
-F_INNER_MAP = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
-        MapSpec("lb_calls_xdp", t.PROG_ARRAY, 4, 4, CALLS),
-        MapSpec("lb_calls_tc", t.PROG_ARRAY, 4, 4, CALLS),
+        *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
 

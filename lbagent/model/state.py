@@ -94,5 +94,12 @@ def same_ends(old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None
     return front, _common_start(old[front:][::-1], new[front:][::-1])
 
 
+def next_generation(last: State, new: State) -> int:
+    """Return the generation of the State that follows `last`: a new one when any service is not equal."""
+    old, services = last.services, new.services
+    front, back = same_ends(old, services, new.since)
+    return last.generation + (old[front : len(old) - back] != services[front : len(services) - back])
+
+
 def _common_start(one: Sequence[SVC], two: Sequence[SVC]) -> int:
     return next(compress(count(), map(is_not, one, two)), min(len(one), len(two)))

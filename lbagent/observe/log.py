@@ -16,7 +16,6 @@ from typing import Any, TextIO
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/[]@+,%*")
 FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 def setup(form: str = "text", level: str = "info", stream: TextIO | None = None) -> None:

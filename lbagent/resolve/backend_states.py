@@ -1,4 +1,4 @@
-"""The state of a backend that several Services share: the most alive of the states it has in each.
+"""The state of a backend that several Services share: of its states in each, the first of active, terminating, quarantined, ...
 
 Its slot and COUNT in each Service follow that Service's own slice; only the state, which is one row for all, is shared.
 """
@@ -34,9 +34,10 @@ class SharedStates:
     def update(
         self, owner: str, rows: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
     ) -> tuple[set[str], set[str]]:
-        """Take the rows of an owner, and the backends that it would let rest if they had a row.
+        """Take the rows of an owner, and the backends it filtered out, which it keeps for live flows as soon as they have a row.
 
-        Return (other owners whose shared backends may have another state now, owners whose filtered_out backends have a row now).
+        Return two sets of owners to build again: those that share a backend whose state may have changed, and those that
+        filtered out a backend which has a row now.
         """
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()

@@ -99,7 +99,7 @@ class ObjectIndex:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything changed since `seen`."""
+        """Whether anything changed since `forget_changes`."""
         return bool(self.dirty or self.all_dirty or self.pods_dirty or self._stale_addresses or self._stale_pods)
 
     def refresh(self) -> None:
@@ -118,8 +118,8 @@ class ObjectIndex:
         if self.all_dirty:
             self.dirty |= self.services.keys()
 
-    def seen(self) -> None:
-        """Forget what changed."""
+    def forget_changes(self) -> None:
+        """Forget what changed: the State holds it."""
         self.dirty, self.all_dirty, self.pods_dirty = set(), False, False
         self._stale_addresses, self._stale_pods = set(), set()
 

@@ -122,7 +122,7 @@ class Resolver:
         for owner, rows in built.items():
             self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
             yield
-        known.seen()
+        known.forget_changes()
         self._wanted = {}
         self._restored = frozenset()
         self._filtered_out.clear()

@@ -69,9 +69,8 @@ class ServiceBuilder:
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
         """Take the Service, its slices (or those of its Endpoints) and what else its rows depend on."""
         self.messages: list[Message] = []
-        self.filtered_out: set[L3n4Addr] = (
-            set()
-        )  # filtered out somewhere; rests there as soon as another Service gives it a row
+        # Filtered out for some frontend; kept for its live flows as soon as another Service gives it a row.
+        self.filtered_out: set[L3n4Addr] = set()
         self._service = service
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._context = context
@@ -198,7 +197,7 @@ class ServiceBuilder:
 
     def _endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         context, found = self._context, []
-        overrides, here = context.overrides, context.node.name
+        overrides, here = context.overrides or None, context.node.name
         for piece in self._slices:
             if piece.family != family:
                 continue

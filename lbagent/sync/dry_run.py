@@ -92,14 +92,14 @@ def _with_ids(state: State) -> tuple[State, list[Message]]:
 
 def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Message]]:
     """Return maps in memory that hold the State, and what could not be written."""
-    maps = MemoryMaps(_room(state, maglev_table_size))
+    maps = MemoryMaps(_ample_sizes(state, maglev_table_size))
     shadow = Shadow(maps.sizes)
     result = apply(plan(state, shadow, lambda _: PathInfo()), maps, shadow)
     failed = [Message(str(error), subject=frontend.with_protocol()) for frontend, error in result.failed.items()]
     return maps, failed
 
 
-def _room(state: State, maglev_table_size: int) -> Sizes:
+def _ample_sizes(state: State, maglev_table_size: int) -> Sizes:
     """Return sizes in which everything has room: a plan says what objects mean, not what fits."""
     base = Sizes()
     backends = max(base.backends, 1 << len(state.backends).bit_length())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from lbagent.model.cooperative import run_cooperatively
-from lbagent.model.state import State
+from lbagent.model.state import State, next_generation
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange
 from lbagent.objects.source import Source
@@ -95,10 +95,14 @@ class SyncLoop:
             self._resolver.remember(held)
 
     def _find_provenance(self) -> Provenance | None:
-        """Return whose the objects are while a target retains. In this moment the Store holds what the resolver was given."""
-        if not any(runner.target.retains for runner in self.runners):
-            return None
+        """Return which sources the objects come from; None where it does not matter.
+
+        It matters from the first untrusted source on, while a target retains. In this moment, between two awaits, the Store
+        holds just what the resolver was given.
+        """
         untrusted = tuple(source.name for source in self._sources if not source.trusted)
+        if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
+            return None
         store = self.inbox.store
         return Provenance(untrusted, store.services_of(untrusted), store.sliced(), self._resolver.overrides())
 
@@ -107,7 +111,8 @@ class SyncLoop:
         if resolution is self._resolution:
             return
         self._resolution = resolution
-        self.state = State(self.state.generation + 1, resolution.state.services, resolution.state.since)
+        new = resolution.state
+        self.state = State(next_generation(self.state, new), new.services, new.since)
         if resolution.messages is not self.messages:
             self._message_log.tell(resolution.messages)
             self.messages = resolution.messages

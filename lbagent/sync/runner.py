@@ -1,4 +1,4 @@
-"""One target beside the others: it gets the latest State when it is free, and is called again when it failed or asks for it."""
+"""Runs one target: it gets the latest State when it is free, and is called again when it failed or asks for it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from lbagent.bpf.run import resize
-from lbagent.bpf.run.migrate import move
+from lbagent.bpf.run import size_change
+from lbagent.bpf.run.migrate import migrate_flows
 from lbagent.cli.main import main
 from lbagent.errors import LbError
 
@@ -16,9 +16,9 @@ def failing(*args: object, **kwargs: object) -> object:
     """Move nothing the first time."""
     if next(_count) == 0:
         raise LbError("the mover stopped 5 positions early")
-    return move(*args, **kwargs)  # type: ignore[arg-type]
+    return migrate_flows(*args, **kwargs)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
-    resize.move = failing  # type: ignore[assignment]
+    size_change.migrate_flows = failing  # type: ignore[assignment]
     main()

@@ -190,17 +190,17 @@ def test_the_operators_word_on_a_pod_holds_for_its_next_address_too(box: Box) ->
     piece["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "web-0"}
     box.write("web.json", service, piece)
     box.agent.start()
-    unknown = box.agent.cli("backend", "set-state", "pod/default/web-7", "maintenance", check=False)
+    unknown = box.agent.cli("backend", "set-state", "pod/box/web-7", "maintenance", check=False)
     assert unknown.returncode == 3
-    one_sentence(unknown, "default/web-7", "nothing was changed")
-    box.agent.cli("backend", "set-state", "maintenance", "pod/default/web-0")
+    one_sentence(unknown, "box/web-7", "nothing was changed")
+    box.agent.cli("backend", "set-state", "maintenance", "pod/box/web-0")
     assert any("10.7.0.5:8080/TCP STATE=maintenance" in line for line in box.agent.dump())
     box.agent.kill()
     piece["endpoints"][0]["addresses"] = ["10.7.0.9"]
     box.write("web.json", service, piece)
     box.agent.start()
     assert any("10.7.0.9:8080/TCP STATE=maintenance" in line for line in box.agent.dump())
-    box.agent.cli("backend", "set-state", "active", "pod/default/web-0")
+    box.agent.cli("backend", "set-state", "active", "pod/box/web-0")
     assert any("SLOT=0" in line and "COUNT=2 " in line for line in box.agent.dump())
 
 

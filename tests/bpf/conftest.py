@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.load.verifier_report import scratch_maps
+from lbagent.bpf.load.verifier_report import temporary_maps
 from tests.bpf.support import mounted_bpffs, tiny
 from tests.lab.netns import Namespace
 
@@ -29,7 +29,7 @@ def second_artifact(tmp_path_factory):
 
 @pytest.fixture
 def fds():
-    with scratch_maps() as found:
+    with temporary_maps() as found:
         yield found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from lbagent.bpf.build import builder
 from lbagent.bpf.build.c_source import Unit
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.load.verifier_report import SMALL
+from lbagent.bpf.load.verifier_report import SMALL_SIZES
 from lbagent.kernel import bpf_map, jiffies
 from lbagent.kernel.cpus import possible_cpus
 
@@ -37,7 +37,7 @@ def tiny(folder: Path, generation: int = 1):
 
 
 def config_record(**options) -> bytes:
-    return program_settings.pack(program_settings.Settings(**options), SMALL, SEEDS, jiffies.hz())
+    return program_settings.pack_config(program_settings.Settings(**options), SMALL_SIZES, SEEDS, jiffies.hz())
 
 
 @contextlib.contextmanager

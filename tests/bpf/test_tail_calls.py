@@ -20,7 +20,7 @@ def test_ipv6_is_the_slot_after_ipv4():
 
 
 def test_the_build_has_every_program_of_the_list_where_the_loader_puts_it():
-    programs = builder.ensure().programs
+    programs = builder.ensure_artifact().programs
     listed = {name for hook in AGENT_RUNS for family in Family for name in program_functions(hook, family)}
     assert {*programs} == listed | {"xdp", "tc_ingress", "tc_egress"}
     placed = call_slots(programs)

@@ -15,7 +15,7 @@ from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
 HEAVY = {
-    "msgspec", "asyncio", "yaml", "aiohttp", "prometheus_client", "pyroute2", "netaddr", "bcc", "logging",
+    "msgspec", "asyncio", "yaml", "aiohttp", "prometheus_client", "pyroute2", "bcc", "logging",
     "lbagent.config", "lbagent.model", "lbagent.maps", "lbagent.bpf", "lbagent.net", "lbagent.sync", "lbagent.agent", "lbagent.api.types",
 }  # fmt: skip
 

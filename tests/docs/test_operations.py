@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lbagent.cli.main import COMMANDS, cli
+from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
 from tests.docs.tables import FILE, TABLES, written
 
@@ -55,7 +55,7 @@ def test_flags_exist(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_commands_exist(file: Path) -> None:
     for words in re.findall(r"\blbagent ([a-z]+)(?= |`|$)", file.read_text(), re.MULTILINE):
-        assert words in COMMANDS or words in {
+        assert words in VERBS or words in {
             "agent",
             "is",
             "does",

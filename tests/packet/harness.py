@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import builder
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.load.loader import OWN_MAPS, load_generation
+from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.load.program_settings import Seeds, Settings
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import MapType, Sizes
 from tests.packet.net import Net
 from tests.packet.world import World
@@ -37,16 +38,16 @@ def open_world(
     net: Net | None = None,
 ) -> Iterator[World]:
     """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""
-    programs = artifact or builder.ensure()
+    programs = artifact or builder.ensure_artifact()
     fds: dict[str, int] = {}
     own = net is None
     net = net or Net()
     try:
         for name, spec in pins.all_specs(sizes).items():
-            if name not in OWN_MAPS:
+            if name not in GENERATION_MAPS:
                 nested = spec.type is MapType.HASH_OF_MAPS
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
-        config = program_settings.pack(options, sizes, seeds, jiffies.hz())
+        config = program_settings.pack_config(options, sizes, seeds, jiffies.hz())
         generation = load_generation(programs, fds, config)
         try:
             yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)

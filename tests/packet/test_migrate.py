@@ -14,14 +14,14 @@ from lbagent.bpf.build import builder
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import Generation, load_generation
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.run.migrate import Moved, move, moved_tables, try_move
+from lbagent.bpf.run.migrate import MigrationResult, migrate_flows, resized_flow_maps, try_migration
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB_MIGRATE, MigrateWhat
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
-from lbagent.model import family as families
+from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import SEEDS, SMALL, open_world
@@ -51,24 +51,24 @@ class Change:
 
     def some(self, share: float) -> None:
         """Move the first part of every table."""
-        for family in families.Family:
+        for family in IpFamily:
             count = int(getattr(self.old, f"flow{family}") * share)
             data = LB_MIGRATE.pack(0, count, MigrateWhat.FLOWS, 0, 0, 0, 0, 0)
             bpf_prog.prog_test_run(self.both.programs[f"migrate{family}"], data, repeat=count)
 
-    def all(self) -> dict[str, Moved]:
+    def all(self) -> dict[str, MigrationResult]:
         """Move everything."""
-        return move(self.both.programs, self.old, self.new)
+        return migrate_flows(self.both.programs, self.old, self.new)
 
     def end(self) -> None:
         """Let the programs of the new maps take over, and forget the old maps."""
-        for name in moved_tables(self.old, self.new):
+        for name in resized_flow_maps(self.old, self.new):
             self.world.clear(name)
         self.world.programs, self.world.maps = self.after.programs, self.maps_after
 
     def reset(self) -> None:
         """Go back to empty old maps."""
-        for name in moved_tables(self.old, self.new):
+        for name in resized_flow_maps(self.old, self.new):
             with self.maps_after.window(name, 0, self.maps_after.specs[name].value_size) as view:
                 view[:] = bytes(len(view))
         self.world.maps, self.world.programs = self.kept, self.before
@@ -81,16 +81,16 @@ class Change:
 
 def changes(old: Sizes, new: Sizes) -> Iterator[Change]:
     """Load all three sets."""
-    programs = builder.ensure()
+    programs = builder.ensure_artifact()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(sizes=old))
         assert isinstance(world.maps, KernelMaps)
         fds = dict(world.maps.fds)
-        for name in moved_tables(old, new):
+        for name in resized_flow_maps(old, new):
             fds[f"{name}_old"], fds[name] = fds[name], pins.create_map(map_specs(new)[name])
         made = []
         for before in (old, None):
-            config = program_settings.pack(Settings(), new, SEEDS, jiffies.hz(), before)
+            config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), before)
             made.append(load_generation(programs, fds, config))
             stack.callback(made[-1].close)
         yield Change(world, old, new, *made, KernelMaps("", new, fds))
@@ -170,10 +170,10 @@ def test_flows_keep_their_place(change_world: Change, fam: Family, proto: int, *
     change.some(0.5)
     talk.check()
     talk.open(*range(42000, 42000 + FLOWS // 4))
-    done = change.all()[families.Family(fam.version)]
+    done = change.all()[IpFamily(fam.version)]
     assert (done.lost, done.again) == (0, 0)
     talk.check()
-    assert change.all()[families.Family(fam.version)] == Moved()
+    assert change.all()[IpFamily(fam.version)] == MigrationResult()
     change.end()
     talk.check()
     talk.open(*range(43000, 43000 + FLOWS // 4))
@@ -254,7 +254,7 @@ def test_slots_of_spilled_flows_are_moved(fam: Family) -> None:
             talk.answer(port)
         change.begin()
         talk.check()
-        assert change.all()[families.Family(fam.version)].lost == 0
+        assert change.all()[IpFamily(fam.version)].lost == 0
         talk.check()
         change.end()
         talk.check()
@@ -268,9 +268,9 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     talk.open(*range(40000, 40200))
     small = dataclasses.replace(change.old, snat4=64, snat6=64)
     assert isinstance(change.world.maps, KernelMaps)
-    config = program_settings.pack(Settings(), small, SEEDS, jiffies.hz(), change.old)
-    tried = try_move(builder.ensure(), config, change.world.maps.fds, change.old, small)
-    assert 136 <= tried[families.Family(fam.version)].lost < 200  # at most one flow a slot
+    config = program_settings.pack_config(Settings(), small, SEEDS, jiffies.hz(), change.old)
+    tried = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, change.old, small)
+    assert 136 <= tried[IpFamily(fam.version)].lost < 200  # at most one flow a slot
     talk.check()
 
 
@@ -282,13 +282,15 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
     for change in changes(old, new):
         talk = Talk(change, fam, TCP, local=False)
         talk.open(*range(40000, 40100))
-        config = program_settings.pack(Settings(), new, SEEDS, jiffies.hz(), old)
+        config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), old)
         assert isinstance(change.world.maps, KernelMaps)
-        lost = try_move(builder.ensure(), config, change.world.maps.fds, old, new)[families.Family(fam.version)].lost
+        lost = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, old, new)[
+            IpFamily(fam.version)
+        ].lost
         assert (lost > 0) is (after < before)
         change.begin()
         talk.open(*range(41000, 41060))
-        assert change.all()[families.Family(fam.version)].lost == lost
+        assert change.all()[IpFamily(fam.version)].lost == lost
         if not lost:
             change.end()
             talk.check()

@@ -266,7 +266,7 @@ class World:
             match = [(layout.LB_AFFINITY_MATCH.pack(b.id, ident.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
             self.put("lb_affinity_match", match)
         self.ranges(row, ranges)
-        rev_scope = scope | (layout.REVNAT_ELSEWHERE if elsewhere else 0)
+        rev_scope = scope | (layout.REVNAT_NO_LOCAL_BACKEND if elsewhere else 0)
         rev: list[bytes | int] = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope]
         if family.version == 6:
             rev.append(bytes(4))

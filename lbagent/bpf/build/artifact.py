@@ -1,4 +1,4 @@
-"""The artifact: compiled programs as data. Written by build.py, read by loader.py on machines without BCC.
+"""The artifact: compiled programs as data. Written by builder.py, read by loader.py on machines without BCC.
 
 JSON, so that a person can look into it: programs (instructions in base64, where each map goes), the map specs and record
 layouts they were compiled for, and hashes that say from which sources.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 3  # also stands for what build.py does after the compiler: another number makes it compile again
+FORMAT = 4  # also stands for what builder.py does after the compiler: another number makes it compile again
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Program:
 
     name: str
     unit: str
-    hook: str  # "xdp" or "tc"
+    context: str  # bpf/hooks.py
     insns: bytes
     relocations: tuple[Relocation, ...]
 
@@ -155,11 +155,11 @@ def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:
 
 def _program_to_json(item: Program) -> dict[str, Any]:
     return {
-        "name": item.name, "unit": item.unit, "hook": item.hook, "insns": base64.b64encode(item.insns).decode(),
+        "name": item.name, "unit": item.unit, "context": item.context, "insns": base64.b64encode(item.insns).decode(),
         "relocations": [list(asdict(entry).values()) for entry in item.relocations],
     }  # fmt: skip
 
 
 def _program_from_json(data: dict[str, Any]) -> Program:
     relocations = tuple(Relocation(*entry) for entry in data["relocations"])
-    return Program(data["name"], data["unit"], data["hook"], base64.b64decode(data["insns"]), relocations)
+    return Program(data["name"], data["unit"], data["context"], base64.b64decode(data["insns"]), relocations)

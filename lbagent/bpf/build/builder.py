@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build.artifact import Artifact, Program
 from lbagent.bpf.build.c_source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
-from lbagent.bpf.build.compile import MISSING, bcc_version, compile_text
-from lbagent.bpf.build.join_entries import joined
+from lbagent.bpf.build.compile import BCC_MISSING, bcc_version, compile_text
+from lbagent.bpf.build.join_entries import join_entries
 from lbagent.bpf.build.rewrite import rewrite
 from lbagent.errors import CompileError, LbError
 from lbagent.maps.specs import MAP_BASE, MAP_NAMES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: barriers are spelled out
 
 
-def ensure(path: Path = ARTIFACT_PATH) -> Artifact:
+def ensure_artifact(path: Path = ARTIFACT_PATH) -> Artifact:
     """Return an artifact of the present sources: the one at `path`, whatever BCC made it, rebuilt first if it is stale.
 
     Without BCC a stale artifact is an error, one that fits is used as it is. An installed package may hold no sources:
@@ -54,12 +54,14 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         return old
     if not bcc_version():
         state = "is older than the C sources" if path.is_file() and not force else "is to be made"
-        raise CompileError(f"{path} {state} and cannot be built: {MISSING}")
+        raise CompileError(f"{path} {state} and cannot be built: {BCC_MISSING}")
     keep = old if old and old.bcc == bcc_version() else None
     changed = {
-        unit.hook for name, (unit, _, _) in inputs.items() if keep is None or keep.unit_hashes.get(name) != hashes[name]
-    }  # by hook: its units are linked
-    stale = [name for name, (unit, _, _) in inputs.items() if unit.hook in changed]
+        unit.context
+        for name, (unit, _, _) in inputs.items()
+        if keep is None or keep.unit_hashes.get(name) != hashes[name]
+    }  # by context: its units are joined
+    stale = [name for name, (unit, _, _) in inputs.items() if unit.context in changed]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = dict(zip(stale, pool.map(lambda name: compile_unit(*inputs[name]), stale), strict=True))
     programs: dict[str, Program] = {}
@@ -68,7 +70,9 @@ def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Un
         old_ones = [item for item in keep.programs.values() if item.unit == name] if keep else []
         _add(programs, old_ones if fresh is None else fresh)
     whole = artifacts.text_hash("", list(hashes.values()))
-    made = Artifact(joined(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts())
+    made = Artifact(
+        join_entries(programs), whole, bcc_version(), platform.machine(), hashes, artifacts.current_layouts()
+    )
     made.save(path)
     return made
 
@@ -95,10 +99,10 @@ def compile_unit(unit: Unit, text: str, flags: Sequence[str]) -> list[Program]:
     if done.warnings:
         print(done.warnings, file=sys.stderr)
     config = MAP_BASE + MAP_NAMES.index("lb_config")
-    mended = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
+    rewritten = {name: rewrite(code, config) for name, code in sorted(done.functions.items())}
     return [
-        Program(name, unit.name, unit.hook, code, artifacts.find_relocations(name, code))
-        for name, code in mended.items()
+        Program(name, unit.name, unit.context, code, artifacts.find_relocations(name, code))
+        for name, code in rewritten.items()
     ]
 
 

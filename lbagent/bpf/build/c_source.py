@@ -13,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from lbagent.bpf.build.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
+from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
 from lbagent.errors import CompileError
 from lbagent.maps import layout
@@ -40,25 +41,25 @@ _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 
 @dataclass(frozen=True)
 class Unit:
-    """One compilation: a C file, its hook and its flags. Program type follows from the hook."""
+    """One compilation: a C file for a context (bpf/hooks.py), and its flags."""
 
     name: str
     path: Path
-    hook: str  # "xdp" or "tc"
+    context: str
     flags: tuple[str, ...]
 
 
 UNITS: tuple[Unit, ...] = tuple(
-    Unit(f"{stem}_{hook}", BPF_DIR / f"{stem}.c", hook, (f"-DLB_HOOK_{hook.upper()}",))
-    for hook in ("xdp", "tc")
-    for stem in ("lb4", "lb6")
+    Unit(f"{Path(source).stem}_{context.name}", BPF_DIR / source, context.name, (context.flag,))
+    for context in CONTEXTS.values()
+    for source in context.sources
 )
 
 
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
     """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
     family = _FAMILIES.get(unit.path.name)
-    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.hook, family) if family else "")
+    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.context, family) if family else "")
 
 
 _FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that have the programs of bpf/tail_calls.py

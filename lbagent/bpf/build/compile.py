@@ -1,7 +1,7 @@
 """The compiler: the only module that imports bcc, and only inside a short-lived child process.
 
 BCC costs 74 MB just to be imported, changes the working directory, and LLVM ends the process on some bad programs; so the
-parent runs `python -m lbagent.bpf.compile` and reads a JSON answer. Nothing is created or loaded here: the text is compiled
+parent runs `python -m lbagent.bpf.build.compile` and reads a JSON answer. Nothing is created or loaded here: the text is compiled
 and the instructions are read back (`dump_func`). PyPI's `bcc` is another project: `_import_bcc` tells the two apart.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEBIAN_PACKAGES = Path(
     "/usr/lib/python3/dist-packages"
 )  # python3-bpfcc is pure ctypes: any CPython 3 can use it from there
-MISSING = "BCC is not installed; apt install python3-bpfcc, or use the built artifact that comes with the package"
+BCC_MISSING = "BCC is not installed; apt install python3-bpfcc, or use the built artifact that comes with the package"
 COMPILE_TIMEOUT_S = 300  # emulated machines take half a minute
 
 _CLANG_ERROR = re.compile(r"^(\S[^:\n]*:\d+:\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
@@ -105,7 +105,7 @@ def _import_bcc() -> Any:
         spec.loader.exec_module(module)
         if hasattr(module, "BPF"):
             return module
-    raise CompileError(MISSING)
+    raise CompileError(BCC_MISSING)
 
 
 def main() -> int:

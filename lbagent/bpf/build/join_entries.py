@@ -18,7 +18,7 @@ from lbagent.kernel.opcodes import CALL, INSN_BYTES, JA, insn
 _ENTRY6 = insn(CALL, imm=ENTRY6_CALL)
 
 
-def joined(programs: Mapping[str, Program]) -> dict[str, Program]:
+def join_entries(programs: Mapping[str, Program]) -> dict[str, Program]:
     """Return the programs with IPv6 entries put behind those that call them. Raises KeyError without NAME6."""
     out = dict(programs)
     for name, program in programs.items():

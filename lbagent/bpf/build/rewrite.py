@@ -45,11 +45,11 @@ MAP_WORDS = {"MAP_WORD_FD": 0x7E620001, "MAP_WORD_VALUE": 0x7E620002, "MAP_WORD_
 
 
 def rewrite(insns: bytes, config: int = 0) -> bytes:
-    """Return the instructions with all mending done; `config` is the symbolic descriptor of lb_config."""
-    return separate_loops(put_compare_and_swap(put_maps(insns, config)))[0]
+    """Return the instructions with all three rewrites done; `config` is the symbolic descriptor of lb_config."""
+    return break_back_edges(insert_compare_and_swap(relocate_maps(insns, config)))[0]
 
 
-def put_maps(insns: bytes, config: int) -> bytes:
+def relocate_maps(insns: bytes, config: int) -> bytes:
     """Make relocations of the constants that stand for maps, and of settings a load behind the address of lb_config."""
     code, loads, index = bytearray(insns), dict[int, bytes](), 0
     kinds = {value: kind for kind, value in enumerate(MAP_WORDS.values(), 1)}
@@ -68,23 +68,23 @@ def put_maps(insns: bytes, config: int) -> bytes:
     return _rewrite(bytes(code), loads, {}) if loads else bytes(code)
 
 
-def put_compare_and_swap(insns: bytes) -> bytes:
+def insert_compare_and_swap(insns: bytes) -> bytes:
     """Replace the calls of `CAS_CALL` by the instruction."""
     call = insn(CALL, imm=CAS_CALL)
     places = [at for at in range(len(insns) // INSN_BYTES) if insns[at * INSN_BYTES : (at + 1) * INSN_BYTES] == call]
     return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
 
 
-def separate_loops(insns: bytes) -> tuple[bytes, list[int]]:
+def break_back_edges(insns: bytes) -> tuple[bytes, list[int]]:
     """Return the instructions with an empty jump at every place an old kernel would refuse, and those places.
 
     The places are indexes into the old instructions; the jump stands in front of each.
     """
-    places = sorted(set(falling_back_edges(insns)))
+    places = sorted(set(fallthrough_back_edges(insns)))
     return (_rewrite(insns, dict.fromkeys(places, NOP), {}), places) if places else (insns, [])
 
 
-def falling_back_edges(insns: bytes) -> list[int]:
+def fallthrough_back_edges(insns: bytes) -> list[int]:
     """Return the heads of loops that are reached from the loop's end by falling through.
 
     Walks depth first, as the kernel does; what it calls a back edge depends on the order.

@@ -105,5 +105,5 @@ AI u32 service_empty(const struct lb_service *svc)
 	u32 id = NTOHS(svc->rev_nat_index);
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
 
-	return r && r->scope & REVNAT_ELSEWHERE ? REASON_DROP_NO_LOCAL_BACKEND : REASON_REJECT_NO_BACKEND;
+	return r && r->scope & REVNAT_NO_LOCAL_BACKEND ? REASON_DROP_NO_LOCAL_BACKEND : REASON_REJECT_NO_BACKEND;
 }

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.load import attach as attachments
-from lbagent.bpf.load import generation, program_settings
+from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
+from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
 from lbagent.kernel import jiffies
 
@@ -34,14 +34,14 @@ class Datapath:
     generation: Generation
     key: str
     seeds: Seeds
-    adopted: bool  # True: the pinned programs were the right ones, nothing was loaded
-    hooks: list[Attachment] = field(default_factory=list)
+    reused: bool  # True: the pinned programs were the right ones, nothing was loaded
+    attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
     log_dir: Path | None = None
 
     @property
     def programs(self) -> Mapping[str, int]:
-        """Descriptors by name: xdp, tc_ingress, tc_egress, sweep4, sweep6."""
+        """Descriptors by name: the entry programs of all hooks, and those the agent runs (sweep4, sweep6, ...)."""
         return self.generation.programs
 
     def attach(self, mode: str, names: Sequence[str], pod_patterns: Sequence[str]) -> list[Attachment]:
@@ -49,39 +49,37 @@ class Datapath:
 
         Raises NotFound, Conflict, Unsupported, KernelError.
         """
-        hooks = attachments.wanted(mode, names, pod_patterns, attachments.devices())
+        wanted = attach.wanted_attachments(mode, names, pod_patterns, devices())
         self.fall_back = mode == "auto"
-        self.hooks = attachments.attach(self.root, hooks, self.programs, fall_back=self.fall_back)
-        return self.hooks
+        self.attachments = attach.attach(self.root, wanted, self.programs, fall_back=self.fall_back)
+        return self.attachments
 
     def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
 
         Raises what loading raises; then the old programs go on.
         """
-        config = program_settings.pack(options, sizes, self.seeds, jiffies.hz())
+        config = program_settings.pack_config(options, sizes, self.seeds, jiffies.hz())
         key = generation.generation_key(artifact, shared_maps, config)
         if key == self.key:
             return
         new = load_generation(artifact, shared_maps, config, log_dir=self.log_dir)
         generation.install(self.root, key, new, self._swap)
         self.generation.close()
-        self.artifact, self.generation, self.key, self.adopted = artifact, new, key, False
+        self.artifact, self.generation, self.key, self.reused = artifact, new, key, False
 
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
-        hooks = self.hooks or attachments.attached(self.root)
-        present = attachments.devices()
-        alive = [item for item in hooks if item.device in present]
+        alive = attach.still_present(self.root, self.attachments or attach.attached(self.root))
         if alive:
-            attachments.attach(self.root, alive, new.programs, fall_back=self.fall_back)
+            attach.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
-    def take_over(self, other: Datapath) -> None:
-        """Go on with the programs of `other`, which are in force already."""
+    def switch_to(self, other: Datapath) -> None:
+        """Go on with the programs of `other`, which are installed already."""
         self.generation.close()
-        self.artifact, self.generation, self.key, self.adopted = other.artifact, other.generation, other.key, False
+        self.artifact, self.generation, self.key, self.reused = other.artifact, other.generation, other.key, False
 
-    def put_in_force(self) -> None:
+    def install(self) -> None:
         """Make these loaded programs the ones that are pinned and attached."""
         generation.install(self.root, self.key, self.generation, self._swap)
 
@@ -92,9 +90,9 @@ class Datapath:
 
 def load(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
-    *, old: Sizes | None = None, adopt: bool = False, log_dir: Path | None = None,
+    *, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
-    """Load the programs of `artifact` and attach nothing; with `adopt`, take the pinned ones if they are the same.
+    """Load the programs of `artifact` and attach nothing; with `reuse`, take the pinned ones if they are the same.
 
     With `old` they are those that move flows from maps of these sizes, which are among `shared_maps` by their names in
     OLD_MAPS. The seeds are those of the flow tables under `root`. Raises as `start`.
@@ -102,30 +100,30 @@ def load(
     require_kernel()
     artifacts.check(artifact, "the built programs")
     seeds = generation.pinned_seeds(root) or program_settings.Seeds.fresh()
-    config = program_settings.pack(options, sizes, seeds, jiffies.hz(), old)
+    config = program_settings.pack_config(options, sizes, seeds, jiffies.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)
-    found = generation.adopt(root, key, artifact) if adopt else None
+    found = generation.reuse_pinned(root, key, artifact) if reuse else None
     new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
-    return Datapath(root, artifact, new, key, seeds, adopted=bool(found), log_dir=log_dir)
+    return Datapath(root, artifact, new, key, seeds, reused=bool(found), log_dir=log_dir)
 
 
 def start(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
     *, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
-    """Bring the programs of `artifact` in force under `root`: adopt the pinned ones if they are the same, else load.
+    """Bring the programs of `artifact` in force under `root`: reuse the pinned ones if they are the same, else load.
 
     `shared_maps` are the descriptors of maps/kernel_maps.py by name. Devices that an earlier process attached to go over
     to the new programs. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
     """
-    made = load(root, artifact, shared_maps, sizes, options, adopt=True, log_dir=log_dir)
-    if not made.adopted:
-        made.put_in_force()
+    made = load(root, artifact, shared_maps, sizes, options, reuse=True, log_dir=log_dir)
+    if not made.reused:
+        made.install()
     return made
 
 
 def remove(root: Path) -> list[Attachment]:
     """Detach everything and take the pins of programs away; works without an agent. Returns what was detached."""
-    gone = attachments.detach_all(root)
+    gone = attach.detach_all(root)
     generation.remove(root)
     return gone

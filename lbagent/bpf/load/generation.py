@@ -1,6 +1,6 @@
 """Pins of the generation in force, and the change from one to the next without a lost packet.
 
-Under ROOT (`BPFFS/v1`): `prog/NAME`, `lb_config`, `lb_calls_xdp`, `lb_calls_tc`, and `build/KEY`, an empty directory whose name
+Under ROOT (`BPFFS/v1`): `prog/NAME`, the maps of a generation (GENERATION_MAPS), and `build/KEY`, an empty directory whose name
 says what is loaded. A new generation is pinned whole under `next/` first: a tail call array loses its entries with its last
 pin or descriptor, so it must not depend on this process living. Then the links are updated one by one, then the pins
 are renamed over the old ones, and only after a grace period of the kernel the old arrays go.
@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.load.loader import OWN_MAPS, Generation
+from lbagent.bpf.load.loader import Generation, is_tail_called
 from lbagent.bpf.load.program_settings import Seeds
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.maps.lbmaps import GENERATION_MAPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: b
 
 def pinned_programs(names: Mapping[str, object]) -> list[str]:
     """Return the programs that get a pin: all but the tail-called ones, which their array holds."""
-    return [name for name in names if not name.startswith("call_")]
+    return [name for name in names if not is_tail_called(name)]
 
 
 def pinned_seeds(root: Path) -> Seeds | None:
@@ -54,10 +55,10 @@ def pinned_seeds(root: Path) -> Seeds | None:
             return None
         with kernel_errors("read", "lb_config"):
             record = bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size)
-    return Seeds.of_record(record) if record else None
+    return Seeds.from_record(record) if record else None
 
 
-def adopt(root: Path, key: str, artifact: Artifact) -> Generation | None:
+def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:
     """Return the pinned generation if it is exactly `key`, whole; else None. Loads nothing."""
     if not (root / "build" / key).is_dir() or (root / _NEXT).exists():
         return None
@@ -65,7 +66,7 @@ def adopt(root: Path, key: str, artifact: Artifact) -> Generation | None:
     try:
         for name in pinned_programs(artifact.programs):
             found.programs[name] = bpffs.open_pin(root / "prog" / name)
-        for name in OWN_MAPS:
+        for name in GENERATION_MAPS:
             found.maps[name] = bpffs.open_pin(root / name)
     except KernelError:
         found.close()
@@ -81,7 +82,7 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
     """
     stage = root / _NEXT / f"{key}-{time.time_ns()}"  # never over a broken-off stage: links may run through its arrays
     (stage / "prog").mkdir(parents=True)
-    for name in OWN_MAPS:
+    for name in GENERATION_MAPS:
         bpffs.pin(new.maps[name], stage / name)
     for name in pinned_programs(new.programs):
         bpffs.pin(new.programs[name], stage / "prog" / name)
@@ -99,7 +100,7 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
 def _keep_open(root: Path) -> list[int]:
     """Hold the old arrays open: the rename drops their pins, the grace period comes after it."""
     out = []
-    for name in OWN_MAPS:
+    for name in GENERATION_MAPS:
         with contextlib.suppress(KernelError):
             out.append(bpffs.open_pin(root / name))
     return out
@@ -110,11 +111,11 @@ def _move_pins(root: Path, stage: Path, key: str) -> None:
     builds = root / "build"
     builds.mkdir(exist_ok=True)
     for old in builds.iterdir():
-        old.rmdir()  # until the new mark is there, nobody adopts a half-moved set
+        old.rmdir()  # until the new mark is there, no agent reuses a half-moved set
     wanted = {pin.name for pin in (stage / "prog").iterdir()}
     for pin in list((stage / "prog").iterdir()):
         pin.rename(root / "prog" / pin.name)
-    for name in OWN_MAPS:
+    for name in GENERATION_MAPS:
         (stage / name).rename(root / name)
     for pin in list((root / "prog").iterdir()):
         if pin.name not in wanted:
@@ -126,7 +127,7 @@ def remove(root: Path) -> None:
     """Take every pin of programs and of their own maps away; the shared maps are not touched."""
     for folder in ("prog", "build", _NEXT):
         _remove_tree(root / folder)
-    for name in OWN_MAPS:
+    for name in GENERATION_MAPS:
         (root / name).unlink(missing_ok=True)
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load.constants import with_constants
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_map, bpf_prog
-from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
+from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
 
 if TYPE_CHECKING:
@@ -33,16 +34,12 @@ if TYPE_CHECKING:
     from lbagent.bpf.build.artifact import Artifact, Program
 
 MIN_KERNEL = (5, 15)
-CALLS = {"xdp": "lb_calls_xdp", "tc": "lb_calls_tc"}
-OWN_MAPS = ("lb_config", *CALLS.values())  # one set a generation
-ENTRIES = ("xdp", "tc_ingress", "tc_egress")  # pinned under v1/prog/
-PROG_TYPES = {"xdp": ProgType.XDP, "tc": ProgType.SCHED_CLS}
 PRIORITY_STEP = (
     2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
 )
 LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
 
-_CALL_NAME = re.compile(r"^call_(xdp|tc)_(\d+)_\w+$")
+_CALL_NAME = re.compile(r"call_(\w+?)_(\d+)_\w+")
 
 
 @dataclass
@@ -79,7 +76,7 @@ def load_generation(
     """
     made = Generation()
     try:
-        _create_own_maps(made.maps, config)
+        _create_generation_maps(made.maps, config)
         fds = with_old_maps({**shared_maps, **made.maps})
 
         def load(program: Program) -> None:
@@ -90,10 +87,10 @@ def load_generation(
         largest_first = sorted(artifact.programs.values(), key=lambda program: -len(program.insns))
         with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies side by side
             list(pool.map(load, largest_first))
-        for (hook, slot), name in call_slots(artifact.programs).items():
+        for (calls, slot), name in call_slots(artifact.programs).items():
             key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
-            with kernel_errors(f"fill slot {slot}", CALLS[hook]):
-                bpf_map.map_update(made.maps[CALLS[hook]], key, value)
+            with kernel_errors(f"fill slot {slot}", calls):
+                bpf_map.map_update(made.maps[calls], key, value)
     except BaseException:
         made.close()
         raise
@@ -112,10 +109,10 @@ def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
     return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
 
 
-def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
+def _create_generation_maps(fds: dict[str, int], config: bytes) -> None:
     """Put new maps of a generation into `fds` one by one, so that the caller can close those made before an error."""
     specs = map_specs()
-    for name in OWN_MAPS:
+    for name in GENERATION_MAPS:
         fds[name] = create_map(specs[name])
     with kernel_errors("write and freeze", "lb_config"):
         bpf_map.map_update(fds["lb_config"], bytes(4), config)
@@ -123,11 +120,11 @@ def _create_own_maps(fds: dict[str, int], config: bytes) -> None:
 
 
 @contextlib.contextmanager
-def own_maps(config: bytes) -> Iterator[dict[str, int]]:
+def generation_maps(config: bytes) -> Iterator[dict[str, int]]:
     """Create the maps of one generation for a while: settings frozen, tail call arrays empty."""
     fds: dict[str, int] = {}
     try:
-        _create_own_maps(fds, config)
+        _create_generation_maps(fds, config)
         yield fds
     finally:
         for fd in fds.values():
@@ -142,25 +139,30 @@ def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
         )  # fmt: skip
 
 
+def is_tail_called(name: str) -> bool:
+    """Say whether a program of this name belongs into a tail call slot, which holds it: it gets no pin."""
+    return _CALL_NAME.fullmatch(name) is not None
+
+
 def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
-    """Return the tail call slots by hook and number, from the names `call_<hook>_<n>_<what>`."""
+    """Return the programs in tail call slots by map and number, from the names `call_CONTEXT_SLOT_NAME`. Raises CompileError."""
     slots: dict[tuple[str, int], str] = {}
     for name, program in programs.items():
-        match = _CALL_NAME.match(name)
+        match = _CALL_NAME.fullmatch(name)
         if not match:
             continue
-        hook, slot = match[1], int(match[2])
-        if hook != program.hook or slot >= layout.CALLS:
-            raise CompileError(f"program {name} of unit {program.unit}: no such slot in {CALLS[program.hook]}")
-        if (hook, slot) in slots:
-            raise CompileError(f"programs {slots[hook, slot]} and {name} claim one tail call slot")
-        slots[hook, slot] = name
+        calls, slot = CONTEXTS[program.context].calls, int(match[2])
+        if match[1] != program.context or not calls or slot >= layout.CALLS:
+            raise CompileError(f"program {name} of unit {program.unit}: no such slot in {calls or 'its context'}")
+        if (calls, slot) in slots:
+            raise CompileError(f"programs {slots[calls, slot]} and {name} claim one tail call slot")
+        slots[calls, slot] = name
     return slots
 
 
 def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | None = None) -> int:
     """Load one program; return its descriptor. The verifier's log is made only for one that was refused."""
-    insns, kind = program.relocated(map_fds), PROG_TYPES[program.hook]
+    insns, kind = program.relocated(map_fds), CONTEXTS[program.context].prog_type
     result = bpf_prog.prog_load(kind, insns, program.name)
     if result.fd >= 0:
         return result.fd

@@ -44,7 +44,7 @@ class Seeds(Struct, frozen=True, gc=False):
         return cls(secrets.randbits(64), secrets.randbits(64))
 
     @classmethod
-    def of_record(cls, record: bytes) -> Seeds | None:
+    def from_record(cls, record: bytes) -> Seeds | None:
         """Read them from a pinned record; None if it was never written."""
         found = cls(*struct.unpack_from("<QQ", record))  # the first two fields, whatever a later version appends
         return found if found.seed0 or found.seed1 else None
@@ -55,7 +55,7 @@ def tick_shift(hz: int) -> int:
     return min(range(14), key=lambda shift: abs((1 << shift) / hz - 1))
 
 
-def pack(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
+def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
     """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two.
 
     `old` are the sizes of the maps that flows are being moved from; a table of the same size is not moved.

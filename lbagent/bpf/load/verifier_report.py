@@ -8,18 +8,18 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import (
-    OWN_MAPS,
-    PROG_TYPES,
     create_map,
+    generation_maps,
     load_program,
-    own_maps,
     require_kernel,
     with_old_maps,
 )
 from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_prog, jiffies
+from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import MapType, Sizes, maglev_inner, map_specs
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.build.artifact import Artifact, Program
 
-SMALL = Sizes(
+SMALL_SIZES = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 12, snat6=1 << 12, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 8, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
@@ -37,13 +37,13 @@ _STACK = re.compile(r"stack depth (\S+)")
 
 
 @contextlib.contextmanager
-def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
+def temporary_maps(sizes: Sizes = SMALL_SIZES) -> Iterator[dict[str, int]]:
     """Create every shared map unpinned; yield descriptors by name, close them at the end."""
     fds: dict[str, int] = {}
     try:
         inner = fds["inner"] = create_map(maglev_inner(sizes))
         for name, spec in map_specs(sizes).items():
-            if name not in OWN_MAPS:
+            if name not in GENERATION_MAPS:
                 nested = spec.type == MapType.HASH_OF_MAPS
                 fds[name] = create_map(spec, inner if nested else 0)
         yield fds
@@ -52,15 +52,17 @@ def scratch_maps(sizes: Sizes = SMALL) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
-def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
+def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
 
     Goes on after one that is refused; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
     """
     require_kernel()
-    config = program_settings.pack(program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz())
+    config = program_settings.pack_config(
+        program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+    )
     refused = 0
-    with scratch_maps(sizes) as shared, own_maps(config) as own:
+    with temporary_maps(sizes) as shared, generation_maps(config) as own:
         fds = with_old_maps({**shared, **own})
         print(
             f"{'PROGRAM':<28}{'UNIT':<10}{'INSNS':>7}{'VERIFIED':>10}{'STATES':>8}{'STACK':>10}{'JIT BYTES':>11}{'LOAD MS':>9}"
@@ -87,7 +89,11 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL) -> int:
 def _statistics(program: Program, fds: dict[str, int]) -> tuple[str, str, str]:
     """Return instructions walked, peak states and stack depth, as the verifier reports them."""
     loaded = bpf_prog.prog_load(
-        PROG_TYPES[program.hook], program.relocated(fds), program.name, log_level=bpf_prog.LOG_STATS, log_bytes=1 << 16
+        CONTEXTS[program.context].prog_type,
+        program.relocated(fds),
+        program.name,
+        log_level=bpf_prog.LOG_STATS,
+        log_bytes=1 << 16,
     )
     if loaded.fd >= 0:
         os.close(loaded.fd)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.bpf.load.loader import create_map, load_program, own_maps, with_old_maps
+from lbagent.bpf.load.loader import create_map, generation_maps, load_program, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.build.artifact import Artifact
 
-CHUNK = 1 << 17  # positions a call
-PASSES = 8  # a flow that changes while it is moved is tried again; eight times in a row nobody is that unlucky
+POSITIONS_PER_RUN = 1 << 17  # positions a call
+MAX_PASSES = (
+    8  # a flow that changes while it is moved is tried again; changing eight times in a row is practically impossible
+)
 
 
-class Moved(Struct):
+class MigrationResult(Struct):
     """What became of one family's flows. `lost` found no room; `again` are left where they were."""
 
     flows: int = 0
@@ -34,12 +36,14 @@ class Moved(Struct):
     again: int = 0
 
 
-def moved_tables(old: Sizes, new: Sizes) -> list[str]:
+def resized_flow_maps(old: Sizes, new: Sizes) -> list[str]:
     """Return the flow and SNAT maps whose sizes differ."""
     return [name for name in OLD_MAPS.values() if map_specs(old)[name] != map_specs(new)[name]]
 
 
-def move(programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False) -> dict[Family, Moved]:
+def migrate_flows(
+    programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False
+) -> dict[Family, MigrationResult]:
     """Move everything, by programs loaded for `old` -> `new`; return the outcome by family.
 
     May be run again, also after a crash. `dry`: the old maps stay as they are. Blocks some 100 ns a position.
@@ -49,17 +53,17 @@ def move(programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = Fal
         fd = programs[f"migrate{family}"]
         flows, slots = (getattr(old, f"{name}{family}") for name in ("flow", "snat"))
         flows_after, slots_after = (getattr(new, f"{name}{family}") for name in ("flow", "snat"))
-        out[family] = done = Moved()
+        out[family] = done = MigrationResult()
         if (flows, slots) == (flows_after, slots_after):
             continue
         _pass(fd, MigrateWhat.FLOWS, flows, done, dry)
-        for _ in range(PASSES):
+        for _ in range(MAX_PASSES):
             if not done.again:
                 break
             done.again = 0
             _pass(fd, MigrateWhat.FLOWS, flows, done, dry)
         if slots != slots_after:
-            rest = Moved()
+            rest = MigrationResult()
             _pass(fd, MigrateWhat.SNAT_SLOTS, slots, rest, dry)
             done.lost = max(done.lost, rest.lost)  # the slot of a flow that was lost is met again
         if flows != flows_after:
@@ -67,9 +71,9 @@ def move(programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = Fal
     return out
 
 
-def _pass(fd: int, what: MigrateWhat, count: int, done: Moved, dry: bool) -> None:
-    for first in range(0, count, CHUNK):
-        length = min(CHUNK, count - first)
+def _pass(fd: int, what: MigrateWhat, count: int, done: MigrationResult, dry: bool) -> None:
+    for first in range(0, count, POSITIONS_PER_RUN):
+        length = min(POSITIONS_PER_RUN, count - first)
         data = LB_MIGRATE.pack(first, length, what, dry, 0, 0, 0, 0)
         with kernel_errors("test run", "the program that moves flows"):
             out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
@@ -82,12 +86,14 @@ def _pass(fd: int, what: MigrateWhat, count: int, done: Moved, dry: bool) -> Non
         done.again += again
 
 
-def try_move(artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes) -> dict[Family, Moved]:
+def try_migration(
+    artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes
+) -> dict[Family, MigrationResult]:
     """Move into maps that are thrown away: what would find no room? `maps` are those in use, `config` is for `old` -> `new`."""
     specs = map_specs(new)
     with ExitStack() as stack:
-        fds = {**maps, **stack.enter_context(own_maps(config))}
-        for name in moved_tables(old, new):
+        fds = {**maps, **stack.enter_context(generation_maps(config))}
+        for name in resized_flow_maps(old, new):
             fds[f"{name}_old"], fds[name] = maps[name], create_map(specs[name])
             stack.callback(os.close, fds[name])
         for name in ("lb4_spill", "lb6_spill"):
@@ -97,4 +103,4 @@ def try_move(artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Si
         for name in ("migrate4", "migrate6"):
             programs[name] = load_program(artifact.programs[name], with_old_maps(fds))
             stack.callback(os.close, programs[name])
-        return move(programs, old, new, dry=True)
+        return migrate_flows(programs, old, new, dry=True)

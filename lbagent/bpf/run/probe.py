@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
-from lbagent.bpf.load import attach, links
-from lbagent.bpf.load.links import Hook
+from lbagent.bpf.hooks import XDP, XDP_GENERIC
+from lbagent.bpf.load.attach import Attachment, wanted_attachments
+from lbagent.bpf.load.devices import devices
+from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.loader import MIN_KERNEL
 from lbagent.errors import NotFound
 from lbagent.kernel import features
@@ -24,7 +26,7 @@ from lbagent.kernel import features
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lbagent.bpf.load.attach import Device
+    from lbagent.bpf.load.devices import Device
 
 _XDP_MTU = 3498  # one page less headroom and the kernel's tail
 NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
@@ -51,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Question:
+class ProbeOptions:
     """What the doctor needs of the configuration."""
 
     device: Sequence[str] = ()
@@ -62,10 +64,10 @@ class Question:
     snat_ports: tuple[int, int] = (1024, 29999)
 
 
-def findings(question: Question) -> list[Finding]:
+def findings(question: ProbeOptions) -> list[Finding]:
     """Examine everything; the order is that of a start: rights, kernel, programs, file system, devices, network."""
     out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
-    present = attach.devices()
+    present = devices()
     out += _devices(question, present)
     out += [*_ports(question), *_forwarding(), *_other_balancers(present)]
     return out
@@ -108,7 +110,7 @@ def _kernel() -> Iterator[Finding]:
         yield Finding(Level.NOTE, "this kernel has no BTF; lbagent does not need it")
 
 
-def _programs(question: Question) -> Iterator[Finding]:
+def _programs(question: ProbeOptions) -> Iterator[Finding]:
     path = Path(question.artifact or ARTIFACT_PATH)
     version = bcc_version()
     if os.access(path, os.R_OK):  # this user may have no right to look
@@ -129,7 +131,7 @@ def _programs(question: Question) -> Iterator[Finding]:
         )
 
 
-def _bpffs(question: Question) -> Iterator[Finding]:
+def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
@@ -139,7 +141,7 @@ def _bpffs(question: Question) -> Iterator[Finding]:
         yield Finding(Level.NOTE, f"no bpf file system at {question.bpffs}; the agent mounts one")
 
 
-def _devices(question: Question, present: dict[str, Device]) -> Iterator[Finding]:
+def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Finding]:
     if not question.device:
         names = ", ".join(name for name, item in present.items() if not item.loopback)
         yield Finding(
@@ -149,22 +151,22 @@ def _devices(question: Question, present: dict[str, Device]) -> Iterator[Finding
         )
     for name in question.device:
         try:
-            hooks = attach.wanted(question.attach, [name], (), present)
+            ingress, *_ = wanted_attachments(question.attach, [name], (), present)
         except NotFound as error:
             yield Finding(Level.ERROR, str(error), "see `ip link`", error.exit_code)
             continue
-        yield from _device(Path(question.bpffs) / "v1", present[name], hooks[0].hook)
-    matched = attach.wanted("tc", (), question.pod_device, present)
+        yield from _device(Path(question.bpffs) / "v1", present[name], ingress)
+    matched = wanted_attachments("tc", (), question.pod_device, present)
     if question.pod_device:
-        pods = sorted({item.device for item in matched})
+        pods = sorted({item.target.name for item in matched})
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
 
 
-def _device(root: Path, device: Device, hook: Hook) -> Iterator[Finding]:
-    name, kind = device.name, device.kind or "NIC"
+def _device(root: Path, device: Device, ingress: Attachment) -> Iterator[Finding]:
+    hook, name, kind = ingress.hook, device.name, device.kind or "NIC"
     driver = features.xdp_features(device.ifindex)
-    if hook is not Hook.XDP:
-        way = "generic XDP (slow: a packet buffer is made first)" if hook is Hook.XDP_GENERIC else "tc"
+    if hook is not XDP:
+        way = "generic XDP (slow: a packet buffer is made first)" if hook is XDP_GENERIC else "tc"
         yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): {way}")
     elif driver is None:
         yield Finding(Level.NOTE, f"device {name} ({kind}, MTU {device.mtu}): native XDP if its driver has it, else tc")
@@ -172,26 +174,26 @@ def _device(root: Path, device: Device, hook: Hook) -> Iterator[Finding]:
         yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): native XDP")
     else:
         yield Finding(Level.WARNING, f"device {name} ({kind}): its driver has no native XDP", "use --attach auto or tc")
-    if hook is Hook.XDP and device.mtu > _XDP_MTU:
+    if hook is XDP and device.mtu > _XDP_MTU:
         yield Finding(
             Level.WARNING, f"device {name}: MTU {device.mtu} is more than one page; most drivers refuse native XDP then",
             f"use --attach tc, or an MTU of at most {_XDP_MTU}",
         )  # fmt: skip
-    if device.kind == "veth" and hook.program == "xdp":
+    if device.kind == "veth" and hook.xdp_mode:
         yield Finding(
             Level.WARNING,
             f"device {name} is a veth with XDP: packets of local sockets arrive with unfinished checksums, TCP loses its offloads",
             "use --attach tc, or `ethtool -K PEER tx off` at the other end",
         )
-    ours = links.linked_program(root, name, hook)
-    if hook.program == "xdp" and device.xdp_prog_id and device.xdp_prog_id != ours:
+    ours = linked_program(root, ingress.target, hook)
+    if hook.xdp_mode and device.xdp_prog_id and device.xdp_prog_id != ours:
         yield Finding(
-            Level.ERROR, f"device {name} already runs somebody else's XDP program (id {device.xdp_prog_id})",
+            Level.ERROR, f"device {name} already runs an XDP program that is not lbagent's (id {device.xdp_prog_id})",
             f"ip link set dev {name} xdp off, or use --attach tc",
         )  # fmt: skip
 
 
-def _ports(question: Question) -> Iterator[Finding]:
+def _ports(question: ProbeOptions) -> Iterator[Finding]:
     first, last = question.snat_ports
     local = _sysctl("ipv4/ip_local_port_range").split()
     ranges = {"the NodePort range": NODE_PORTS}

@@ -20,16 +20,16 @@ from lbagent.maps.reasons import Reason
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
-CHUNK = 1 << 17  # buckets a run: some ten milliseconds of kernel time
+BUCKETS_PER_RUN = 1 << 17  # buckets a run: some ten milliseconds of kernel time
 # What says that a table had no room, and what to raise.
-FULL: Mapping[Reason, tuple[str, str]] = {
+FULL_REASONS: Mapping[Reason, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
     Reason.FWD_SPILL: ("flows spilled into the overflow table", "--flow-table-size"),
     Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
 }
 
 
-REMIND_S = 60.0  # a table that stays full is said again after this
+REPEAT_WARNING_S = 60.0  # a table that stays full is said again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 
@@ -44,7 +44,7 @@ class Sweeper:
         self.live: dict[int, int] | None = None
         self.last_duration_s = 0.0
         self.sweeps = 0
-        self.busy = asyncio.Lock()  # held during a sweep: whoever replaces the programs waits for it
+        self.busy = asyncio.Lock()  # held during a sweep: a change of programs waits for it
         self._half = 0
         self._flows = dict.fromkeys(Family, 0)
         self._seen: dict[Reason, int] | None = None
@@ -63,7 +63,11 @@ class Sweeper:
     def problems(self) -> list[str]:
         """Return what is full now, and why sweeping fails."""
         now = time.monotonic()
-        out = [f"{FULL[reason][0]}: raise {FULL[reason][1]}" for reason, until in self._full.items() if until > now]
+        out = [
+            f"{FULL_REASONS[reason][0]}: raise {FULL_REASONS[reason][1]}"
+            for reason, until in self._full.items()
+            if until > now
+        ]
         return [*out, self._error] if self._error else out
 
     async def run(self) -> None:
@@ -98,8 +102,8 @@ class Sweeper:
     async def _sweep_table(self, family: Family, buckets: int, half: int) -> int:
         """Sweep one table; return its live flows. In a thread: each run waits some 70 ms for the kernel's XDP dispatcher."""
         live = 0
-        for first in range(0, buckets, CHUNK):
-            count = min(CHUNK, buckets - first)
+        for first in range(0, buckets, BUCKETS_PER_RUN):
+            count = min(BUCKETS_PER_RUN, buckets - first)
             program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
             with kernel_errors("test run", f"sweep{family}"):
                 output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
@@ -122,7 +126,7 @@ class Sweeper:
 
     def _watch_full(self) -> None:
         """Say which table had no room since the last sweep, and what to raise."""
-        reasons = list(FULL)
+        reasons = list(FULL_REASONS)
         counts = {reason: packets for reason, (packets, _) in zip(reasons, self._maps.counters(reasons), strict=True)}
         seen, self._seen = self._seen, counts
         now = time.monotonic()
@@ -130,8 +134,8 @@ class Sweeper:
             more = counts[reason] - (seen or {})[reason]
             if more <= 0:
                 continue
-            self._full[reason] = now + REMIND_S
+            self._full[reason] = now + REPEAT_WARNING_S
             if self._said.get(reason, 0.0) <= now:
-                self._said[reason] = now + REMIND_S
-                what, option = FULL[reason]
+                self._said[reason] = now + REPEAT_WARNING_S
+                what, option = FULL_REASONS[reason]
                 log.warning(what, extra={"packets": more, "raise": option, "reason": reason.name.lower()})

@@ -16,7 +16,6 @@ from lbagent.kernel.kernel_error import kernel_errors
 SKB_CTX_BYTES = 192  # struct __sk_buff up to tstamp_type and hwtstamp
 _SKB_MARK, _SKB_INGRESS_IFINDEX, _SKB_IFINDEX = 8, 36, 40
 LOOPBACK = 1
-MIN_FRAME = 14  # the kernel refuses to run on less than an Ethernet header
 
 
 class Xdp(IntEnum):

@@ -24,12 +24,12 @@ def doctor(form: str, **flags: Any) -> int:
     there. 77: this kernel is too old, or has no bpf(2).
     """
     from lbagent.bpf.load.loader import MIN_KERNEL
-    from lbagent.bpf.run.probe import Question, findings
+    from lbagent.bpf.run.probe import ProbeOptions, findings
     from lbagent.kernel import features
 
     settings = from_flags(flags)
     found = findings(
-        Question(
+        ProbeOptions(
             device=settings.device,
             pod_device=settings.pod_device,
             attach=settings.attach,

@@ -124,7 +124,7 @@ def _without_agent(bpffs: str) -> None:
     from lbagent.maps.pins import pin_dir
 
     try:
-        hooks = [f"{device} ({hook})" for device, hook in pinned_links(pin_dir(bpffs))]
+        hooks = [f"{target.name} ({hook})" for target, hook in pinned_links(pin_dir(bpffs))]
         with KernelMaps.open(bpffs, create=False) as maps:
             rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
             backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))

@@ -52,7 +52,7 @@ def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
 
 
 def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Cooperative[Applied]:
-    """Do what `apply` does; nobody may compare maps and Shadow before the end."""
+    """Do what `apply` does. Until the end maps and Shadow may differ: they must not be compared."""
     run = _Run(plan, maps, shadow)
     for index, step in enumerate(plan.steps):
         yield from run.step(index, step)

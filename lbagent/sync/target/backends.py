@@ -23,7 +23,7 @@ _LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTAB
 
 
 def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend | None]]:
-    """Return what an entry adds to the refs of each backend id, and the backend as it sees it."""
+    """Return what an entry adds to the reference count of each backend id, and the backend as the entry has it."""
     if entry is None:
         return {}
     if isinstance(entry, Partial):
@@ -35,17 +35,14 @@ def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend 
     return out
 
 
-class _Kind:
-    """What the backends of one family have in common; looked up once, not for each of 100,000."""
+class _FamilyMaps:
+    """Maps, offsets and steps of the backends of one family; looked up once, not for each of 100,000."""
 
     def __init__(self, shadow: Shadow, family: Family, steps: Steps) -> None:
         self.rows, self.paths = shadow.rows[family], shadow.paths[family]
         size = self.paths.record
-        self.flags_at, self.gen_at, self.meta_at = (
-            backend_codec.FLAGS_AT[size],
-            backend_codec.GEN_AT[size],
-            backend_codec.META_AT[size],
-        )
+        self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
+        self.meta_at = backend_codec.META_AT[size]
         self.address = family.address_bytes
         self.backend_map, self.path_map = family.map("backend"), family.map("path")
         self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
@@ -57,27 +54,26 @@ class BackendPlanner:
     """Takes the changes one by one (`count`), then plans every backend they touch (`planning`)."""
 
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
-        """Plan into `steps`; `bits` are the filter bits needed in the end."""
         self._shadow, self._paths, self._steps = shadow, paths, steps
-        self._kinds = {family: _Kind(shadow, family, steps) for family in Family}
-        self._meanings: dict[int, tuple[BackendState | None, bool]] = {}
+        self._families = {family: _FamilyMaps(shadow, family, steps) for family in Family}
+        self._known_states: dict[int, tuple[BackendState | None, bool]] = {}
         self._refs: dict[int, int] = {}
-        self._seen: dict[int, Backend] = {}  # as the new services see it
+        self._seen: dict[int, Backend] = {}  # as the new services have it
         self._users: dict[int, Owner] = {}  # changes that need it
-        self._leavers: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
-        self.bits: dict[int, None] = {}
+        self._former_users: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
+        self.bits: dict[int, None] = {}  # filter bits that are needed in the end
 
     def count(self, owner: int, change: FrontendChange) -> None:
-        """Add a change to the refs of the backends it touches."""
+        """Add a change to the reference counts of the backends it touches."""
         before = reference_counts(change.old)
         if isinstance(change.old, Partial):
             for ident in change.old.rows.backend_ids() - before.keys():
-                before[ident] = (0, None)  # just read: it holds on to them without counting
+                before[ident] = (0, None)  # just read from the maps: its backends are not counted yet
         if change.svc is not None:
             self._add(owner, change.svc, before)
         for ident, (weight, _) in before.items():
             self._refs[ident] = self._now(ident) - weight
-            self._leavers[ident] = _also(self._leavers.get(ident), owner)
+            self._former_users[ident] = _also(self._former_users.get(ident), owner)
 
     def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
         refs, users = self._refs, self._users
@@ -90,7 +86,7 @@ class BackendPlanner:
                     old_weight = found[0]
                     if old_weight == weight and found[1] == backend:
                         continue
-                    self._leavers[ident] = _also(self._leavers.get(ident), owner)
+                    self._former_users[ident] = _also(self._former_users.get(ident), owner)
                 now = self._now(ident)
                 refs[ident] = weight if now == old_weight else now - old_weight + weight  # one object for equal refs
                 self._seen[ident] = backend
@@ -101,28 +97,28 @@ class BackendPlanner:
         return self._shadow.refs.get(ident, 0) if found is None else found
 
     def planning(self) -> Cooperative[dict[int, int]]:
-        """Add the steps of every backend touched; return the new refs."""
+        """Add the steps of every backend touched; return the new reference counts."""
         for number, (ident, refs) in enumerate(self._refs.items()):
             if not refs:
-                for kind in self._kinds.values():
-                    self._remove(kind, ident)
+                for maps in self._families.values():
+                    self._remove(maps, ident)
             else:
                 self._keep(ident, refs)
             if number % BETWEEN_YIELDS == 0:
                 yield
         if self._shadow.needs_full_sync and self._shadow.prune:
-            for kind, ident in self._unreferenced():
-                self._remove(kind, ident)
+            for maps, ident in self._unreferenced():
+                self._remove(maps, ident)
         return self._refs
 
     def _keep(self, ident: int, refs: int) -> None:
         backend = self._seen.get(ident)
-        state, selectable = self._meaning(refs)
+        state, selectable = self._state(refs)
         if state is None:
             return  # only pinned: as it is until the service that pins it gets through
-        kind = self._kind_of(backend) if backend else self._kind(ident)
-        old = kind.rows.get(ident)
-        known = not kind.rows.is_clear(ident)
+        maps = self._maps_of(backend) if backend else self._maps_with(ident)
+        old = maps.rows.get(ident)
+        known = not maps.rows.is_clear(ident)
         if backend is None and not known:
             return  # its row never got written: the service that wants it is planned again
         address = backend.address if backend else backend_codec.backend_of(old)[0]
@@ -132,33 +128,33 @@ class BackendPlanner:
             owner, key = self._owner(ident, down), U32.pack(ident)
             if not known:
                 self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(backend_counter(ident)))
-            step = self._steps.at(Phase.BACKEND_DOWN, kind.backend_map) if down else kind.backend_in
+            step = self._steps.at(Phase.BACKEND_DOWN, maps.backend_map) if down else maps.backend_in
             step.add(owner, key, value)
-        self._path(kind, ident, backend, selectable)
+        self._path(maps, ident, backend, selectable)
 
-    def _meaning(self, refs: int) -> tuple[BackendState | None, bool]:
-        """Return state and selectable; 100,000 refs are mostly equal."""
-        found = self._meanings.get(refs)
+    def _state(self, refs: int) -> tuple[BackendState | None, bool]:
+        """Return (state, whether new flows may take it) of a reference count; 100,000 of them are mostly equal."""
+        found = self._known_states.get(refs)
         if found is None:
-            found = self._meanings[refs] = (state_of(refs), is_selectable(refs))
+            found = self._known_states[refs] = (state_of(refs), is_selectable(refs))
         return found
 
-    def _kind_of(self, backend: Backend) -> _Kind:
-        return self._kinds[Family.of(backend.address.address)]
+    def _maps_of(self, backend: Backend) -> _FamilyMaps:
+        return self._families[Family.of(backend.address.address)]
 
-    def _kind(self, ident: int) -> _Kind:
-        four = self._kinds[Family.IPV4]
-        return self._kinds[Family.IPV6] if four.rows.is_clear(ident) else four
+    def _maps_with(self, ident: int) -> _FamilyMaps:
+        four = self._families[Family.IPV4]
+        return self._families[Family.IPV6] if four.rows.is_clear(ident) else four
 
     def _owner(self, ident: int, down: bool) -> Owner:
-        """Return who is to blame; for what is taken away those who may still need it."""
-        first, second = (self._leavers, self._users) if down else (self._users, self._leavers)
+        """Return the changes that fail with an entry: for one that is taken away those that may still need it."""
+        first, second = (self._former_users, self._users) if down else (self._users, self._former_users)
         found = first.get(ident)
         return second.get(ident, NO_OWNER) if found is None else found
 
-    def _path(self, kind: _Kind, ident: int, backend: Backend | None, selectable: bool) -> None:
-        old = kind.paths.get(ident)
-        flags_at, gen_at, meta_at = kind.flags_at, kind.gen_at, kind.meta_at
+    def _path(self, maps: _FamilyMaps, ident: int, backend: Backend | None, selectable: bool) -> None:
+        old = maps.paths.get(ident)
+        flags_at, gen_at, meta_at = maps.flags_at, maps.gen_at, maps.meta_at
         lives = old[flags_at] & _LIVE
         if backend is None:
             if not lives:
@@ -168,49 +164,49 @@ class BackendPlanner:
         else:
             new = backend_codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
         if new[flags_at] & _LOCAL:
-            self.bits[prefilter.source_bit(new[: kind.address])] = None
+            self.bits[prefilter.source_bit(new[: maps.address])] = None
         if new == old:
             return
         key, owner = U32.pack(ident), self._owner(ident, False)
         if lives and _endpoint(old) != _endpoint(new):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
-            self._steps.at(Phase.PATH_RESET, kind.path_map).add(owner, key, backend_codec.path_tombstone(old))
+            self._steps.at(Phase.PATH_RESET, maps.path_map).add(owner, key, backend_codec.path_tombstone(old))
         if new[:meta_at] != old[:meta_at]:
-            kind.path_body.add(owner, key, new)
+            maps.path_body.add(owner, key, new)
         if new[meta_at:] != old[meta_at:]:
             if old[flags_at] & _SELECTABLE and not new[flags_at] & _SELECTABLE:
-                self._steps.at(Phase.PATH_OUT, kind.path_map).add(self._owner(ident, True), key, new)
+                self._steps.at(Phase.PATH_OUT, maps.path_map).add(self._owner(ident, True), key, new)
             else:
-                kind.path_in.add(owner, key, new)
+                maps.path_in.add(owner, key, new)
 
     def path_only(self, backend: Backend) -> None:
-        """Plan the path record of a live backend again, everything but the way staying as it is."""
-        kind = self._kind_of(backend)
-        old = kind.paths.get(backend.id)
-        flags = old[kind.flags_at]
+        """Plan the path record of a live backend again, everything but how it is reached staying as it is."""
+        maps = self._maps_of(backend)
+        old = maps.paths.get(backend.id)
+        flags = old[maps.flags_at]
         if flags & _LIVE and backend_codec.path_of(old).address == backend.address.address:
-            self._path(kind, backend.id, backend, bool(flags & _SELECTABLE))
+            self._path(maps, backend.id, backend, bool(flags & _SELECTABLE))
 
-    def _remove(self, kind: _Kind, ident: int) -> None:
-        record = kind.paths.get(ident)
+    def _remove(self, maps: _FamilyMaps, ident: int) -> None:
+        record = maps.paths.get(ident)
         key, owner = U32.pack(ident), self._owner(ident, True)
-        if record[kind.flags_at] & _LIVE:
-            self._steps.at(Phase.PATH_OUT, kind.path_map).add(owner, key, backend_codec.path_tombstone(record))
-        if not kind.rows.is_clear(ident):
-            self._steps.at(Phase.BACKEND_OUT, kind.backend_map).add(owner, key)
+        if record[maps.flags_at] & _LIVE:
+            self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
+        if not maps.rows.is_clear(ident):
+            self._steps.at(Phase.BACKEND_OUT, maps.backend_map).add(owner, key)
 
-    def _unreferenced(self) -> Iterator[tuple[_Kind, int]]:
+    def _unreferenced(self) -> Iterator[tuple[_FamilyMaps, int]]:
         """Yield what restore found in the maps and no service names in that family."""
-        for kind in self._kinds.values():
-            for ident in sorted({*kind.rows.used(), *kind.paths.used()}):
-                if not self._named(ident, kind):
-                    yield kind, ident
+        for maps in self._families.values():
+            for ident in sorted({*maps.rows.used(), *maps.paths.used()}):
+                if not self._named(ident, maps):
+                    yield maps, ident
 
-    def _named(self, ident: int, kind: _Kind) -> bool:
+    def _named(self, ident: int, maps: _FamilyMaps) -> bool:
         if not self._now(ident):
             return ident in self._refs  # then it has been removed from both
         backend = self._seen.get(ident)
-        return backend is None or self._kind_of(backend) is kind
+        return backend is None or self._maps_of(backend) is maps
 
 
 def _also(owner: Owner | None, another: int) -> Owner:

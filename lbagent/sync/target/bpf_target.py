@@ -22,7 +22,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdBook
-from lbagent.model.state import State
+from lbagent.model.state import State, next_generation
 from lbagent.sync.backoff import Failure
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
@@ -248,8 +248,7 @@ class BpfTarget:
 
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned: a generation never comes twice."""
-        changed = assigned.services != self.state.services
-        return State(self.state.generation + changed, assigned.services, assigned.since)
+        return State(next_generation(self.state, assigned), assigned.services, assigned.since)
 
     async def _write(self, desired: State, now: float) -> None:
         shadow = self.shadow

@@ -57,7 +57,7 @@ def plan(desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes
 def planning(
     desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None
 ) -> Cooperative[Plan]:
-    """Do what `plan` does; nobody may change the Shadow before the end."""
+    """Do what `plan` does. The Shadow must not be changed before the end."""
     steps = Steps()
     changes = _changes(desired, shadow)
     out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
@@ -92,7 +92,7 @@ def planning(
 
 
 def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: PathLookup) -> Plan:
-    """Return the path writes alone, for backends (with ids) whose way may have changed; others stay as they are."""
+    """Return the path writes alone, for backends (with ids) that may be reached differently now; no other entry is planned."""
     steps = Steps()
     planner = BackendPlanner(shadow, paths, steps)
     for backend in backends:
@@ -162,13 +162,12 @@ def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
 
 
 class Capacity:
-    """What still fits. A service that does not is refused whole: half of it would take the room of others for nothing.
+    """What still fits into the maps. A frontend that does not fit is refused whole: half of it would serve no packet.
 
-    Entries that leave with the same plan leave after the new ones came; who waits for their room is planned again.
+    Entries that leave with the same plan leave after the new ones came; a frontend that needs their room is planned again.
     """
 
     def __init__(self, shadow: Shadow) -> None:
-        """Start with what is used now."""
         self._specs = shadow.specs
         self._used = dict(shadow.used)
 

@@ -33,7 +33,10 @@ class Provenance(Struct, frozen=True):
 
 
 class Desired(Struct, frozen=True):
-    """What a target makes true: a State without ids. `provenance` is given while a target retains."""
+    """What a target makes true: a State without ids.
+
+    `provenance` is given from the first untrusted source on, while a target retains: also when all are trusted again.
+    """
 
     state: State
     provenance: Provenance | None = None

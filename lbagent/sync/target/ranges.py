@@ -1,11 +1,11 @@
 """The writes by which the source ranges of a frontend change, in an order that no client can see. Pure.
 
 Whether a listed client is let in says the master's flag, and the list is many entries: no order of single writes turns "only
-these" into "all but those" without a moment in which somebody is let in whom neither rule lets in, or kept out whom both let
+these" into "all but those" without a moment in which a client is let in that neither rule lets in, or kept out that both let
 in. So while the flag turns, the entries say themselves what they mean (SOURCE_RANGE_LETS_IN, _KEEPS_OUT), and an entry for
-everybody says what the flag meant for the rest: then the flag's own write changes nothing. The order:
+every client says what the flag meant for the rest: then the flag's own write changes nothing. The order:
 
-    what is listed says itself what it means -> the entry for everybody -> what shall be listed, saying it -> slot 0
+    what is listed says itself what it means -> the entry for every client -> what shall be listed, saying it -> slot 0
     -> what is not listed any more out, shortest prefix first -> what is listed is a plain entry again
 
 Each client's fate changes once at most, and straight to the new one: an entry that comes has the last word on all its clients
@@ -26,7 +26,7 @@ _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS
 
 
 def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, new: FrontendEntries) -> None:
-    """Add what turns the ranges of a frontend into others."""
+    """Add the steps that replace the source ranges of a frontend."""
     turns = _turns(old, new)
     if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
         return
@@ -38,10 +38,10 @@ def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, 
         into = steps.at(Phase.RANGE_IN, name)
         for key in sorted(key for key, value in has.items() if value == PRESENT):
             into.add(owner, key, before)
-        everybody = _everybody(new.id, family)
-        if everybody not in has:
-            into.add(owner, everybody, verdict)  # what the old flag says of who is not listed
-            has[everybody] = verdict
+        every_client = _every_client(new.id, family)
+        if every_client not in has:
+            into.add(owner, every_client, verdict)  # what the old flag says of clients that are not listed
+            has[every_client] = verdict
         has.update((key, before) for key, value in has.items() if value == PRESENT)
     for key in sorted(key for key in wanted if has.get(key) != verdict):
         steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
@@ -57,7 +57,7 @@ def ranges_needed(family: Family, old: FrontendEntries, new: FrontendEntries) ->
     more = len(new.ranges - old.ranges)
     if not _turns(old, new):
         return more
-    return more + (_everybody(new.id, family) not in old.ranges | new.ranges)
+    return more + (_every_client(new.id, family) not in old.ranges | new.ranges)
 
 
 def _denies(rows: FrontendEntries) -> bool | None:
@@ -73,5 +73,5 @@ def _turns(old: FrontendEntries, new: FrontendEntries) -> bool:
     return old.id == new.id and None not in (before, after) and before is not after
 
 
-def _everybody(service_id: int, family: Family) -> bytes:
+def _every_client(service_id: int, family: Family) -> bytes:
     return frontend_codec.source_range_key(service_id, CIDR(family.unspecified, 0))

@@ -22,7 +22,7 @@ class Phase(IntEnum):
     Everything a service needs comes before its master (slot 0), everything it no longer needs after it.
     """
 
-    ORPHAN_OUT = auto()  # entries of ids nobody has: before the ids are given to somebody
+    ORPHAN_OUT = auto()  # entries of ids without a frontend: before the ids are assigned again
     ORPHAN_TABLE_OUT = auto()
     ORPHAN_REVERSE_OUT = auto()
     COUNTER_ZERO = auto()
@@ -34,12 +34,14 @@ class Phase(IntEnum):
     SLOT_IN = auto()
     AFFINITY_IN = auto()
     TABLE_IN = auto()
-    RANGE_CLEAR = auto()  # ranges that nobody asks for yet
+    RANGE_CLEAR = auto()  # ranges that no master asks for yet
     RANGE_IN = auto()
     REVERSE_IN = auto()
     MASTER_IN = auto()
     MASTER_OUT = auto()
-    SLOT_TAIL = auto()  # slots that were selectable until the master just written: whoever rests comes there only now
+    SLOT_TAIL = (
+        auto()
+    )  # slots that were selectable until the master was written: only now may resting backends stand there
     SLOT_OUT = auto()
     AFFINITY_OUT = auto()
     TABLE_OUT = auto()
@@ -85,7 +87,9 @@ _KINDS = {
 # Taken from under services: only when every one of them has got past its master.
 GUARDED = frozenset({Phase.BACKEND_DOWN, Phase.PATH_OUT, Phase.BACKEND_OUT})
 
-Owner = int | tuple[int, ...]  # index into Plan.changes; several for what services share; NOBODY
+Owner = (
+    int | tuple[int, ...]
+)  # index into Plan.changes; several for what services share; NO_OWNER for what no frontend needs
 NO_OWNER: Owner = ()
 
 
@@ -160,7 +164,6 @@ class Steps:
     """Collects entries into steps."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._steps: dict[tuple[Phase, str], Step] = {}
 
     def at(self, phase: Phase, map_name: str) -> Step:

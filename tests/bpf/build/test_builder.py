@@ -31,7 +31,7 @@ def test_relocating_puts_each_descriptor_into_its_instruction(artifact):
         assert (word.opcode, word.src, word.imm) == (LD_IMM64, 2 if item.value else 1, fds[item.map_name])
 
 
-def test_a_map_number_nobody_has_is_refused():
+def test_a_map_number_that_does_not_exist_is_refused():
     insns = insn(LD_IMM64, 1, PSEUDO_MAP_FD, imm=999) + insn(0)
     with pytest.raises(CompileError, match="loads map number 999"):
         artifacts.find_relocations("p", insns)
@@ -71,13 +71,13 @@ def test_an_agent_takes_programs_of_another_bcc_and_a_build_makes_them_anew(tmp_
     monkeypatch.setattr(builder, "UNITS", tiny_units())
     builder.build(path, units=tiny_units())
     monkeypatch.setattr(builder, "bcc_version", lambda: "9.9")
-    assert builder.ensure(path).bcc != "9.9"
+    assert builder.ensure_artifact(path).bcc != "9.9"
     assert builder.build(path, units=tiny_units()).bcc == "9.9"
 
 
 def test_one_program_name_in_two_units_is_refused(tmp_path):
     xdp, _ = tiny_units()
-    twin = builder.Unit("twin", xdp.path, xdp.hook, xdp.flags)
+    twin = builder.Unit("twin", xdp.path, xdp.context, xdp.flags)
     with pytest.raises(CompileError, match="is defined in both tiny_xdp and twin"):
         builder.build(tmp_path / "a.json", units=(xdp, twin))
 

@@ -8,7 +8,7 @@ import pytest
 
 from lbagent.bpf.build import builder
 from lbagent.bpf.build.artifact import Program, find_relocations
-from lbagent.bpf.build.join_entries import joined
+from lbagent.bpf.build.join_entries import join_entries
 from lbagent.bpf.build.rewrite import ENTRY6_CALL
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.opcodes import CALL, EXIT, JEQ_IMM, LD_IMM64, LDX_U32, MOV64_IMM, insn
@@ -31,7 +31,7 @@ OTHER = program("other", insn(MOV, 0, imm=1), insn(EXIT))
 
 
 def test_only_what_is_called_is_moved():
-    out = joined({item.name: item for item in (FIRST, BEHIND, OTHER)})
+    out = join_entries({item.name: item for item in (FIRST, BEHIND, OTHER)})
     assert sorted(out) == ["other", "tc_ingress"]
     assert out["other"] is OTHER
     assert out["tc_ingress"].count == FIRST.count + BEHIND.count
@@ -39,20 +39,22 @@ def test_only_what_is_called_is_moved():
 
 def test_a_call_without_its_other_half_is_an_error():
     with pytest.raises(KeyError):
-        joined({FIRST.name: FIRST})
+        join_entries({FIRST.name: FIRST})
 
 
 def test_relocations_of_both_halves_stand():
     descriptor = MAP_BASE + MAP_NAMES.index("lb_filter")
     load = insn(LD_IMM64, 3, 2, imm=descriptor) + insn(0)
-    out = joined({"a": program("a", load, insn(CALL, imm=ENTRY6_CALL)), "a6": program("a6", load, insn(EXIT))})["a"]
+    out = join_entries({"a": program("a", load, insn(CALL, imm=ENTRY6_CALL)), "a6": program("a6", load, insn(EXIT))})[
+        "a"
+    ]
     assert [(item.index, item.map_name) for item in out.relocations] == [(0, "lb_filter"), (3, "lb_filter")]
 
 
 @pytest.mark.root
 @pytest.mark.bpf
 def test_the_kernel_runs_both_halves():
-    whole = joined({item.name: item for item in (FIRST, BEHIND)})["tc_ingress"]
+    whole = join_entries({item.name: item for item in (FIRST, BEHIND)})["tc_ingress"]
     loaded = bpf_prog.prog_load(bpf_prog.ProgType.SCHED_CLS, whole.insns, "linked", log_level=1)
     assert loaded.fd >= 0, loaded.log
     try:
@@ -63,7 +65,7 @@ def test_the_kernel_runs_both_halves():
 
 
 def test_entry_points_hold_both_families():
-    programs = builder.ensure().programs
+    programs = builder.ensure_artifact().programs
     assert not [name for name in programs if name.startswith(("xdp6", "tc_ingress6", "tc_egress6"))]
     for name in ("xdp", "tc_ingress", "tc_egress"):
         assert {"lb4_flow", "lb6_flow"} <= {item.map_name for item in programs[name].relocations}

@@ -1,4 +1,4 @@
-"""Instructions are mended for older kernels and compilers, and the program stays the same program."""
+"""Instructions are rewritten for older kernels and compilers, and the program stays the same program."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from lbagent.bpf.build.rewrite import (
     CAS_CALL,
     MAP_WORDS,
-    falling_back_edges,
-    put_compare_and_swap,
-    put_maps,
+    break_back_edges,
+    fallthrough_back_edges,
+    insert_compare_and_swap,
+    relocate_maps,
     rewrite,
-    separate_loops,
 )
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.opcodes import CALL, EXIT, JA, JEQ_IMM, LD_IMM64, LDX_U64, MOV64_IMM, MOV64_REG, decode, insn
@@ -52,22 +52,22 @@ def run(code):
 
 
 def test_the_fall_into_the_head_is_found():
-    assert falling_back_edges(BODY_FIRST) == [7]
-    assert falling_back_edges(JUMPING_BACK) == []
+    assert fallthrough_back_edges(BODY_FIRST) == [7]
+    assert fallthrough_back_edges(JUMPING_BACK) == []
 
 
 def test_code_without_such_a_loop_is_left_alone():
-    assert separate_loops(JUMPING_BACK) == (JUMPING_BACK, [])
+    assert break_back_edges(JUMPING_BACK) == (JUMPING_BACK, [])
 
 
 @pytest.mark.root
 @pytest.mark.bpf
-def test_mended_code_counts_the_same():
-    mended, places = separate_loops(BODY_FIRST)
+def test_rewritten_code_counts_the_same():
+    rewritten, places = break_back_edges(BODY_FIRST)
     assert places == [7]
-    assert len(mended) == len(BODY_FIRST) + 8
-    assert falling_back_edges(mended) == []
-    assert run(mended) == 55
+    assert len(rewritten) == len(BODY_FIRST) + 8
+    assert fallthrough_back_edges(rewritten) == []
+    assert run(rewritten) == 55
 
 
 def swapping(old, new):
@@ -91,10 +91,10 @@ def test_the_call_becomes_a_compare_and_swap(old, new, result):
 
 
 def test_jumps_around_a_replaced_call_still_reach_their_places():
-    mended = put_compare_and_swap(swapping(5, 7))
-    assert len(mended) == len(swapping(5, 7)) + 8
-    assert decode(mended, 5).offset == 1
-    assert decode(mended, 6).offset == 5
+    rewritten = insert_compare_and_swap(swapping(5, 7))
+    assert len(rewritten) == len(swapping(5, 7)) + 8
+    assert decode(rewritten, 5).offset == 1
+    assert decode(rewritten, 6).offset == 5
 
 
 def word(register, kind, number):
@@ -110,7 +110,7 @@ def test_words_for_maps_become_relocations_and_settings_loads():
             insn(EXIT),
         ]
     )  # fmt: skip
-    assert put_maps(code, 1030) == b"".join(
+    assert relocate_maps(code, 1030) == b"".join(
         [
             insn(LD64, 3, 1, imm=1007), insn(0), insn(LD64, 4, 2, imm=1008), insn(0),
             insn(JNE, 1, offset=3),
@@ -122,4 +122,4 @@ def test_words_for_maps_become_relocations_and_settings_loads():
 
 def test_other_constants_are_left_alone():
     code = insn(LD64, 3, imm=-1) + insn(0, imm=0x7E61FFFF) + insn(LD64, 3, 2, imm=5) + insn(0) + insn(EXIT)
-    assert put_maps(code, 1030) == code
+    assert relocate_maps(code, 1030) == code

@@ -7,9 +7,10 @@ import os
 import pytest
 from pyroute2 import IPRoute
 
-from lbagent.bpf.load import attach, links
-from lbagent.bpf.load.attach import Attachment, Device, wanted
-from lbagent.bpf.load.links import Hook
+from lbagent.bpf.hooks import TC_EGRESS, TC_INGRESS, XDP, XDP_GENERIC, AttachTarget, TargetKind, parse_link_pin
+from lbagent.bpf.load import attach, clsact, links
+from lbagent.bpf.load.attach import Attachment, wanted_attachments
+from lbagent.bpf.load.devices import Device, devices
 from lbagent.bpf.load.loader import load_generation
 from lbagent.errors import Conflict, NotFound, Unsupported
 from lbagent.kernel import bpf_link, bpf_prog
@@ -44,8 +45,8 @@ def other_programs(second_artifact, fds):
 def tc_way(request, monkeypatch):
     """Both ways of tc; a kernel without TCX has only one."""
     if request.param == "clsact":
-        monkeypatch.setattr(attach, "has_tcx", lambda: False)
-    elif not attach.has_tcx():
+        monkeypatch.setattr(clsact, "has_tcx", lambda: False)
+    elif not clsact.has_tcx():
         pytest.skip(str(Unsupported("TCX", "6.6")))
     return request.param
 
@@ -53,59 +54,62 @@ def tc_way(request, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "device", "hook"),
     [
-        ("auto", "eth0", Hook.XDP), ("auto", "veth0", Hook.TC_INGRESS), ("auto", "lo", Hook.TC_INGRESS),
-        ("xdp", "veth0", Hook.XDP), ("xdp-generic", "eth0", Hook.XDP_GENERIC), ("tc", "eth0", Hook.TC_INGRESS),
+        ("auto", "eth0", XDP), ("auto", "veth0", TC_INGRESS), ("auto", "lo", TC_INGRESS),
+        ("xdp", "veth0", XDP), ("xdp-generic", "eth0", XDP_GENERIC), ("tc", "eth0", TC_INGRESS),
     ],
 )  # fmt: skip
 def test_mode_decides_the_way_in_and_egress_is_always_there(mode, device, hook):
-    assert wanted(mode, [device], [], PRESENT) == [Attachment(device, hook), Attachment(device, Hook.TC_EGRESS)]
+    assert wanted_attachments(mode, [device], [], PRESENT) == [
+        Attachment.on_device(device, hook),
+        Attachment.on_device(device, TC_EGRESS),
+    ]
 
 
 def test_pod_devices_are_found_by_pattern_and_get_tc_in_every_mode():
-    found = wanted("xdp", ["eth0"], ["lxc*", "nothing*"], PRESENT)
-    assert [(item.device, item.hook) for item in found if item.pod] == [
-        ("lxc12", Hook.TC_INGRESS), ("lxc12", Hook.TC_EGRESS),
+    found = wanted_attachments("xdp", ["eth0"], ["lxc*", "nothing*"], PRESENT)
+    assert [(item.target.name, item.hook) for item in found if item.optional] == [
+        ("lxc12", TC_INGRESS), ("lxc12", TC_EGRESS),
     ]  # fmt: skip
 
 
 def test_a_device_that_is_named_twice_is_attached_once():
-    assert len(wanted("tc", ["eth0", "eth0"], ["eth*"], PRESENT)) == 2
+    assert len(wanted_attachments("tc", ["eth0", "eth0"], ["eth*"], PRESENT)) == 2
 
 
 def test_a_device_that_does_not_exist_ends_with_3_and_names_those_that_do():
     with pytest.raises(
         NotFound, match="device eth9 does not exist.*nothing was attached.*eth0, lxc12, veth0"
     ) as caught:
-        wanted("auto", ["eth9"], [], PRESENT)
+        wanted_attachments("auto", ["eth9"], [], PRESENT)
     assert caught.value.exit_code == 3
 
 
 def test_a_dot_in_a_device_name_gets_into_the_pin_and_back(tmp_path):
-    path = links.pin_path(tmp_path, "eth0.100", Hook.XDP)
+    path = links.pin_path(tmp_path, AttachTarget(TargetKind.DEVICE, "eth0.100"), XDP)
     assert "." not in path.name
-    assert links.parse_pin(path.name) == ("eth0.100", Hook.XDP)
+    assert parse_link_pin(path.name) == (AttachTarget(TargetKind.DEVICE, "eth0.100"), XDP)
 
 
 def test_xdp_stays_without_us_and_is_updated_in_place(root, programs, other_programs, netns):
-    hooks = [Attachment("v0", Hook.XDP)]
+    hooks = [Attachment.on_device("v0", XDP)]
     attach.attach(root, hooks, programs, fall_back=False)
-    first = attach.devices()["v0"]
+    first = devices()["v0"]
     assert first.xdp_mode == "xdp"
     assert first.xdp_prog_id == bpf_prog.prog_info(programs["xdp"]).id
-    link = links.linked_program(root, "v0", Hook.XDP)
+    link = links.linked_program(root, AttachTarget(TargetKind.DEVICE, "v0"), XDP)
     attach.attach(root, hooks, other_programs, fall_back=False)
-    assert attach.devices()["v0"].xdp_prog_id == bpf_prog.prog_info(other_programs["xdp"]).id != link
+    assert devices()["v0"].xdp_prog_id == bpf_prog.prog_info(other_programs["xdp"]).id != link
     assert [path.name for path in (root / "link").iterdir()] == ["v0-xdp"]
 
 
 def test_generic_only_when_asked_and_changing_over_works(root, programs, netns):
-    for mode, shown in ((Hook.XDP_GENERIC, "xdpgeneric"), (Hook.XDP, "xdp"), (Hook.XDP_GENERIC, "xdpgeneric")):
-        attach.attach(root, [Attachment("v0", mode)], programs, fall_back=False)
-        assert attach.devices()["v0"].xdp_mode == shown
+    for mode, shown in ((XDP_GENERIC, "xdpgeneric"), (XDP, "xdp"), (XDP_GENERIC, "xdpgeneric")):
+        attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
+        assert devices()["v0"].xdp_mode == shown
 
 
 def test_tc_both_directions_replaced_and_taken_away(root, programs, other_programs, netns, tc_way):
-    hooks = [Attachment("v0", Hook.TC_INGRESS), Attachment("v0", Hook.TC_EGRESS)]
+    hooks = [Attachment.on_device("v0", TC_INGRESS), Attachment.on_device("v0", TC_EGRESS)]
     for generation in (programs, other_programs, other_programs):
         attach.attach(root, hooks, generation, fall_back=False)
         assert sorted(attach.attached(root), key=str) == sorted(hooks, key=str)
@@ -114,19 +118,21 @@ def test_tc_both_directions_replaced_and_taken_away(root, programs, other_progra
 
 
 def test_what_is_no_longer_wanted_goes(root, programs, netns, tc_way):
-    attach.attach(root, [Attachment("v0", Hook.TC_INGRESS), Attachment("v1", Hook.XDP)], programs, fall_back=False)
-    attach.attach(root, [Attachment("v0", Hook.TC_EGRESS)], programs, fall_back=False)
-    assert attach.attached(root) == [Attachment("v0", Hook.TC_EGRESS)]
-    assert attach.devices()["v1"].xdp_prog_id == 0
+    attach.attach(
+        root, [Attachment.on_device("v0", TC_INGRESS), Attachment.on_device("v1", XDP)], programs, fall_back=False
+    )
+    attach.attach(root, [Attachment.on_device("v0", TC_EGRESS)], programs, fall_back=False)
+    assert attach.attached(root) == [Attachment.on_device("v0", TC_EGRESS)]
+    assert devices()["v1"].xdp_prog_id == 0
 
 
-def test_somebody_elses_xdp_is_named_and_left_alone(root, programs, netns):
+def test_another_xdp_program_is_named_and_left_alone(root, programs, netns):
     loaded = bpf_prog.prog_load(bpf_prog.ProgType.XDP, PASS_PROGRAM, "firewall")
     link = bpf_link.link_create(loaded.fd, netns.ifindex("v0"), bpf_link.AttachType.XDP, 4)
     try:
         with pytest.raises(Conflict, match="device v0 already runs the XDP program firewall .*left alone.*--attach tc"):
-            attach.attach(root, [Attachment("v0", Hook.XDP)], programs, fall_back=True)
-        assert attach.devices()["v0"].xdp_prog_id == bpf_prog.prog_info(loaded.fd).id
+            attach.attach(root, [Attachment.on_device("v0", XDP)], programs, fall_back=True)
+        assert devices()["v0"].xdp_prog_id == bpf_prog.prog_info(loaded.fd).id
     finally:
         os.close(link)
         os.close(loaded.fd)
@@ -135,14 +141,14 @@ def test_somebody_elses_xdp_is_named_and_left_alone(root, programs, netns):
 def test_too_large_an_mtu_is_told_and_auto_falls_back_to_tc(root, programs, netns):
     netns.ip("link set v0 mtu 9000", "link set v1 mtu 9000")
     with pytest.raises(Unsupported, match="native XDP on device v0.*MTU 9000"):
-        attach.attach(root, [Attachment("v0", Hook.XDP)], programs, fall_back=False)
-    done = attach.attach(root, [Attachment("v0", Hook.XDP)], programs, fall_back=True)
-    assert done == [Attachment("v0", Hook.TC_INGRESS)]
+        attach.attach(root, [Attachment.on_device("v0", XDP)], programs, fall_back=False)
+    done = attach.attach(root, [Attachment.on_device("v0", XDP)], programs, fall_back=True)
+    assert done == [Attachment.on_device("v0", TC_INGRESS)]
     assert attach.attached(root) == done
 
 
 def test_a_device_that_went_and_came_back_is_attached_again(root, programs, netns):
-    hooks = [Attachment("v0", Hook.XDP)]
+    hooks = [Attachment.on_device("v0", XDP)]
     attach.attach(root, hooks, programs, fall_back=False)
     netns.ip("link del v0")
     assert attach.attached(root) == []
@@ -150,18 +156,18 @@ def test_a_device_that_went_and_came_back_is_attached_again(root, programs, netn
         attach.attach(root, hooks, programs, fall_back=False)
     netns.ip("link add v0 type veth peer name v1", "link set v0 up")
     attach.attach(root, hooks, programs, fall_back=False)
-    assert attach.devices()["v0"].xdp_mode == "xdp"
+    assert devices()["v0"].xdp_mode == "xdp"
 
 
 def test_cleanup_takes_links_of_devices_that_are_gone(root, programs, netns):
-    attach.attach(root, [Attachment("v0", Hook.XDP)], programs, fall_back=False)
+    attach.attach(root, [Attachment.on_device("v0", XDP)], programs, fall_back=False)
     netns.ip("link del v0")
     attach.detach_all(root)
     assert links.pinned_links(root) == []
 
 
-def test_a_filter_of_somebody_else_stays(root, programs, netns, monkeypatch):
-    monkeypatch.setattr(attach, "has_tcx", lambda: False)
+def test_another_filter_stays(root, programs, netns, monkeypatch):
+    monkeypatch.setattr(clsact, "has_tcx", lambda: False)
     with IPRoute() as netlink:
         index = netns.ifindex("v0")
         netlink.tc("add", "clsact", index=index)
@@ -169,7 +175,7 @@ def test_a_filter_of_somebody_else_stays(root, programs, netns, monkeypatch):
             "add-filter", "bpf", index=index, handle=1, fd=programs["tc_ingress"], name="firewall", parent=0xFFFFFFF2,
             prio=7, classid=1, direct_action=True,
         )  # fmt: skip
-        attach.attach(root, [Attachment("v0", Hook.TC_INGRESS)], programs, fall_back=False)
+        attach.attach(root, [Attachment.on_device("v0", TC_INGRESS)], programs, fall_back=False)
         attach.detach_all(root)
         left = [item.get_attr("TCA_OPTIONS").get_attr("TCA_BPF_NAME")
                 for item in netlink.get_filters(index=index, parent=0xFFFFFFF2) if item.get_attr("TCA_OPTIONS")]  # fmt: skip
@@ -177,8 +183,8 @@ def test_a_filter_of_somebody_else_stays(root, programs, netns, monkeypatch):
 
 
 def test_clsact_goes_with_our_last_filter(root, programs, netns, monkeypatch):
-    monkeypatch.setattr(attach, "has_tcx", lambda: False)
-    attach.attach(root, [Attachment("v0", Hook.TC_INGRESS)], programs, fall_back=False)
+    monkeypatch.setattr(clsact, "has_tcx", lambda: False)
+    attach.attach(root, [Attachment.on_device("v0", TC_INGRESS)], programs, fall_back=False)
     attach.detach_all(root)
     assert list((root / "link").iterdir()) == []
     with IPRoute() as netlink:
@@ -186,15 +192,15 @@ def test_clsact_goes_with_our_last_filter(root, programs, netns, monkeypatch):
     assert "clsact" not in kinds
 
 
-def test_a_pod_device_that_went_meanwhile_stops_nobody(root, programs, netns, tc_way):
-    hooks = [Attachment("gone0", Hook.TC_INGRESS, pod=True), Attachment("v0", Hook.TC_INGRESS)]
-    assert attach.attach(root, hooks, programs, fall_back=False) == [Attachment("v0", Hook.TC_INGRESS)]
+def test_a_pod_device_that_went_meanwhile_is_no_error(root, programs, netns, tc_way):
+    hooks = [Attachment.on_device("gone0", TC_INGRESS, optional=True), Attachment.on_device("v0", TC_INGRESS)]
+    assert attach.attach(root, hooks, programs, fall_back=False) == [Attachment.on_device("v0", TC_INGRESS)]
 
 
 def test_marks_of_a_device_that_is_gone_do_not_matter(root, programs, netns, monkeypatch):
-    monkeypatch.setattr(attach, "has_tcx", lambda: False)
-    attach.attach(root, [Attachment("v0", Hook.TC_INGRESS)], programs, fall_back=False)
+    monkeypatch.setattr(clsact, "has_tcx", lambda: False)
+    attach.attach(root, [Attachment.on_device("v0", TC_INGRESS)], programs, fall_back=False)
     netns.ip("link del v0", "link add v0 type veth peer name v1")
     assert attach.attached(root) == []
-    attach.attach(root, [Attachment("v0", Hook.TC_EGRESS)], programs, fall_back=False)
-    assert attach.attached(root) == [Attachment("v0", Hook.TC_EGRESS)]
+    attach.attach(root, [Attachment.on_device("v0", TC_EGRESS)], programs, fall_back=False)
+    assert attach.attached(root) == [Attachment.on_device("v0", TC_EGRESS)]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.load import attach, datapath, generation
+from lbagent.bpf.hooks import XDP
+from lbagent.bpf.load import attach, clsact, datapath, generation
 from lbagent.bpf.load.attach import Attachment
-from lbagent.bpf.load.links import Hook
+from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.load.verifier_report import SMALL
+from lbagent.bpf.load.verifier_report import SMALL_SIZES
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_link, bpfsys
 from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter, in_child
@@ -49,7 +50,7 @@ class Traffic:
 
 @pytest.fixture
 def started(root, artifact, fds, netns):
-    path = datapath.start(root, artifact, fds, SMALL, Settings())
+    path = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
     path.attach("xdp", ["v0"], [])
     yield path
     path.close()
@@ -60,7 +61,7 @@ def pins(root):
 
 
 def test_pins_have_their_contracted_names(root, started):
-    tc = ["link/v0-tc_egress"] if attach.has_tcx() else []
+    tc = ["link/v0-tc_egress"] if clsact.has_tcx() else []
     assert pins(root) == [
         "lb_calls_tc", "lb_calls_xdp", "lb_config", *tc, "link/v0-xdp", "prog/tc_egress", "prog/tc_ingress", "prog/xdp",
     ]  # fmt: skip
@@ -71,32 +72,32 @@ def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(s
     assert before[0] == before[1]  # IPv6 chatter of the new device
     with Traffic() as traffic:
         for turn in range(20):
-            started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL, Settings())
+            started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL_SIZES, Settings())
     wait_for(lambda: counter(fds, ENTRY) >= before[0] + traffic.sent, "all frames counted")
     assert traffic.sent > 1000
     assert counter(fds, TAIL) == counter(fds, ENTRY)
     assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
 
 
-def test_the_same_programs_are_adopted_and_others_loaded(root, started, artifact, second_artifact, fds):
+def test_the_same_programs_are_reused_and_others_loaded(root, started, artifact, second_artifact, fds):
     started.close()
-    again = datapath.start(root, artifact, fds, SMALL, Settings())
-    assert again.adopted
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+    assert again.reused
     assert again.seeds == started.seeds
     again.close()
-    other = datapath.start(root, second_artifact, fds, SMALL, Settings())
-    assert not other.adopted
+    other = datapath.start(root, second_artifact, fds, SMALL_SIZES, Settings())
+    assert not other.reused
     assert other.seeds == started.seeds
-    assert other.hooks == []
-    assert attach.devices()["v0"].xdp_prog_id  # went over to the new programs without being named
+    assert other.attachments == []
+    assert devices()["v0"].xdp_prog_id  # went over to the new programs without being named
     other.close()
 
 
 def test_other_settings_are_another_generation_with_the_same_seeds(started, artifact, fds):
     key = started.key
-    started.reload(artifact, fds, SMALL, Settings(snat_port_min=5000))
+    started.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
     assert started.key != key
-    started.reload(artifact, fds, SMALL, Settings(snat_port_min=5000))
+    started.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
     with Traffic():
         pass
     assert counter(fds, FELL_THROUGH) == 0
@@ -113,14 +114,14 @@ def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
 
     monkeypatch.setattr(attach, "attach", breaking)
     with pytest.raises(KernelError):
-        started.reload(second_artifact, fds, SMALL, Settings())
+        started.reload(second_artifact, fds, SMALL_SIZES, Settings())
     monkeypatch.undo()
     started.close()  # as after a crash: only pins are left, links run the second, v1/prog holds the first
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
     assert counter(fds, FELL_THROUGH) == 0
-    again = datapath.start(root, artifact, fds, SMALL, Settings())
-    assert not again.adopted
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+    assert not again.reused
     assert not (root / "next").exists()
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
@@ -158,7 +159,7 @@ def die_after(count):
 def replace_in_child(root, artifact, fds, steps):
     def replace():
         die_after(steps)
-        datapath.start(root, artifact, fds, SMALL, Settings())
+        datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
 
     return in_child(replace)
 
@@ -169,7 +170,7 @@ def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, a
     steps = 0
     with Traffic() as traffic:
         while replace_in_child(root, second_artifact, fds, steps) == 9:
-            again = datapath.start(root, artifact, fds, SMALL, Settings())
+            again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
             assert not (root / "next").exists()
             again.close()
             steps += 1
@@ -180,7 +181,7 @@ def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, a
 
 
 def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
-    assert in_child(lambda: datapath.start(root, artifact, fds, SMALL, Settings()).attach("xdp", ["v0"], [])) == 0
+    assert in_child(lambda: datapath.start(root, artifact, fds, SMALL_SIZES, Settings()).attach("xdp", ["v0"], [])) == 0
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
     wait_for(lambda: counter(fds, TAIL) >= traffic.sent, "frames counted")
@@ -189,10 +190,10 @@ def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
 
 def test_remove_leaves_nothing(root, started):
     gone = datapath.remove(root)
-    assert Attachment("v0", Hook.XDP) in gone
+    assert Attachment.on_device("v0", XDP) in gone
     assert pins(root) == []
     assert attach.attached(root) == []
-    assert attach.devices()["v0"].xdp_prog_id == 0
+    assert devices()["v0"].xdp_prog_id == 0
 
 
 def test_remove_twice_is_fine(root):

@@ -25,7 +25,7 @@ def test_record_has_masks_ports_and_ticks():
         snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False
     )
     found = unpack(
-        program_settings.pack(options, Sizes(flow4=1 << 12, backends=1 << 9), program_settings.Seeds(5, 6), 250)
+        program_settings.pack_config(options, Sizes(flow4=1 << 12, backends=1 << 9), program_settings.Seeds(5, 6), 250)
     )
     assert (found["seed0"], found["seed1"]) == (5, 6)
     assert (found["flow4_mask"], found["path_mask"]) == (4095, 511)
@@ -37,21 +37,26 @@ def test_record_has_masks_ports_and_ticks():
 
 def test_only_tables_of_another_size_are_moved():
     old, new = Sizes(flow4=1 << 12, snat6=1 << 11), Sizes(flow4=1 << 13, snat6=1 << 11)
-    found = unpack(program_settings.pack(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250, old))
+    found = unpack(
+        program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250, old)
+    )
     assert [found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6")] == [4095, 0, 0, 0]
-    found = unpack(program_settings.pack(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250))
+    found = unpack(program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250))
     assert not any(found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6"))
 
 
 def test_no_time_out_becomes_zero_ticks():
     options = program_settings.Settings(timeout_closing_s=0)
-    assert unpack(program_settings.pack(options, Sizes(), program_settings.Seeds(1, 1), 100))["timeout_closing"] == 1
+    assert (
+        unpack(program_settings.pack_config(options, Sizes(), program_settings.Seeds(1, 1), 100))["timeout_closing"]
+        == 1
+    )
 
 
 def test_seeds_are_read_back_and_zero_means_never_written():
-    record = program_settings.pack(program_settings.Settings(), Sizes(), program_settings.Seeds(7, 9), 250)
-    assert program_settings.Seeds.of_record(record) == program_settings.Seeds(7, 9)
-    assert program_settings.Seeds.of_record(bytes(len(record))) is None
+    record = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(7, 9), 250)
+    assert program_settings.Seeds.from_record(record) == program_settings.Seeds(7, 9)
+    assert program_settings.Seeds.from_record(bytes(len(record))) is None
 
 
 @pytest.mark.root

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
+from lbagent.bpf.hooks import XDP
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.attach import Attachment
-from lbagent.bpf.load.links import Hook
 from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.run import probe
-from lbagent.bpf.run.probe import Level, Question, findings
+from lbagent.bpf.run.probe import Level, ProbeOptions, findings
 from lbagent.kernel import features
 from tests.bpf.support import config_record, in_child
 
@@ -27,12 +27,12 @@ def matching(question, word, *levels):
 
 
 def test_a_healthy_machine_has_no_error(netns):
-    assert texts(Question(device=["v0"]), Level.ERROR) == []
+    assert texts(ProbeOptions(device=["v0"]), Level.ERROR) == []
 
 
 def test_veth_is_tc_by_itself_and_warned_about_with_xdp(netns):
-    assert matching(Question(device=["v0"]), "device v0 (veth, MTU 1500): tc", Level.OK)
-    assert matching(Question(device=["v0"], attach="xdp"), "unfinished checksums", Level.WARNING)
+    assert matching(ProbeOptions(device=["v0"]), "device v0 (veth, MTU 1500): tc", Level.OK)
+    assert matching(ProbeOptions(device=["v0"], attach="xdp"), "unfinished checksums", Level.WARNING)
 
 
 def test_veth_driver_offers_native_xdp(netns):
@@ -45,20 +45,22 @@ def test_veth_driver_offers_native_xdp(netns):
 
 
 def test_a_device_that_is_not_there_is_an_error(netns):
-    assert matching(Question(device=["eth9"]), "eth9 does not exist", Level.ERROR)
+    assert matching(ProbeOptions(device=["eth9"]), "eth9 does not exist", Level.ERROR)
 
 
 def test_jumbo_frames_are_told(netns):
     netns.ip("link set v0 mtu 9000")
-    assert matching(Question(device=["v0"], attach="xdp"), "MTU 9000 is more than one page", Level.WARNING)
+    assert matching(ProbeOptions(device=["v0"], attach="xdp"), "MTU 9000 is more than one page", Level.WARNING)
 
 
 def test_our_own_xdp_is_fine_and_anothers_an_error(netns, root, artifact, fds):
     made = load_generation(artifact, fds, config_record())
-    attach.attach(root, [Attachment("v0", Hook.XDP)], made.programs, fall_back=False)
-    here, elsewhere = (Question(device=["v0"], attach="xdp", bpffs=str(path)) for path in (root.parent, root / "other"))
-    assert not matching(here, "somebody else")
-    assert matching(elsewhere, "somebody else's XDP", Level.ERROR)
+    attach.attach(root, [Attachment.on_device("v0", XDP)], made.programs, fall_back=False)
+    here, elsewhere = (
+        ProbeOptions(device=["v0"], attach="xdp", bpffs=str(path)) for path in (root.parent, root / "other")
+    )
+    assert not matching(here, "not lbagent's")
+    assert matching(elsewhere, "an XDP program that is not lbagent's", Level.ERROR)
     made.close()
 
 
@@ -73,7 +75,7 @@ def test_our_own_xdp_is_fine_and_anothers_an_error(netns, root, artifact, fds):
 )
 def test_port_ranges_that_overlap(netns, ports, words):
     netns.sysctl("ipv4/ip_local_port_range", "32768 60999")
-    found = matching(Question(snat_ports=ports), "overlaps", Level.WARNING)
+    found = matching(ProbeOptions(snat_ports=ports), "overlaps", Level.WARNING)
     assert len(found) == len(words)
     assert all(word in text for word, text in zip(words, found, strict=True))
 
@@ -81,37 +83,37 @@ def test_port_ranges_that_overlap(netns, ports, words):
 def test_forwarding_and_reverse_path(netns):
     netns.sysctl("ipv4/ip_forward", 0)
     netns.sysctl("ipv4/conf/all/rp_filter", 1)
-    assert matching(Question(), "IPv4 forwarding is off", Level.WARNING)
-    assert matching(Question(), "strict reverse path", Level.NOTE)
+    assert matching(ProbeOptions(), "IPv4 forwarding is off", Level.WARNING)
+    assert matching(ProbeOptions(), "strict reverse path", Level.NOTE)
     netns.sysctl("ipv4/ip_forward", 1)
-    assert not matching(Question(), "IPv4 forwarding")
+    assert not matching(ProbeOptions(), "IPv4 forwarding")
 
 
 def test_bpffs_that_is_not_mounted_is_a_note(netns, root, tmp_path):
-    assert matching(Question(bpffs=str(tmp_path / "none" / "here")), "the agent mounts one", Level.NOTE)
-    assert matching(Question(bpffs=str(root.parent)), "is on a bpf file system", Level.OK)
+    assert matching(ProbeOptions(bpffs=str(tmp_path / "none" / "here")), "the agent mounts one", Level.NOTE)
+    assert matching(ProbeOptions(bpffs=str(root.parent)), "is on a bpf file system", Level.OK)
 
 
 def test_pod_devices_are_listed(netns):
-    assert matching(Question(pod_device=["v*"]), "pod devices: v0, v1", Level.OK)
+    assert matching(ProbeOptions(pod_device=["v*"]), "pod devices: v0, v1", Level.OK)
 
 
 def test_without_programs_and_without_bcc_is_an_error(netns, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "bcc_version", lambda: "")
     monkeypatch.setattr(probe, "ARTIFACT_PATH", tmp_path / "no.json")
-    assert matching(Question(), "no BCC to build them; apt install python3-bpfcc", Level.ERROR)
+    assert matching(ProbeOptions(), "no BCC to build them; apt install python3-bpfcc", Level.ERROR)
 
 
 def test_an_artifact_that_was_named_must_be_there(netns, tmp_path):
     """The agent builds nothing in its place."""
     assert matching(
-        Question(artifact=str(tmp_path / "no.json")), f"--artifact {tmp_path}/no.json is not there", Level.ERROR
+        ProbeOptions(artifact=str(tmp_path / "no.json")), f"--artifact {tmp_path}/no.json is not there", Level.ERROR
     )
 
 
 def as_nobody(work):
     """Run `work` as a user without rights, who may not even read this checkout; return the exit code."""
-    texts(Question())  # imports what is needed while it can be read
+    texts(ProbeOptions())  # imports what is needed while it can be read
     features.can_load.cache_clear()
 
     def lesser():
@@ -123,7 +125,7 @@ def as_nobody(work):
 
 def test_without_rights_says_so(netns):
     def look():
-        found = matching(Question(), "no right to load BPF programs", Level.ERROR)
+        found = matching(ProbeOptions(), "no right to load BPF programs", Level.ERROR)
         assert found
         assert "run as root" in found[0]
 
@@ -135,7 +137,7 @@ def test_programs_that_may_not_be_read_are_not_there(netns, tmp_path, monkeypatc
     path = tmp_path / "built.json"
     path.write_text("{}")
     monkeypatch.setattr(probe, "ARTIFACT_PATH", path)
-    question = Question()
+    question = ProbeOptions()
     assert matching(question, f"built programs: {path}", Level.OK)
 
     def look():

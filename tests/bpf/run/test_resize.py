@@ -14,7 +14,7 @@ from lbagent.bpf.build import builder
 from lbagent.bpf.load import datapath
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.run import resize
+from lbagent.bpf.run import resize, size_change
 from lbagent.errors import KernelError
 from lbagent.maps import layout, pins
 from lbagent.maps.kernel_maps import KernelMaps
@@ -80,9 +80,9 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
                     cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
         before = old.counters(indexes)
         assert before[2][0] == 3 * counter_rows(few)
-        resize._copy(old, new, new.specs["lb_metrics"])
+        size_change._copy(old, new, new.specs["lb_metrics"])
         assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
-        resize._copy(new, back, back.specs["lb_metrics"])
+        size_change._copy(new, back, back.specs["lb_metrics"])
         assert back.counters(indexes) == before
 
 
@@ -190,12 +190,12 @@ class Killed(BaseException):
 STEPS = [
     (pins, "create_map", 2),
     (datapath, "load", 2),
-    (resize._Change, "_mark", 1),
-    (Datapath, "put_in_force", 1),
-    (resize, "move", 1),
-    (Datapath, "put_in_force", 2),
-    (resize._Change, "_mark", 2),
-    (resize, "_exchange", 1),
+    (size_change.SizeChange, "_mark", 1),
+    (Datapath, "install", 1),
+    (size_change, "migrate_flows", 1),
+    (Datapath, "install", 2),
+    (size_change.SizeChange, "_mark", 2),
+    (size_change, "exchange_pins", 1),
 ]
 
 
@@ -213,7 +213,7 @@ def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPat
             die(lab, monkeypatch, wanted, owner, name, turn)
             connections.ask_all()
             connections.open += Connections(lab, 2).open  # new flows, under whatever is in force now
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
             assert sizes_of(lab) == wanted
             assert not (lab.bpffs / "v1" / "resize").exists()
             connections.ask_all()
@@ -232,7 +232,7 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mortal)
         with pytest.raises(Killed):
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.Mon
     with contextlib.closing(Connections(lab, 4)) as connections:
         monkeypatch.setattr(pins, "create_map", full)
         wanted = Sizes(**{**vars(sizes), "flow4": 1 << 14, "flow6": 1 << 13, "snat4": 1 << 14})
-        outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure, Settings())
+        outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
         assert outcome.sizes == sizes_of(lab) == sizes
         assert "lb4_snat" in outcome.problems[0]
         assert not (lab.bpffs / "v1" / "resize").exists()

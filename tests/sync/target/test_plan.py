@@ -132,11 +132,11 @@ def test_who_stops_being_selectable_enters_the_selectable_slots_only_after_the_m
     [
         (ACTIVE, "selectable", True),
         (TERMINATING, "selectable", True),  # nobody else is left
-        (TERMINATING, "others", False),
-        (QUARANTINED, "others", False),
-        (QUARANTINED, "resting", False),
-        (MAINTENANCE, "resting", False),
-        (ACTIVE, "resting", True),  # only filtered: its flows live on, and so may a SYN of one
+        (TERMINATING, "unselectable", False),
+        (QUARANTINED, "unselectable", False),
+        (QUARANTINED, "slotless", False),
+        (MAINTENANCE, "slotless", False),
+        (ACTIVE, "slotless", True),  # only filtered: its flows live on, and so may a SYN of one
     ],
 )
 def test_the_path_says_whether_a_new_flow_may_come(state, group, selectable):

@@ -264,6 +264,41 @@ async def test_maps_that_cannot_be_read_when_the_doubt_ends_are_tried_again(monk
         assert check(maps, settled=True) == []
 
 
+async def test_what_is_kept_keeps_its_overrides_while_the_maps_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2))
+    operator, folder = ListSource("operator"), ListSource("folder")
+    folder.trusted = False
+    loop, target, _ = make(maps, operator, folder)
+    readable = False
+
+    def read(given):  # type: ignore[no-untyped-def]
+        if readable:
+            return restore(given)
+        raise KernelError("lookup", 12, "lb4_service")
+
+    async with running(loop):
+        operator.first_list()
+        folder.first_list()
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        backend = next(address for address in target.state.backends if address.address[-1] == 1)
+        operator.put(StateOverride("x", backend, BackendState.MAINTENANCE, Origin(source=OPERATOR)))
+        await loop.settled()
+        assert hosts(maps, 1) == {"2"}
+        monkeypatch.setattr(bpf_target, "restore", read)
+        folder.trusted = True
+        folder.put(service(2), endpoints(2, 1))
+        await loop.settled()
+        assert "could not be read again" in target.waiting
+        assert "lookup" in target.error
+        assert hosts(maps, 1) == {"2"}
+        assert hosts(maps, 2) == {"1"}
+        readable = True
+        await asyncio.wait_for(target.ready.wait(), 5)
+        assert of(maps, 1) == []
+        assert check(maps, settled=True) == []
+
+
 objects = st.dictionaries(st.integers(1, 5), st.frozensets(st.integers(1, 4), min_size=1), max_size=5)
 
 

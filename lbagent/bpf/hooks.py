@@ -1,0 +1,104 @@
+"""The hook table: where in the kernel programs are attached, and everything that differs from one hook to the next.
+
+The build compiles the contexts, the loader gives each program its type, attaching takes target, attach type and flags. A new
+hook is a line here, and a context if its programs see something else; docs/architecture.md says what it touches besides. Pure data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lbagent.kernel.bpf_link import AttachType
+from lbagent.kernel.bpf_prog import ProgType
+
+_XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 2, 4
+
+
+@dataclass(frozen=True)
+class Context:
+    """What programs of one type see, and what is compiled for them: each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
+
+    name: str
+    prog_type: ProgType
+    sources: tuple[str, ...] = ("lb4.c", "lb6.c")  # in lbagent/bpf
+    calls: str = ""  # the map with its tail calls, programs named call_CONTEXT_SLOT_NAME; '': has none
+
+    @property
+    def flag(self) -> str:
+        """The compiler flag by which the C sources know their context (include/hook.h)."""
+        return f"-DLB_HOOK_{self.name.upper()}"
+
+
+class TargetKind(StrEnum):
+    """What a hook belongs to."""
+
+    DEVICE = "device"
+
+
+@dataclass(frozen=True)
+class AttachTarget:
+    """One thing programs are attached to: a network device by its name."""
+
+    kind: TargetKind
+    name: str
+
+    @property
+    def pin_name(self) -> str:
+        """The name as part of a pin. bpffs allows no dot: `eth0.100` becomes `eth0:100` (no device name holds a colon)."""
+        return self.name.replace(".", ":")
+
+    @classmethod
+    def from_pin_name(cls, kind: TargetKind, name: str) -> AttachTarget:
+        """Return the target whose `pin_name` is `name`."""
+        return cls(kind, name.replace(":", "."))
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One place for a program. Hooks of one `program` and target exclude one another: the two modes of XDP."""
+
+    name: str
+    context: Context
+    program: str  # entry program: pinned as prog/PROGRAM, its links as link/TARGET-PROGRAM
+    attach_type: AttachType
+    target: TargetKind = TargetKind.DEVICE
+    link_flags: int = 0
+    clsact_parent: int = 0  # where its filter goes on a kernel without TCX; 0: it needs none
+    xdp_mode: str = ""  # what a device says of itself while this is attached (IFLA_XDP_ATTACHED)
+    fallback: Hook | None = None  # what `--attach auto` takes where the device's driver lacks this one
+
+    def __str__(self) -> str:
+        """Return the name, as `status` shows it."""
+        return self.name
+
+
+XDP_CONTEXT = Context("xdp", ProgType.XDP, calls="lb_calls_xdp")
+TC_CONTEXT = Context("tc", ProgType.SCHED_CLS, calls="lb_calls_tc")
+CONTEXTS = {context.name: context for context in (XDP_CONTEXT, TC_CONTEXT)}
+
+TC_INGRESS = Hook("tc_ingress", TC_CONTEXT, "tc_ingress", AttachType.TCX_INGRESS, clsact_parent=0xFFFFFFF2)
+TC_EGRESS = Hook("tc_egress", TC_CONTEXT, "tc_egress", AttachType.TCX_EGRESS, clsact_parent=0xFFFFFFF3)
+XDP = Hook(
+    "xdp", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_DRV_MODE, xdp_mode="xdp", fallback=TC_INGRESS
+)
+XDP_GENERIC = Hook(
+    "xdp-generic", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_SKB_MODE, xdp_mode="xdpgeneric"
+)
+HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS)
+# `--attach MODE` but auto: the hook by which a device's packets come in
+INGRESS_MODES = {"xdp": XDP, "xdp-generic": XDP_GENERIC, "tc": TC_INGRESS}
+
+
+def link_pin(target: AttachTarget, hook: Hook) -> str:
+    """Return the file name of the pinned link; hooks that exclude one another share it."""
+    return f"{target.pin_name}-{hook.program}"
+
+
+def parse_link_pin(name: str) -> tuple[AttachTarget, Hook]:
+    """Return target and hook of a pinned link (of both XDP modes `XDP`). Raises ValueError when no hook is called so."""
+    target, _, program = name.rpartition("-")
+    for hook in HOOKS:
+        if hook.program == program:
+            return AttachTarget.from_pin_name(hook.target, target), hook
+    raise ValueError(f"{name} is not the pin of a link")

@@ -1,0 +1,52 @@
+"""The network devices of this namespace, as far as attaching to them goes. Blocks on netlink: from asyncio, call it in a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyroute2 import IPRoute
+
+_IFF_LOOPBACK = 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the kernel says about a device. `kind` is '' for a NIC, else veth, bridge, vlan, ..."""
+
+    name: str
+    ifindex: int
+    kind: str
+    loopback: bool
+    mtu: int
+    xdp_prog_id: int
+    xdp_mode: str  # '', 'xdp' (native), 'xdpgeneric', 'xdpoffload', 'xdpmulti'
+
+    @property
+    def virtual(self) -> bool:
+        """Whether XDP there would cost the stack its offloads (veth, bridge, vlan, ...)."""
+        return bool(self.kind) or self.loopback
+
+
+def devices() -> dict[str, Device]:
+    """Return every device of this network namespace by name."""
+    with IPRoute() as netlink:
+        return list_devices(netlink)
+
+
+def list_devices(netlink: IPRoute) -> dict[str, Device]:
+    """Return every device by name, over a netlink socket that is open already."""
+    return {device.name: device for device in map(_device, netlink.get_links())}
+
+
+def _device(message: Any) -> Device:
+    info, xdp = message.get_attr("IFLA_LINKINFO"), message.get_attr("IFLA_XDP")
+    return Device(
+        name=message.get_attr("IFLA_IFNAME"),
+        ifindex=message["index"],
+        kind=(info and info.get_attr("IFLA_INFO_KIND")) or "",
+        loopback=bool(message["flags"] & _IFF_LOOPBACK),
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        xdp_prog_id=(xdp and xdp.get_attr("IFLA_XDP_PROG_ID")) or 0,
+        xdp_mode=(xdp and xdp.get_attr("IFLA_XDP_ATTACHED")) or "",
+    )

@@ -1,0 +1,184 @@
+"""One change of map sizes, which goes on after a crash: new maps beside the old ones, flows moved, programs and pins exchanged.
+
+New maps are made beside the old ones, under `resize/`. Then programs that know both take over (docs/datapath.md, "Resizing"),
+flows and slots are moved, programs that know only the new maps follow, and the pins are exchanged. Nothing is held back.
+
+Two marks make it safe to die anywhere. Without a mark the new maps are thrown away. From `moving` on new flows may be in the
+new maps, so the next start goes on from there: every step can be done again. After `moved` only the pins are to be exchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from msgspec import Struct
+
+from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.load import attach, datapath
+from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.run.migrate import migrate_flows, resized_flow_maps
+from lbagent.errors import LbError
+from lbagent.kernel import bpffs
+from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.maps import pins
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
+
+log = logging.getLogger(__name__)
+STAGE, MOVING, MOVED = "resize", "moving", "moved"
+# flow and SNAT maps: the mover fills them; lb_live is counted anew; fragments are forgotten in seconds
+_NOT_COPIED = frozenset({*OLD_MAPS.values(), "lb_live", "lb4_frag", "lb6_frag"})
+_COPY_BYTES = 1 << 20
+
+
+class ResizeOutcome(Struct):
+    """`sizes` are those the maps have now, `problems` say why they are not the wanted ones; `programs` are installed on them."""
+
+    sizes: Sizes
+    problems: list[str]
+    fds: Mapping[str, int] = {}
+    programs: Datapath | None = None
+
+    def close(self) -> None:
+        """Give the descriptors back, where the caller does not go on with them."""
+        if self.programs is not None:
+            self.programs.close()
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+class SizeChange:
+    """One change of sizes: maps in use, and maps to come."""
+
+    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: Settings) -> None:
+        self._root, self._maps, self._sizes = pins.pin_dir(maps.bpffs), maps, sizes
+        self._made, self._settings = made, settings
+        self.names = list(made)
+        self.flows = 0
+        self._both: Datapath | None = None
+        self._after: Datapath | None = None
+
+    @classmethod
+    def anew(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
+        """Make and pin the new maps beside the old ones, and copy into them what only the agent writes."""
+        before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
+        stage = pins.pin_dir(maps.bpffs) / STAGE
+        change = cls(maps, sizes, {}, settings)
+        try:
+            stage.mkdir(mode=0o700)
+            for name in (name for name, spec in after.items() if spec != before[name]):
+                change.names.append(name)
+                change._made[name] = pins.create_map(after[name])
+                bpffs.pin(change._made[name], stage / name)
+            new = KernelMaps(maps.bpffs, sizes, maps.fds | change._made)
+            for name in change.names:
+                if name not in _NOT_COPIED:
+                    _copy(maps, new, maps.specs[name])
+        except LbError:
+            change.close()
+            drop_stage(stage)
+            raise
+        return change
+
+    @classmethod
+    def begun(cls, maps: KernelMaps, settings: Settings) -> Self:
+        """Take up a change that was broken off while flows were being moved."""
+        stage = pins.pin_dir(maps.bpffs) / STAGE
+        sizes = pins.pinned_sizes(maps.bpffs, stage)
+        made: dict[str, int] = {}
+        with kernel_errors("open", str(stage)):
+            for pin in sorted(stage.iterdir()):
+                if pin.name not in (MOVING, MOVED):
+                    made[pin.name] = bpffs.open_pin(pin)
+        return cls(maps, sizes, made, settings)
+
+    def load(self, artifact: Artifact) -> None:
+        """Load the programs that know both kinds of maps, and those that know the new ones; attach nothing."""
+        fds = self._maps.fds | self._made
+        old = {f"{name}_old": self._maps.fds[name] for name in resized_flow_maps(self._maps.sizes, self._sizes)}
+        if old:
+            self._both = datapath.load(
+                self._root, artifact, fds | old, self._sizes, self._settings, old=self._maps.sizes
+            )
+        self._after = datapath.load(self._root, artifact, fds, self._sizes, self._settings)
+
+    def run(self) -> ResizeOutcome:
+        """Do it. From here on it only goes forward."""
+        assert self._after is not None
+        problems: list[str] = []
+        attached = bool(attach.attached(self._root))
+        self._mark(MOVING)
+        if self._both is not None:
+            if attached:
+                self._both.install()
+            moved = migrate_flows(self._both.programs, self._maps.sizes, self._sizes)
+            self.flows = sum(item.flows + item.spilled for item in moved.values())
+            lost = sum(item.lost + item.again for item in moved.values())
+            if lost:
+                problems.append(f"{lost} flows found no room in the new tables and were lost")
+                log.warning("flows found no room in the new tables and were lost", extra={"flows": lost})
+        if attached:
+            self._after.install()
+        self._mark(MOVED)
+        exchange_pins(self._root)
+        if self._both is not None:
+            self._both.close()
+        return ResizeOutcome(self._sizes, problems, self._made, self._after)
+
+    def _mark(self, name: str) -> None:
+        (self._root / STAGE / name).mkdir(exist_ok=True)
+
+    def close(self) -> None:
+        """Give the descriptors back; what is pinned or attached stays."""
+        for item in (self._both, self._after):
+            if item is not None:
+                item.close()
+        pins.close_all(self._made)
+
+
+def _copy_bytes(old: KernelMaps, new: KernelMaps, name: str, places: tuple[int, int], length: int) -> None:
+    source_at, target_at = places
+    for offset in range(0, length, _COPY_BYTES):
+        count = min(_COPY_BYTES, length - offset)
+        with (
+            old.window(name, source_at + offset, count) as source,
+            new.window(name, target_at + offset, count) as target,
+        ):
+            target[:] = source
+
+
+def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:
+    """Copy the entries of one map; of an array as many as fit (ids beyond were refused before)."""
+    if spec.name == "lb_metrics":
+        before, after = counter_row(old.sizes), counter_row(new.sizes)
+        for number in range(min(counter_rows(old.sizes), counter_rows(new.sizes))):
+            _copy_bytes(old, new, spec.name, (number * before, number * after), min(before, after))
+    elif spec.type is MapType.ARRAY:
+        _copy_bytes(old, new, spec.name, (0, 0), min(spec.value_size, new.specs[spec.name].value_size))
+    else:
+        new.put_many(spec.name, old.items(spec.name))
+
+
+def drop_stage(stage: Path) -> None:
+    """Throw the new maps away: nothing was moved into them yet."""
+    if stage.is_dir():
+        for pin in stage.iterdir():
+            pin.unlink()
+        stage.rmdir()
+
+
+def exchange_pins(root: Path) -> None:
+    """Put the pins of the new maps over the old ones, and take the marks away. Can be done again."""
+    stage = root / STAGE
+    for pin in list(stage.iterdir()):
+        if pin.name not in (MOVING, MOVED):
+            pin.rename(root / pin.name)
+    for mark in (MOVING, MOVED):
+        if (stage / mark).is_dir():
+            (stage / mark).rmdir()
+    stage.rmdir()
