@@ -4,7 +4,7 @@
  * buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
  *
  * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
- * proves that nobody inserted there since, so one flow never gets two entries.
+ * proves that no insertion came between, so one flow never gets two entries.
  */
 #pragma once
 #include "snat.h"

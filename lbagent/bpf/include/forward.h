@@ -2,7 +2,9 @@
  *
  * This file contains the ways a flow's packets are forwarded to its backend. The mode is chosen once, with the backend
  * (forward_choose), and kept in the flow's value word (ct_value.h: value_forward), so that a flow keeps the mode it was made with.
- * A mode more: its line here, its condition in forward_choose(), and a case wherever a mode is switched on.
+ * A new mode needs its line here, its condition in forward_choose(), and an answer wherever modes differ: flow_tuple(),
+ * forward_stays_here() and fast_path_request() send requests, ct_find_reply() and ct_entry_clash() know who sees replies, ct_spill()
+ * which flows need a row for them.
  */
 #pragma once
 #include "path.h"
@@ -16,7 +18,7 @@ enum forward {
 	FORWARD_REDIRECT = 4, /* reserved: handed to a device as it is */
 };
 
-/* Chooses the mode of a new flow by its service and the path record of its backend. `ambiguous`: replies of a local backend could not
+/* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record. `ambiguous`: replies of a local backend could not
  * be told from those of another flow (ct_clash), or the backend would talk to itself; then it needs a SNAT port as well. */
 AI u64 forward_choose(const struct lb_service *svc, u64 meta, bool ambiguous)
 {

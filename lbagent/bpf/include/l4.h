@@ -4,7 +4,7 @@
  * be absent. Flow entries and path records hold a protocol as two bits (enum l4), the hashes take its IANA number.
  *
  * `proto` is an IANA number as it stands in a packet, `l4` one of enum l4 kept as u64 (an enum would be 32 bits wide, and BPF
- * would widen it at every use). A protocol more: a line in each table here, in l4_is_supported(), and its checksum in hook_write_*.h.
+ * would widen it at every use). A new protocol needs its column in the tables here, l4_is_supported(), and its checksum in hook_write_*.h.
  */
 #pragma once
 #include "types.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It looks at others, and where all
- * of those are held as well, the oldest one whose flow never proved to live (a flood's SYN, a datagram without an answer) is
+ * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It looks at others,
+ * and where all of those are held as well, the oldest one whose flow never proved to live (a flood's SYN, a datagram without an answer) is
  * taken from it. An established flow loses nothing.
  */
 #pragma once
@@ -19,7 +19,8 @@ AI bool reclaim_holds(u64 value, u64 index)
 	return value_is_snat(value) && !((snat_index_of_value(value) - index) & CFG_SNAT_MASK);
 }
 
-/* Makes the flow that holds the slot at `index` forget it, so that it chooses a backend again if it ever comes back. Returns false if the flow is established after all. */
+/* Makes the flow that holds the slot at `index` forget it, so that it chooses a backend again if it ever comes back. Returns false
+ * if the flow is established after all. */
 AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 {
 	u64 backend = snat_view_backend(view), proto = l4_number(path_l4(PATH_META(path_of(backend)))), hash;
