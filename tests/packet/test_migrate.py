@@ -21,7 +21,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB_MIGRATE, MigrateWhat
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
-from lbagent.model import family as families
+from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import SEEDS, SMALL, open_world
@@ -51,7 +51,7 @@ class Change:
 
     def some(self, share: float) -> None:
         """Move the first part of every table."""
-        for family in families.Family:
+        for family in IpFamily:
             count = int(getattr(self.old, f"flow{family}") * share)
             data = LB_MIGRATE.pack(0, count, MigrateWhat.FLOWS, 0, 0, 0, 0, 0)
             bpf_prog.prog_test_run(self.both.programs[f"migrate{family}"], data, repeat=count)

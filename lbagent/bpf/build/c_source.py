@@ -137,6 +137,7 @@ def prelude() -> str:
 
 _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("PATH", layout.PathFlag),
+    ("PATH_L4", layout.PathL4),
     ("DEVICE", layout.DeviceFlag),
     ("CONFIG", layout.ConfigFlag),
     ("MIGRATE", layout.MigrateWhat),

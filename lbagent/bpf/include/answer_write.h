@@ -147,7 +147,7 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 
 	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
 	if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
-		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + L4_CSUM(pk->proto);
+		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + l4_csum_at(l4_of(pk->proto));
 
 		if (field + 2 <= CTX_END(ctx))
 			sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;

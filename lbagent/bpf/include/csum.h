@@ -4,6 +4,7 @@
  * lie in memory, so byte order does not matter (RFC 1071 §2.B). ~m + m' is computed as m' + 0xffffffff * words - m.
  */
 #pragma once
+#include "l4.h"
 #include "types.h"
 
 #define CSUM_ONES 0xffffffffULL
@@ -58,4 +59,10 @@ AI u16 csum_apply_udp(u16 field, u64 diff)
 	u16 sum = csum_apply(field, diff);
 
 	return sum ? sum : 0xffff;
+}
+
+/* The same for the checksum of an L4 protocol we balance. */
+AI u16 l4_csum_apply(u8 proto, u16 field, u64 diff)
+{
+	return l4_csum_is_optional(proto) ? csum_apply_udp(field, diff) : csum_apply(field, diff);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains connection tracking: find, create and refresh flows. Design: docs/datapath.md, "the flow table". Two
+ * This file contains finding flows, and the functions by which others use one. Design: docs/datapath.md, "the flow table". Two
  * buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
  *
  * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
@@ -8,6 +8,10 @@
  */
 #pragma once
 #include "snat.h"
+
+/* Seen word of an entry or spill row at `sp`. */
+#define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
+#define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
 
 struct spill_value {
 	u64 value, seen;
@@ -37,9 +41,15 @@ AI u64 *ct_bucket(u64 hash)
 }
 
 #define CT_WAY(b, w) ((b) + (w) * CT_ENTRY_WORDS)
-#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) while somebody inserts */
+#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) during an insertion */
 #define CT_VERSION_LOCKED (1ULL << 16)
 #define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + 2) /* [0]: entries lie in the second bucket; [1]: in the spill map */
+
+/* The place of an entry of a bucket. */
+AI u64 *ct_entry_at(u64 *bucket, u64 way)
+{
+	return CT_WAY(bucket, way);
+}
 
 /* Stamps count 256 ticks, 0 = never. They say "until then a look-up must look there too". */
 AI u8 stamp_now(u64 now)
@@ -56,6 +66,26 @@ AI bool stamp_fresh(u8 stamp, u64 now)
 	return stamp && (u8)(stamp_now(now) - stamp) <= (life >> 8) + 1;
 }
 
+/* Notes the entry a flow was found in. */
+AI void ct_flow_at(struct ct_flow *f, u64 *e)
+{
+	f->value_at = e + E_VALUE;
+	f->seen_at = e + E_SEEN;
+}
+
+/* Has this primary bucket entries in second buckets? */
+AI bool ct_second_in_use(u64 *bucket, u64 now)
+{
+	return stamp_fresh(CT_STAMPS(bucket)[0], now);
+}
+
+/* Begins a look-up that does not insert. */
+AI void ct_flow_in(struct ct_flow *f, u64 hash)
+{
+	f->bucket = ct_bucket(hash);
+	f->second = false;
+}
+
 AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
 {
 #pragma unroll
@@ -63,8 +93,7 @@ AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
 		u64 *e = CT_WAY(bucket, w);
 
 		if (ct_entry_match(e, key, &f->value)) {
-			f->value_at = e + E_VALUE;
-			f->seen_at = e + E_SEEN;
+			ct_flow_at(f, e);
 			return true;
 		}
 	}
@@ -95,7 +124,7 @@ AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
 	MB();
 	if (ct_find_in(f->bucket, key, f))
 		return true;
-	if (!stamp_fresh(CT_STAMPS(f->bucket)[0], now))
+	if (!ct_second_in_use(f->bucket, now))
 		return false;
 	f->second = true;
 	return ct_find_in(ct_bucket(hash >> 32), key, f);
@@ -149,99 +178,60 @@ AI void ct_prefetch(u64 hash)
 #endif
 }
 
-AI u64 ct_timeout(u64 state, u64 udp)
-{
-	if (state == CT_EST)
-		return udp ? CFG(timeout_udp) : CFG(timeout_tcp);
-	return state == CT_CLOSING ? CFG(timeout_closing) : CFG(timeout_new);
-}
-
 /* Ticks since the flow was last seen. */
-AI u64 ct_age(const struct ct_flow *f, u64 now)
+AI u64 ct_flow_age(const struct ct_flow *f, u64 now)
 {
 	return (now - RD16(f->seen_at)) & 0xffff;
 }
 
-/* Returns the value word after a packet of the flow, from its client or from its backend. */
-AI u64 ct_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
+AI bool ct_flow_is_expired(const struct ct_flow *f, u64 l4, u64 now)
 {
-	u64 flags = pk->tcp_flags, state = V_STATE(v);
-
-	if (pk->proto == PROTO_UDP)
-		return from_backend ? (v & ~V_STATE_MASK) | CT_EST << 16 : v;
-	if (flags & TCP_RST)
-		return (v & ~V_STATE_MASK) | CT_CLOSING << 16;
-	if (flags & TCP_FIN)
-		v |= from_backend ? V_FIN_BACKEND : V_FIN_CLIENT;
-	if ((v & V_FIN_CLIENT) && (v & V_FIN_BACKEND))
-		return (v & ~V_STATE_MASK) | CT_CLOSING << 16;
-	/* not by a SYN-ACK: a flood of SYNs would make every flow an established one */
-	if ((state == CT_NEW || state == CT_MID) && !(flags & TCP_SYN))
-		return (v & ~V_STATE_MASK) | CT_EST << 16;
-	return v;
+	return ct_flow_age(f, now) > ct_timeout(V_STATE(f->value), l4);
 }
 
-AI void ct_renew_snat(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
+AI u16 ct_flow_service(const struct ct_flow *f)
 {
-	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
+	return SEEN_SERVICE(f->seen_at);
 }
 
-/* Is the backend still the one the flow with this value was given? */
-AI bool path_serves(u64 meta, u64 value)
+/* Returns the index of the next hop towards the client, 0 = not learned. */
+AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
-	return ((meta >> 16 ^ V_BACKEND_GEN(value)) & 0x1ff) == PATH_LIVE << 8;
+	return SEEN_NEXTHOP(f->seen_at);
 }
 
-#define SNAT_RENEW_FIRST 3 /* a first lease is short: renewed every 2^3 ticks, others every 2^8 */
-#define SNAT_RENEW_LATER 8
-
-/* Once a tick: last seen, stamps, lease of the SNAT slot. */
-AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
+AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)
 {
-	u64 renew = V_STATE(f->value) == CT_EST ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST;
-
-	WR16(f->seen_at, now);
-	if (f->second)
-		WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
-	if (f->spilled)
-		WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
-	if (V_SNAT(f->value) && (last ^ now) >> renew)
-		ct_renew_snat(f, f->value, key, now);
+	WR16(&SEEN_NEXTHOP(f->seen_at), index);
 }
 
-AI void ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+#if LB_FAMILY == 6
+/* The entry's last word, for what the caller keeps there of the flow. */
+AI u64 ct_flow_csum(const struct ct_flow *f)
 {
-	u64 next = ct_advance(f->value, pk, from_backend);
-
-	if (next == f->value)
-		return;
-	CAS(f->value_at, f->value, next);
-	if (V_SNAT(next) && V_STATE(next) == CT_EST)
-		ct_renew_snat(f, next, key, now);
+	return RD64(f->seen_at + 1);
 }
 
-/* Notes a packet of a known flow. */
-AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+AI void ct_flow_keep_csum(const struct ct_flow *f, u64 word)
 {
-	u64 last = RD16(f->seen_at);
+	WR64(f->seen_at + 1, word);
+}
+#endif
 
-	if (last != now)
-		ct_refresh_tick(f, key, now, last);
-	ct_refresh_state(f, key, pk, now, from_backend);
+/* Replaces the value if it still is as it was read. Returns whether it was. */
+AI bool ct_flow_set(const struct ct_flow *f, u64 next)
+{
+	return CAS(f->value_at, f->value, next) == f->value;
 }
 
-/* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
- * must do it: a flow not seen for so long that it may have expired, one whose state changes, and what is due more rarely. */
-AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
+/* Has the flow lost its SNAT port to another flow? */
+AI bool ct_flow_lost_snat(const struct ct_flow *f, const struct ct_key *key)
 {
-	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
+	return snat_is_lost(f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
+}
 
-	if (UNLIKELY(!est && pk->proto != PROTO_UDP))
-		return false;
-	if (UNLIKELY(last != now)) {
-		if (((now - last) & 0xffff) > CFG(timeout_new) || second || (last ^ now) >> (est ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST))
-			return false;
-		WR16(f->seen_at, now);
-	}
-	return true;
+/* Gives back the SNAT port of a value of the flow `key`, if it has one. */
+AI void ct_release_snat(u64 value, const struct ct_key *key)
+{
+	snat_release(value, KEY_OWNER(key), KEY_CLIENT(key));
 }

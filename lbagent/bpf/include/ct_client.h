@@ -12,47 +12,31 @@ AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt
 {
 	NO_UNROLL
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = CT_WAY(bucket, w), meta;
+		u64 *e = ct_entry_at(bucket, w), meta;
 		lb_path *path;
 		lb_addr from;
 
-		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || V_SNAT(f->value))
+		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || value_forward(f->value) != FORWARD_LOCAL)
 			continue;
-		path = path_of(V_BACKEND(f->value));
+		path = path_of(value_backend(f->value));
 		meta = PATH_META(path);
 		path_addr(path, &from);
-		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && META_GEN(meta) == V_BACKEND_GEN(f->value)) {
-			f->value_at = e + E_VALUE;
-			f->seen_at = e + E_SEEN;
+		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && !value_is_outdated(f->value, meta)) {
+			ct_flow_at(f, e);
 			return true;
 		}
 	}
 	return false;
 }
 
-/* Has this client a flow without SNAT to this backend through another frontend? No branches, as in ct_score(). */
+/* Has this client a flow of FORWARD_LOCAL to this backend through another frontend? */
 AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
 {
 	u64 clash = 0;
 
 #pragma unroll
-	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = CT_WAY(bucket, w), v = RD64(e + E_VALUE);
-#if LB_FAMILY == 4
-		u64 differ = (RD64(e) ^ key->k0) >> 14, own = (RD64(e + 1) ^ key->k1) >> 14;
-#else
-		u64 differ = ((RD64(e) ^ key->owner) & OWNER_CLIENT) | (RD64(e + 1) ^ key->client.w[0]) | (RD64(e + 2) ^ key->client.w[1]);
-		u64 own = ((RD64(e) ^ key->owner) >> 32 & 0xffff) | (RD64(e + 3) ^ key->vip.w[0]) | (RD64(e + 4) ^ key->vip.w[1]);
-
-		own = own >> 1 | (own & 1);
-#endif
-		differ |= (V_BACKEND(v) ^ backend) | V_SNAT(v);
-		differ = (differ >> 1 | (differ & 1)) - 1; /* bit 63 only if nothing differed */
-		own -= 1;
-		OPAQUE(differ);
-		OPAQUE(own);
-		clash |= (differ & ~own) >> 63;
-	}
+	for (u64 w = 0; w < FLOW_WAYS; w++)
+		clash |= ct_entry_clash(ct_entry_at(bucket, w), key, backend) >> 63;
 	return clash;
 }
 
@@ -61,7 +45,7 @@ AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 {
 	u64 *b = ct_bucket(hash), clash = ct_clash_in(b, key, backend);
 
-	if (UNLIKELY(stamp_fresh(CT_STAMPS(b)[0], now)))
+	if (UNLIKELY(ct_second_in_use(b, now)))
 		clash |= ct_clash_in(ct_bucket(hash >> 32), key, backend);
 	if (MIGRATING_FLOWS)
 		clash |= ct_clash_in(ct_old_bucket(hash), key, backend) | ct_clash_in(ct_old_bucket(hash >> 32), key, backend);

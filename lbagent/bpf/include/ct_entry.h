@@ -1,69 +1,32 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the layout of the flow table's entries, one entry for both directions of a flow (docs/datapath.md).
- * Only ct.h, snat.h and sweep.h include it.
+ * This file contains the layout of the flow table's entries, one entry for both directions of a flow (docs/datapath.md): layout 1.
+ * Only the headers of the flow table (ct_*.h, snat*.h) know its words; others use ct.h.
  *
  * Every word a reader compares carries the entry's generation (14 bits), so words of two incarnations never match together.
  * IPv6 addresses have no room for one: there the owner word is read again at the end.
+ *
+ * Bit budget, from the lowest bit of each word:
+ *   IPv4 owner    generation 14 | enum l4 2 | client port 16 | client address 32; port and address 0: free, bit 15 with them: busy
+ *   IPv4 VIP      generation 14 | not used 2 (0) | VIP port 16 | VIP address 32
+ *   IPv6 owner    generation 14 | enum l4 2 | bits of the VIP 16 | VIP port 16 | client port 16; then the addresses, 128 each
+ *   value         generation 14 | SNAT slot generation 2 | state 2 | FIN 2 | forward word 16 | backend's generation 8 | backend 20:
+ *                 full, but for modes: without a SNAT port the forward word has 251 numbers to give
+ *   seen          last seen 16 (ticks) | bucket word 16 | service 16 | next hop towards the client 12 | not used 4 (0)
+ *   bucket word   way 0: insert version; way 1: stamps of second bucket and spill map, 8 each; ways 2 and 3: not used
+ *   IPv6 sum      L4 checksum difference 16 | mark 48
  */
 #pragma once
-#include "maps.h"
-#include "parse.h"
+#include "ct_key.h"
+#include "ct_value.h"
 
-#define GEN_MASK 0x3fffULL
 #define OWNER_BUSY 0x8000ULL /* with ports and address 0: being written */
-
-/* Value word: backend 20 | its generation 8 | SNAT port 16 (0 = none) | FIN seen 2 | state 2 | SNAT slot generation 2 | generation 14 */
-#define V_BACKEND(v) ((u64)(v) >> 44)
-#define V_BACKEND_GEN(v) ((u64)(v) >> 36 & 0xff)
-#define V_SNAT(v) ((u16)((v) >> 20)) /* network order */
-#define V_STATE(v) ((u64)(v) >> 16 & 3)
-#define V_STATE_MASK (3ULL << 16)
-#define V_FIN_CLIENT (1ULL << 18)
-#define V_FIN_BACKEND (1ULL << 19)
-#define V_SNAT_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
-#define CT_NEW 0ULL /* a SYN, or UDP without a reply */
-#define CT_EST 1ULL
-#define CT_CLOSING 2ULL /* RST, or FIN of both sides */
-#define CT_MID 3ULL     /* the first packet seen was no SYN */
-
-/* Seen word: last seen 16 (ticks) | bucket word 16 | service id 16 | next hop towards the client 12 */
-#define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
-#define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
-
-#define PROTO_BITS(proto) ((u64)((proto) & 1) << 14) /* TCP is 6, UDP 17 */
-#define OWNER_IS_UDP(word) ((u64)(word) >> 14 & 1)
-
-AI u64 mix(u64 k)
-{
-	k ^= CFG(seed0);
-	k *= (CFG(seed1) | 1);
-	k ^= k >> 32;
-	k *= 0x9FB21C651E98DF25ULL;
-	return k ^ k >> 29;
-}
+#define OWNER_IS_HELD(owner) ((owner) >> 16) /* by a flow: neither free nor busy */
 
 #if LB_FAMILY == 4
 #define CT_ENTRY_WORDS 4
 #define E_VALUE 2
 #define E_SEEN 3
-/* k0: client address 32 | client port 16 | protocol 2; k1: VIP address 32 | VIP port 16 */
-struct ct_key {
-	u64 k0, k1;
-};
-
-AI u64 ct_key_make(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *vip, u16 vip_port, u8 proto)
-{
-	k->k0 = (u64)client->w[0] << 32 | (u64)client_port << 16 | PROTO_BITS(proto);
-	k->k1 = (u64)vip->w[0] << 32 | (u64)vip_port << 16;
-	return mix(k->k0);
-}
-
-AI u64 addr_hash(const lb_addr *a, u16 port, u8 proto)
-{
-	return mix((u64)a->w[0] << 32 | (u64)port << 16 | proto | 0x8000);
-}
-
 /* Does the entry hold the flow? The three words must carry one generation. */
 AI bool ct_entry_match(u64 *e, const struct ct_key *k, u64 *value)
 {
@@ -96,42 +59,37 @@ AI void ct_entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 	WR64(e + 1, k->k1 | gen);
 }
 
-#define KEY_OWNER(k) ((k)->k0)
-#define KEY_CLIENT(k) ((lb_addr *)0) /* the owner word holds it */
+/* Reads the key of the entry with this owner word; returns its hash. */
+AI u64 ct_entry_key(u64 *e, u64 owner, struct ct_key *k)
+{
+	k->k0 = owner & ~GEN_MASK;
+	k->k1 = RD64(e + 1) & ~GEN_MASK;
+	return mix(k->k0);
+}
+
+/* Reads the client's address as far as the owner word does not hold it. */
+AI void ct_entry_client(u64 *e, lb_addr *client)
+{
+	client->w[0] = 0;
+}
+
+/* Sets bit 63 if the entry is another flow of the client of `k` to this backend, FORWARD_LOCAL, through another frontend. */
+AI u64 ct_entry_clash(u64 *e, const struct ct_key *k, u64 backend)
+{
+	u64 v = RD64(e + E_VALUE), differ = (RD64(e) ^ k->k0) >> 14, own = (RD64(e + 1) ^ k->k1) >> 14;
+
+	differ |= (V_BACKEND(v) ^ backend) | value_not_local(v);
+	differ = (differ >> 1 | (differ & 1)) - 1; /* bit 63 only if nothing differed */
+	own -= 1;
+	OPAQUE(differ);
+	OPAQUE(own);
+	return differ & ~own;
+}
+
 #else
 #define CT_ENTRY_WORDS 8
 #define E_VALUE 5
 #define E_SEEN 6
-/* owner: client port 16 | VIP port 16 | some bits of the VIP 16 | protocol 2 */
-struct ct_key {
-	u64 owner;
-	lb_addr client, vip;
-};
-#define OWNER_CLIENT 0xffff00000000c000ULL /* the bits that do not depend on the VIP */
-
-AI u64 mix6(const lb_addr *a, u64 k)
-{
-	u64 x = (a->w[0] ^ CFG(seed0)) * (CFG(seed1) | 1);
-
-	x ^= x >> 32;
-	x = (x + a->w[1]) * 0x9FB21C651E98DF25ULL;
-	x = (x ^ x >> 32 ^ k * 0x9E3779B97F4A7C15ULL) * (CFG(seed0) | 1);
-	return x ^ x >> 29;
-}
-
-AI u64 ct_key_make(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *vip, u16 vip_port, u8 proto)
-{
-	k->client = *client;
-	k->vip = *vip;
-	k->owner = (u64)client_port << 48 | (u64)vip_port << 32 | (vip->w[1] >> 48) << 16 | PROTO_BITS(proto);
-	return mix6(client, (u64)client_port << 16 | proto);
-}
-
-AI u64 addr_hash(const lb_addr *a, u16 port, u8 proto)
-{
-	return mix6(a, (u64)port << 16 | proto | 0x8000);
-}
-
 AI bool ct_entry_match(u64 *e, const struct ct_key *k, u64 *value)
 {
 	u64 owner = RD64(e), gen = owner ^ k->owner, differ;
@@ -186,8 +144,37 @@ AI void ct_entry_write_key(u64 *e, const struct ct_key *k, u64 gen)
 	WR64(e + 4, k->vip.w[1]);
 }
 
-#define KEY_OWNER(k) ((k)->owner)
-#define KEY_CLIENT(k) (&(k)->client)
+AI u64 ct_entry_key(u64 *e, u64 owner, struct ct_key *k)
+{
+	k->owner = owner & ~GEN_MASK;
+	k->client.w[0] = RD64(e + 1);
+	k->client.w[1] = RD64(e + 2);
+	k->vip.w[0] = RD64(e + 3);
+	k->vip.w[1] = RD64(e + 4);
+	return mix6(&k->client, owner >> 48 << 16 | l4_number(OWNER_L4(owner)));
+}
+
+AI void ct_entry_client(u64 *e, lb_addr *client)
+{
+	client->w[0] = RD64(e + 1);
+	client->w[1] = RD64(e + 2);
+}
+
+AI u64 ct_entry_clash(u64 *e, const struct ct_key *k, u64 backend)
+{
+	u64 v = RD64(e + E_VALUE);
+	u64 differ = ((RD64(e) ^ k->owner) & OWNER_CLIENT) | (RD64(e + 1) ^ k->client.w[0]) | (RD64(e + 2) ^ k->client.w[1]);
+	u64 own = ((RD64(e) ^ k->owner) >> 32 & 0xffff) | (RD64(e + 3) ^ k->vip.w[0]) | (RD64(e + 4) ^ k->vip.w[1]);
+
+	own = own >> 1 | (own & 1);
+	differ |= (V_BACKEND(v) ^ backend) | value_not_local(v);
+	differ = (differ >> 1 | (differ & 1)) - 1;
+	own -= 1;
+	OPAQUE(differ);
+	OPAQUE(own);
+	return differ & ~own;
+}
+
 #endif
 
 _Static_assert(CT_ENTRY_WORDS * 8 == (LB_FAMILY == 4 ? FLOW4_SIZE : FLOW6_SIZE), "entry size");

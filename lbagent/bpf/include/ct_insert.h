@@ -5,7 +5,7 @@
  * with them the verifier's states multiply beyond its limit.
  */
 #pragma once
-#include "ct.h"
+#include "ct_refresh.h"
 
 #define CT_OK 0
 #define CT_RETRY 1    /* another CPU was faster */
@@ -15,23 +15,21 @@
 
 /* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
 #define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
-#define TIMEOUTS(est) (CFG(timeout_new) | (est) << 16 | CFG(timeout_closing) << 32 | CFG(timeout_new) << 48)
 
-/* What scoring depends on: the time-outs of the four states (16 bits each) of TCP, and what differs for UDP. */
+/* What scoring depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, read once. */
 struct ct_rules {
-	u64 now, turn, tcp, udp;
+	u64 now, turn, est, other;
 };
 
 AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
 {
 	u64 owner = RD64(e), v = RD64(e + E_VALUE), age = (rules->now - RD16(e + E_SEEN)) & 0xffff, state = V_STATE(v);
-	u64 none, over, young, mid, used, free, class, any, mask, udp = 0 - OWNER_IS_UDP(owner), limits;
+	u64 none, over, young, mid, used, free, class, any, mask, limits;
 
 	OPAQUE(state);
 	OPAQUE(age);
-	OPAQUE(udp);
-	limits = rules->tcp ^ (rules->udp & udp);
-	none = (owner >> 16) - 1;
+	limits = ct_timeouts(OWNER_L4(owner), rules->est, rules->other);
+	none = OWNER_IS_HELD(owner) - 1;
 	OPAQUE(none);
 	none >>= 63;
 	free = none & ~(owner >> 15) & 1;
@@ -103,13 +101,8 @@ AI void ct_evict(u64 *e, u64 owner)
 {
 	lb_addr client;
 
-#if LB_FAMILY == 6
-	client.w[0] = RD64(e + 1);
-	client.w[1] = RD64(e + 2);
-#else
-	client.w[0] = 0;
-#endif
-	if (owner >> 16)
+	ct_entry_client(e, &client);
+	if (OWNER_IS_HELD(owner))
 		snat_release(RD64(e + E_VALUE), owner, &client);
 }
 
@@ -136,7 +129,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 	return true;
 }
 
-/* The overflow table: what finds no way and is no SYN. A flow without SNAT gets a second row by which its replies find it. */
+/* The overflow table: what finds no way and is no SYN. A flow of FORWARD_LOCAL gets a second row by which its replies find it. */
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
 	struct spill_key k = {*key};
@@ -144,7 +137,7 @@ AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value,
 
 	if (map_update(FAMILY_FD(spill), &k, &v, 0))
 		return CT_FULL;
-	if (!V_SNAT(value)) {
+	if (value_forward(value) == FORWARD_LOCAL) {
 		k.key = *reply;
 		if (map_update(FAMILY_FD(spill), &k, &v, 0))
 			return CT_FULL;
@@ -180,10 +173,9 @@ AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64
 AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
 		 struct ct_flow *f)
 {
-	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS(CFG(timeout_tcp)), TIMEOUTS(CFG(timeout_udp))};
+	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS_EST, TIMEOUTS_OTHER};
 	u64 rc = CT_RETRY, *bucket, way;
 
-	rules.udp ^= rules.tcp;
 	if (f->version & CT_VERSION_LOCKED)
 		return CT_RETRY;
 	if (CAS(CT_VERSION(f->bucket), f->version, f->version + CT_VERSION_LOCKED) != f->version)
@@ -197,7 +189,7 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 		}
 	} else {
 		f->value = value;
-		rc = syn && V_SNAT(value) ? CT_NO_STATE : ct_spill(key, reply, value, service, now, f);
+		rc = syn && value_is_snat(value) ? CT_NO_STATE : ct_spill(key, reply, value, service, now, f);
 	}
 #ifdef LB_ARM64
 	__sync_fetch_and_add(CT_VERSION(f->bucket), CT_VERSION_LOCKED);
@@ -206,4 +198,17 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 	WR16((u16 *)CT_VERSION(f->bucket) + 1, (u16)((f->version >> 16) + 2));
 #endif
 	return rc;
+}
+
+/* Gives a flow that was found its new value in place, with the entry's own generation; its service too. Returns false if its value is
+ * no longer `old`. */
+AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
+{
+	u64 next = value_in_entry(value, f->value);
+
+	if (f->value != old || !ct_flow_set(f, next))
+		return false;
+	WR16(&SEEN_SERVICE(f->seen_at), service);
+	f->value = next;
+	return true;
 }

@@ -84,7 +84,7 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 	hash = ct_key_make(&key, &pk.saddr, pk.sport, &pk.daddr, pk.dport, pk.proto);
 	if (LIKELY(ct_find_frame(ct_bucket(hash), &key, q->data, &flow)))
 		return fast_path_request(ctx, q, &flow, false);
-	if (stamp_fresh(CT_STAMPS(ct_bucket(hash))[0], q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
+	if (ct_second_in_use(ct_bucket(hash), q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
 		return fast_path_request(ctx, q, &flow, true);
 	return TO_SLOW_PATH;
 }

@@ -4,7 +4,7 @@
  * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
  */
 #pragma once
-#include "ct.h"
+#include "ct_refresh.h"
 #include "prefilter.h"
 #include "fwd.h"
 
@@ -30,20 +30,25 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 {
 	path_addr(path, &to->daddr);
 	to->dport = META_PORT(meta);
-	if (V_SNAT(value)) {
+	to->saddr = pk->saddr;
+	to->sport = pk->sport;
+	if (value_is_snat(value)) {
 		path_snat(path, &to->saddr);
-		to->sport = V_SNAT(value);
-	} else {
-		to->saddr = pk->saddr;
-		to->sport = pk->sport;
+		to->sport = value_snat_port(value);
 	}
 }
 
-/* Does a flow stay on this node? With SNAT even a local backend is reached by its device: the stack would not take a packet
- * that comes in with the node's own address as its source. */
-AI bool stays_local(u64 meta, u64 value)
+/* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
+ * packet that comes in with the node's own address as its source. A flow of FORWARD_LOCAL whose backend is no longer local (its path
+ * record says so) is forwarded with the client's address, as a router would. */
+AI bool forward_stays_here(u64 meta, u64 forward)
 {
-	return META_IS(meta, PATH_LOCAL) && !V_SNAT(value);
+	return forward == FORWARD_LOCAL && META_IS(meta, PATH_LOCAL);
+}
+
+AI bool flow_stays_here(u64 meta, u64 value)
+{
+	return forward_stays_here(meta, value_forward(value));
 }
 
 #if LB_FAMILY == 6
@@ -52,7 +57,7 @@ AI bool stays_local(u64 meta, u64 value)
  * value word without its state), and the address it is sent from. Another mark: added up again. */
 AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
 {
-	u64 *at = f->seen_at + 1, kept = RD64(at), mark, sum;
+	u64 kept = ct_flow_csum(f), mark, sum;
 	struct lb_tuple to;
 	struct lb_pkt pk;
 	lb_addr from;
@@ -62,14 +67,14 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 	else
 		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
 	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
-	mark = (mark ^ (f->value & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND))) * 0x9FB21C651E98DF25ULL;
+	mark = (mark ^ value_identity(f->value)) * 0x9FB21C651E98DF25ULL;
 	if (LIKELY(!((kept ^ mark) >> 16)))
 		return kept & 0xffff;
 	PKT_REPARSE(data, &pk);
 	OPAQUE(path);
 	flow_tuple(&pk, path, path->port, f->value, &to);
 	sum = csum_fold(nat_addresses(&pk, &to) + nat_ports(&pk, &to));
-	WR64(at, (mark & ~0xffffULL) | sum);
+	ct_flow_keep_csum(f, (mark & ~0xffffULL) | sum);
 	return sum;
 }
 #endif
@@ -137,7 +142,7 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh) || macs_write(q->data, &nh)))
 		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
-	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
+	count_flow_in(q->row, ct_flow_service(f), index, q->len);
 	if (fast_path_write(ctx, q->data, path, port, f))
 		return LB_DROP;
 	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
@@ -149,25 +154,27 @@ AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u6
 	if (!META_IS(meta, PATH_LOCAL))
 		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
-	count_flow_in(q->row, SEEN_SERVICE(f->seen_at), index, q->len);
+	count_flow_in(q->row, ct_flow_service(f), index, q->len);
 	return fast_path_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
 }
 
 AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bool second)
 {
-	u64 v = f->value, index = V_BACKEND(v) & CFG(path_mask), port = V_SNAT(v), meta;
+	u64 v = f->value, index = value_backend(v) & CFG(path_mask), port = value_snat_port(v), meta;
 	lb_path *path = path_at(index);
 	struct lb_pkt pk;
 
 	PKT_REPARSE(q->data, &pk);
 	pkt_segment_len(ctx, &pk);
 	meta = PATH_META(path);
-	if (UNLIKELY(!path_serves(meta, v) || over_mtu(pk.l3_len, META_MTU(meta))))
+	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_fast(f, &pk, second, q->now)))
 		return TO_SLOW_PATH;
 	OPAQUE(port);
-	return LIKELY(port != 0) ? fast_path_snat(ctx, q, path, meta, f, index, port) : fast_path_local(ctx, q, path, meta, f, index);
+	if (LIKELY(value_is_snat(v)))
+		return fast_path_snat(ctx, q, path, meta, f, index, port);
+	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, meta, f, index) : TO_SLOW_PATH;
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */
@@ -193,21 +200,20 @@ AI bool is_snat_port(u16 port)
 /* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
 AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
-	u64 meta = view->meta;
 	struct lb_tuple to;
 	struct nexthop nh;
 	struct lb_pkt pk;
 
-	if (UNLIKELY(!service_frontend(SNAT_SLOT_SERVICE(meta), &to.saddr, &to.sport)))
+	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
 		return TO_SLOW_PATH;
 	PKT_REPARSE(q->data, &pk);
 	pkt_segment_len(ctx, &pk);
-	if (UNLIKELY(SNAT_SLOT_SEEN(meta) != SNAT_SLOT_UNITS(q->now) || pk.ttl <= 1 || !nexthop_load(SNAT_SLOT_NEXTHOP(meta), &nh)))
+	if (UNLIKELY(!snat_view_is_stamped(view, q->now) || pk.ttl <= 1 || !nexthop_load(snat_view_nexthop(view), &nh)))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
 		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_REPLY, q->len);
-	count_flow_in(q->row, SNAT_SLOT_SERVICE(meta), SNAT_SLOT_BACKEND(meta) & CFG(path_mask), q->len);
+	count_flow_in(q->row, snat_view_service(view), snat_view_backend(view) & CFG(path_mask), q->len);
 	PKT_REPARSE(q->data, &pk);
 	to.daddr = view->client;
 	to.dport = view->client_port;

@@ -10,40 +10,15 @@
 #define FLOW_CREATE_TRIES 2
 #define CT_FOUND 5 /* another CPU made this very flow */
 
-/* Key of a spilled reply row: the client, and the backend in the frontend's place; the odd protocol bits keep them apart. */
-AI void ct_reply_key(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *backend, u16 port, u8 proto)
-{
-	ct_key_make(k, client, client_port, backend, port, proto);
-#if LB_FAMILY == 4
-	k->k1 |= 1;
-#else
-	k->owner |= 1;
-#endif
-}
-
-/* Gives the flow its new backend in place: one word says backend, port and state. */
-AI bool ct_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
-{
-	u64 next = (value & ~GEN_MASK) | (f->value & GEN_MASK);
-
-	if (f->value != old || CAS(f->value_at, old, next) != old)
-		return false;
-	WR16(&SEEN_SERVICE(f->seen_at), service);
-	f->value = next;
-	return true;
-}
-
 /* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, its generation is now ours. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
-	u64 slot_gen = 3ULL << 14;
-
-	if (!V_SNAT(value))
+	if (!value_is_snat(value))
 		return;
-	if (V_SNAT(f->value) == V_SNAT(value) && V_BACKEND(f->value) == V_BACKEND(value))
-		CAS(f->value_at, f->value, (f->value & ~slot_gen) | (value & slot_gen));
+	if (value_shares_slot(f->value, value))
+		ct_flow_set(f, value_with_slot_gen(f->value, value));
 	else
-		snat_release(value, KEY_OWNER(key), KEY_CLIENT(key));
+		ct_release_snat(value, key);
 }
 
 AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
@@ -57,7 +32,7 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 		if ((n || s->choice == CHOICE_RESELECT) && ct_find_slow(s->hash, key, now, f)) {
 			if (s->choice == CHOICE_NEW || f->value != s->old_value)
 				return CT_FOUND;
-			if (ct_replace(f, s->old_value, value, s->service))
+			if (ct_flow_replace(f, s->old_value, value, s->service))
 				return CT_OK;
 			continue;
 		}
@@ -91,38 +66,36 @@ AI int flow_create_main(lb_ctx *ctx)
 		return LB_DROP;
 	path = path_of(s->backend);
 	meta = PATH_META(path);
-	limit = slow_path_limits(ctx, s, meta, META_IS(meta, PATH_LOCAL) && !s->snat);
+	limit = slow_path_limits(ctx, s, meta, forward_stays_here(meta, s->forward));
 	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	path_addr(path, &backend);
-	ct_reply_key(&reply, &s->pk.saddr, s->pk.sport, &backend, META_PORT(meta), s->pk.proto);
-	value = (u64)s->backend << 44 | (u64)s->backend_gen << 36;
-	if (s->pk.proto == PROTO_TCP && !is_syn(&s->pk))
-		value |= CT_MID << 16;
-	if (s->snat) {
-		u64 hash = s->snat == SNAT_OTHER ? snat_other(s->hash) : s->hash;
-		u64 port = snat_take(hash, KEY_OWNER(&key), KEY_CLIENT(&key), s->backend, s->service, now);
+	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
+	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
+	if (s->forward == FORWARD_SNAT) {
+		u64 hash = s->snat_ports == SNAT_PORTS_OTHER ? snat_other(s->hash) : s->hash;
+		u64 port = snat_take(hash, &key, s->backend, s->service, now);
 
 		if (!port) {
-			if (s->snat == SNAT_FIRST)
+			if (s->snat_ports == SNAT_PORTS_FIRST)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}
-		value |= port;
+		value = value_with_snat(value, port);
 	}
 	rc = flow_create(s, &key, &reply, value, now, &f);
 	if (rc == CT_RETRY)
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP); /* the SNAT port's first lease is short: it comes back by itself */
 	if (rc == CT_FULL) {
-		snat_release(value, KEY_OWNER(&key), KEY_CLIENT(&key));
+		ct_release_snat(value, &key);
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
 	if (rc == CT_FOUND) {
 		flow_create_yield(&f, &key, value);
-		return slow_path_send(ctx, &s->pk, f.value, SEEN_SERVICE(f.seen_at), REASON_FWD_ESTABLISHED);
+		return slow_path_send(ctx, &s->pk, f.value, ct_flow_service(&f), REASON_FWD_ESTABLISHED);
 	}
 	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
-		snat_release(s->old_value, KEY_OWNER(&key), KEY_CLIENT(&key));
+		ct_release_snat(s->old_value, &key);
 	return slow_path_send(ctx, &s->pk, f.value, s->service, flow_create_reason(s, rc));
 }

@@ -10,8 +10,7 @@
 #define SELECT_TRIES 4
 
 struct selection {
-	u64 backend, meta;
-	bool snat;
+	u64 backend, meta, forward;
 };
 
 /* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
@@ -32,21 +31,19 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 			continue;
 		out->backend = id;
 		out->meta = meta;
-		out->snat = true;
-		if (!META_IS(meta, PATH_LOCAL))
+		out->forward = forward_choose(svc, meta, false);
+		if (out->forward != FORWARD_LOCAL)
 			return 0;
 		path_addr(path, &own);
 		clash = ct_clash(hash, flow, id, now);
-		if (!clash && !addr_eq(&own, &t->client)) {
-			out->snat = false;
+		if (!clash && !addr_eq(&own, &t->client))
 			return 0;
-		}
 		clashing = id;
 	}
 	if (!clashing)
 		return REASON_DROP_MISSING_BACKEND;
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));
-	out->snat = true;
+	out->forward = forward_choose(svc, out->meta, true);
 	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
 }

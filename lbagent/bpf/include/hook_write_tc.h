@@ -6,17 +6,17 @@
  */
 #pragma once
 
-#define L4_FLAGS(proto) ((proto) == PROTO_UDP ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a UDP checksum of 0 stays 0 */
+#define CSUM_FLAGS(proto) (l4_csum_is_optional(proto) ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a checksum of 0 stays 0 */
 #define PSEUDO_HEADER (1 << 4)                                /* BPF_F_PSEUDO_HDR */
 
 AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff)
 {
-	u64 at = L4_OFF(pk) + L4_CSUM(pk->proto), ports = word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
+	u64 at = L4_OFF(pk) + l4_csum_at(l4_of(pk->proto)), ports = word_diff(pk->sport, to->sport) + word_diff(pk->dport, to->dport);
 	u16 both[2] = {to->sport, to->dport};
 
 	/* addresses are in the pseudo header, which a partial checksum covers; ports are not */
-	if (l4_csum(ctx, at, 0, csum_fold(diff), PSEUDO_HEADER | L4_FLAGS(pk->proto)) ||
-	    l4_csum(ctx, at, 0, csum_fold(ports), L4_FLAGS(pk->proto)))
+	if (l4_csum(ctx, at, 0, csum_fold(diff), PSEUDO_HEADER | CSUM_FLAGS(pk->proto)) ||
+	    l4_csum(ctx, at, 0, csum_fold(ports), CSUM_FLAGS(pk->proto)))
 		return -1;
 	return skb_store(ctx, L4_OFF(pk), both, sizeof(both), 0) ? -1 : 0;
 }

@@ -23,18 +23,29 @@ AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 d
 #endif
 }
 
+/* Writes the checksum of a protocol, a constant: so is its offset, which the verifier wants to know. Returns as nat_l4(). */
+AI int nat_csum(u8 *l4, u8 *end, const u8 proto, u64 sum, bool plain)
+{
+	u16 *field = (u16 *)(l4 + l4_csum_at(l4_of(proto)));
+
+	if (!plain && (u8 *)(field + 1) > end)
+		return -1;
+	if (!l4_csum_is_absent(proto, *field))
+		*field = l4_csum_apply(proto, *field, sum);
+	return 0;
+}
+
 /* Writes ports and checksum; `sum` is what addresses and ports change. Returns -1 if the frame is too short (not asked of a `plain` one). */
 AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum, bool plain)
 {
 	if (pk->proto == PROTO_TCP) {
-		if (!plain && l4 + TCP_CSUM + 2 > end)
+		if (nat_csum(l4, end, PROTO_TCP, sum, plain))
 			return -1;
-		*(u16 *)(l4 + TCP_CSUM) = csum_apply(*(u16 *)(l4 + TCP_CSUM), sum);
+	} else if (pk->proto == PROTO_UDP) {
+		if (nat_csum(l4, end, PROTO_UDP, sum, plain))
+			return -1;
 	} else {
-		if (!plain && l4 + UDP_HLEN > end)
-			return -1;
-		if (*(u16 *)(l4 + UDP_CSUM))
-			*(u16 *)(l4 + UDP_CSUM) = csum_apply_udp(*(u16 *)(l4 + UDP_CSUM), sum);
+		return -1;
 	}
 	*(u16 *)(l4 + L4_SPORT) = to->sport;
 	*(u16 *)(l4 + L4_DPORT) = to->dport;

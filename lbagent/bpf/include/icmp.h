@@ -35,23 +35,23 @@ AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quot
 {
 	struct lb_tuple outer, quoted;
 
-	if (!service_frontend(SNAT_SLOT_SERVICE(view->meta), &quoted.daddr, &quoted.dport))
+	if (!service_frontend(snat_view_service(view), &quoted.daddr, &quoted.dport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	quoted.saddr = view->client;
 	quoted.sport = view->client_port;
 	outer.saddr = addr_eq(&pk->saddr, &q->pk.saddr) ? quoted.daddr : pk->saddr;
 	outer.daddr = view->client;
-	return icmp_forward(ctx, pk, q, &outer, &quoted, SNAT_SLOT_NEXTHOP(view->meta));
+	return icmp_forward(ctx, pk, q, &outer, &quoted, snat_view_nexthop(view));
 }
 
 /* About a reply the client's side got from the VIP: for the backend of the flow with this value word. */
 AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 value)
 {
-	lb_path *path = path_of(V_BACKEND(value));
+	lb_path *path = path_of(value_backend(value));
 	u64 meta = PATH_META(path);
 	struct lb_tuple outer, quoted, request;
 
-	if (META_GEN(meta) != V_BACKEND_GEN(value) || !META_IS(meta, PATH_LIVE))
+	if (!value_is_served(value, meta))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	flow_tuple(&q->pk, path, meta, value, &request);
 	quoted.saddr = request.daddr;
@@ -60,7 +60,7 @@ AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	quoted.dport = request.sport;
 	outer.saddr = pk->saddr;
 	outer.daddr = request.daddr;
-	if (!stays_local(meta, value))
+	if (!flow_stays_here(meta, value))
 		return icmp_forward(ctx, pk, q, &outer, &quoted, META_NEXTHOP(meta));
 	count(REASON_FWD_ICMP, CTX_LEN(ctx));
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;

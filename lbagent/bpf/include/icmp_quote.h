@@ -58,7 +58,7 @@ AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 	for (u64 n = 0; n < QUOTE_HEADERS; n++) {
 		const u8 *h = l3 + size;
 
-		if (next != NH_HOP_BY_HOP && next != NH_ROUTING && next != NH_DEST_OPTIONS && next != NH_FRAGMENT)
+		if (!proto_is_extension(next) || next == NH_AUTH)
 			break;
 		if (h + EXT_MIN_HLEN > end || (next == NH_FRAGMENT && *(u16 *)(h + EXT_FRAGMENT) & EXT_FRAGMENT_OFFSET))
 			return 0;
@@ -83,7 +83,7 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 	if (l3 + IP_HLEN > end || !icmp_is_error(icmp[ICMP_TYPE]))
 		return false;
 	size = quote_header(l3, end, &q->pk.proto);
-	if (!size || (q->pk.proto != PROTO_TCP && q->pk.proto != PROTO_UDP))
+	if (!size || !l4_is_supported(q->pk.proto))
 		return false;
 	addr_load(&q->pk.daddr, l3 + IP_SADDR);
 	addr_load(&q->pk.saddr, l3 + IP_DADDR);
@@ -95,8 +95,8 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 	q->pk.sport = *(u16 *)(l4 + L4_DPORT);
 	q->pk.l3_off = at;
 	q->pk.l4_off = at + size;
-	q->check = at + size + L4_CSUM(q->pk.proto);
-	if (q->check + 2 > limit || (q->pk.proto == PROTO_UDP && !*(u16 *)(l4 + UDP_CSUM)))
+	q->check = at + size + l4_csum_at(l4_of(q->pk.proto));
+	if (q->check + 2 > limit || l4_csum_is_absent(q->pk.proto, *(u16 *)(l4 + UDP_CSUM)))
 		q->check = 0;
 	return true;
 }
@@ -143,9 +143,7 @@ AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple
 		if (!check)
 			return false;
 		old = *(u16 *)check;
-		new = csum_apply(old, addresses + ports);
-		if (!new && q->pk.proto == PROTO_UDP)
-			new = 0xffff;
+		new = l4_csum_apply(q->pk.proto, old, addresses + ports);
 		*(u16 *)check = new;
 		*sum += word_diff(old, new);
 	}

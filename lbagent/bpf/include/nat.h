@@ -12,8 +12,6 @@ struct lb_tuple {
 	__be16 sport, dport;
 };
 
-#define L4_CSUM(proto) ((proto) == PROTO_TCP ? TCP_CSUM : UDP_CSUM)
-
 AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 {
 	t->saddr = pk->saddr;

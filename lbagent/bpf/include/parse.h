@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "hook.h"
+#include "l4.h"
 
 #define PKT_DF 1       /* IPv4 "do not fragment"; always set for IPv6 */
 #define PKT_FRAGMENT 2 /* first or later fragment: checksums span datagrams, header lengths hold for this frame only */
@@ -39,7 +40,7 @@ struct lb_pkt {
 AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
 {
 	if (CTX_GSO_SIZE(ctx))
-		pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + (pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN);
+		pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + l4_hlen(l4_of(pk->proto));
 }
 
 AI bool is_syn(const struct lb_pkt *pk)
@@ -120,5 +121,5 @@ AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 			return PKT_NOT_PLAIN;
 		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TCP_CONTROL : PKT_PLAIN;
 	}
-	return pk->proto == PROTO_UDP && pk->l3_len >= IP_HLEN + UDP_HLEN ? PKT_PLAIN : PKT_NOT_PLAIN;
+	return l4_is_supported(pk->proto) && pk->l3_len >= IP_HLEN + l4_hlen(l4_of(pk->proto)) ? PKT_PLAIN : PKT_NOT_PLAIN;
 }

@@ -120,7 +120,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 	for (u64 n = 0; n < EXTENSIONS; n++) {
 		const u8 *h = l3 + size;
 
-		if (next != NH_HOP_BY_HOP && next != NH_ROUTING && next != NH_FRAGMENT && next != NH_AUTH && next != NH_DEST_OPTIONS)
+		if (!proto_is_extension(next))
 			break;
 		if (h + EXT_MIN_HLEN > end)
 			return 0;
@@ -143,9 +143,9 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 /* Ports and flags from the L4 header. Returns false if it is not all there. */
 AI bool parse_full_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
 {
-	u64 size = pk->proto == PROTO_TCP ? TCP_HLEN : UDP_HLEN;
+	u64 size = l4_hlen(l4_of(pk->proto));
 
-	if (l4 + UDP_HLEN > end || pk->l3_len < L4_OFF(pk) - L3_OFF(pk) + size)
+	if (l4 + L4_QUOTED_HLEN > end || pk->l3_len < L4_OFF(pk) - L3_OFF(pk) + size)
 		return false;
 	pk->sport = *(u16 *)(l4 + L4_SPORT);
 	pk->dport = *(u16 *)(l4 + L4_DPORT);
@@ -173,9 +173,9 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 	pk->l4_off = at + size;
 	if (!size || info->unsupported || pk->l3_len < size || pk->l3_len + at > CTX_LEN(ctx))
 		return REASON_PASS_UNSUPPORTED;
-	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6)
+	if (proto_is_icmp(pk->proto))
 		return 0;
-	if (pk->proto != PROTO_TCP && pk->proto != PROTO_UDP)
+	if (!l4_is_supported(pk->proto))
 		return REASON_PASS_UNSUPPORTED;
 	if (pk->flags & PKT_LATER) {
 		if (frag_ports(pk, info))
@@ -229,7 +229,7 @@ AI int parse_full_main(lb_ctx *ctx)
 	reason = parse_full(ctx, pk, &info, at);
 	if (reason)
 		return verdict(ctx, reason, reason == REASON_DROP_FRAGMENT ? LB_DROP : LB_PASS);
-	if (pk->proto == PROTO_ICMP || pk->proto == PROTO_ICMP6) {
+	if (proto_is_icmp(pk->proto)) {
 		if (pk->proto == PROTO_ICMP_FAMILY && !(pk->flags & PKT_FRAGMENT))
 			lb_call(ctx, FAMILY_CALL(CALL_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);

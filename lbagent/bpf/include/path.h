@@ -4,6 +4,7 @@
  * next hop, MTU) is one load; user space stores it last. A next hop is valid while its ifindex is not 0.
  */
 #pragma once
+#include "l4.h"
 #include "maps.h"
 #include "wire.h"
 
@@ -12,6 +13,7 @@ typedef struct FAMILY(path) lb_path;
 #define META_PORT(m) ((u16)(m)) /* network order */
 #define META_GEN(m) ((u64)(m) >> 16 & 0xff)
 #define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
+#define META_L4_SHIFT (24 + PATH_L4_SHIFT)
 #define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
 #define META_MTU(m) ((u64)(m) >> 48)
 
@@ -49,16 +51,16 @@ AI bool path_between(const lb_path *path, const lb_addr *from, const lb_addr *to
 
 _Static_assert(__builtin_offsetof(lb_path, snat) == sizeof(lb_addr), "address and snat lie side by side");
 
-AI u8 path_proto(u64 meta)
+/* Returns the backend's protocol, enum l4. */
+AI u64 path_l4(u64 meta)
 {
-	return META_IS(meta, PATH_UDP) ? PROTO_UDP : PROTO_TCP;
+	return meta >> META_L4_SHIFT & L4_BITS;
 }
 
-/* Is it the backend's protocol? PROTO_BITS has why one bit tells. */
+/* Is it the backend's protocol? */
 AI bool path_carries(u64 meta, u8 proto)
 {
-	_Static_assert(PATH_UDP == 16, "bit 28 of the meta word");
-	return !((meta >> 28 ^ proto) & 1);
+	return !((meta ^ L4_FIELD(proto, META_L4_SHIFT)) & L4_BITS << META_L4_SHIFT);
 }
 
 /* Is a datagram of `len` bytes too long for an MTU (0: unknown)? */

@@ -51,33 +51,26 @@ AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 no
 
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
 {
-	u64 meta = view->meta, learned = 0, next;
+	u64 learned = 0;
 	struct lb_tuple to;
 	int rc;
 
-	if (!service_frontend(SNAT_SLOT_SERVICE(meta), &to.saddr, &to.sport))
+	if (!service_frontend(snat_view_service(view), &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	to.daddr = view->client;
 	to.dport = view->client_port;
 	reply_refresh(&s->pk, &to, now);
-	rc = reply_send(ctx, s, &to, SNAT_SLOT_NEXTHOP(meta), &learned, SNAT_SLOT_SERVICE(meta), SNAT_SLOT_BACKEND(meta));
-	meta = RD64(view->slot + SNAT_SLOT_META); /* reply_refresh may have renewed it */
-	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | (u64)(NEXTHOPS - 1) << 16))
-		return rc;
-	next = (meta & ~SNAT_SLOT_SEEN_MASK) | SNAT_SLOT_UNITS(now) << 4;
-	if (learned)
-		next = (next & ~((u64)(NEXTHOPS - 1) << 16)) | learned << 16;
-	CAS(view->slot + SNAT_SLOT_META, meta, next);
+	rc = reply_send(ctx, s, &to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
+	snat_view_refresh(view, now, learned);
 	return rc;
 }
 
 AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
 {
-	f->bucket = ct_bucket(hash);
-	f->second = false;
+	ct_flow_in(f, hash);
 	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
 		return true;
-	f->second = stamp_fresh(CT_STAMPS(f->bucket)[0], now);
+	f->second = ct_second_in_use(f->bucket, now);
 	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port);
 }
 
@@ -102,8 +95,8 @@ AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct 
 		return true;
 	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
 		return true;
-	ct_reply_key(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
-	return ct_find_spilled(key, now, f) && service_frontend(SEEN_SERVICE(f->seen_at), vip, vip_port);
+	ct_key_mark_reply(key);
+	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
 AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
@@ -119,10 +112,10 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	ct_refresh(&f, &key, pk, now, true);
-	index = SEEN_NEXTHOP(f.seen_at);
-	rc = reply_send(ctx, s, &to, index, &learned, SEEN_SERVICE(f.seen_at), V_BACKEND(f.value));
+	index = ct_flow_nexthop(&f);
+	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
 	if (learned && learned != index)
-		WR16(&SEEN_NEXTHOP(f.seen_at), learned); /* the flow just became established: nobody takes its entry now */
+		ct_flow_learn_nexthop(&f, learned); /* the flow just became established: no other flow takes its entry now */
 	return rc;
 }
 

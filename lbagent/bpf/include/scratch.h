@@ -14,10 +14,9 @@
 #define CHOICE_NEW 0
 #define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
-/* Whether a flow needs a SNAT port, and where it is looked for. */
-#define SNAT_NONE 0
-#define SNAT_FIRST 1
-#define SNAT_OTHER 2 /* at other ports: the first ones were all held */
+/* Where a SNAT port is looked for. */
+#define SNAT_PORTS_FIRST 0
+#define SNAT_PORTS_OTHER 1 /* the first ones were all held */
 
 struct lb_scratch {
 	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS; first, where both families find it */
@@ -29,8 +28,9 @@ struct lb_scratch {
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
-	u8 snat;         /* SNAT_*: take a SNAT port */
-	u8 pad[3];
+	u8 forward;      /* enum forward */
+	u8 snat_ports;   /* SNAT_PORTS_*, with FORWARD_SNAT */
+	u8 pad[2];
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
 };

@@ -40,9 +40,9 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 /* Translates and sends a packet of a flow with this value. Limits were checked. */
 AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
 {
-	lb_path *path = path_of(V_BACKEND(value));
+	lb_path *path = path_of(value_backend(value));
 	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
-	bool here = stays_local(meta, value);
+	bool here = flow_stays_here(meta, value);
 	struct nexthop nh = {};
 	struct lb_tuple to;
 	int out = OUT_STACK;
@@ -55,7 +55,7 @@ AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 servi
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
 	count(slow_path_reason(pk, here, reason), len);
-	count_flow(service, V_BACKEND(value), len);
+	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
@@ -64,44 +64,29 @@ AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 servi
 /* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
 AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
 {
-	CAS(f->value_at, f->value, (f->value & ~V_STATE_MASK) | CT_CLOSING << 16);
+	ct_flow_set(f, value_with_state(f->value, CT_CLOSING));
 	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
 }
 
-AI bool slow_path_lost_snat(const struct ct_flow *f, const struct ct_key *key)
-{
-	u64 *slot;
-
-	if (!V_SNAT(f->value))
-		return false;
-	slot = snat_slot_of_value(f->value);
-	if (snat_slot_held(slot, RD64(slot + SNAT_SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at)))
-		return false;
-	if (!MIGRATING_SNAT)
-		return true;
-	slot = snat_old_slot_of_value(f->value);
-	return !snat_slot_held(slot, RD64(slot + SNAT_SLOT_META), f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
-}
-
-/* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; UDP moves only when its backend is gone.
- * An expired flow may have lost its SNAT port to somebody else. */
+/* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
+ * An expired flow may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
 	bool syn = is_syn(pk);
 
 	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
 		return true;
-	if (LIKELY(ct_age(f, now) <= ct_timeout(V_STATE(f->value), pk->proto == PROTO_UDP)))
+	if (LIKELY(!ct_flow_is_expired(f, l4_of(pk->proto), now)))
 		return false;
-	return syn || slow_path_lost_snat(f, key);
+	return syn || ct_flow_lost_snat(f, key);
 }
 
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 v = f->value, meta = PATH_META(path_of(V_BACKEND(v)));
-	bool gone = META_GEN(meta) != V_BACKEND_GEN(v) || !META_IS(meta, PATH_LIVE);
+	u64 v = f->value, meta = PATH_META(path_of(value_backend(v)));
+	bool gone = !value_is_served(v, meta);
 	int rc;
 
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
@@ -111,13 +96,13 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
-	rc = slow_path_limits(ctx, s, meta, stays_local(meta, v));
+	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
 	if (rc != CONTINUE)
 		return rc;
-	if (is_syn(pk) && V_STATE(v) == CT_CLOSING) /* the client uses its port again */
-		CAS(f->value_at, v, v & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND));
+	if (is_syn(pk) && value_state(v) == CT_CLOSING) /* the client uses its port again */
+		ct_flow_set(f, value_reopened(v));
 	ct_refresh(f, key, pk, now, false);
-	return slow_path_send(ctx, pk, v, SEEN_SERVICE(f->seen_at), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
@@ -182,7 +167,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
-	s->snat = chosen.snat ? SNAT_FIRST : SNAT_NONE;
+	s->forward = chosen.forward;
+	s->snat_ports = SNAT_PORTS_FIRST;
 	return CONTINUE;
 }
 
@@ -208,7 +194,7 @@ AI int slow_path_main(lb_ctx *ctx)
 		if (rc != CONTINUE)
 			return rc;
 		ct_prefetch(s->hash);
-		if (s->snat)
+		if (s->forward == FORWARD_SNAT)
 			snat_prefetch(s->hash, s->backend);
 	}
 	if (ct_find_slow(s->hash, &key, now, &f)) {

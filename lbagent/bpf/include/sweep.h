@@ -7,49 +7,26 @@
  * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0.
  */
 #pragma once
-#include "ct_insert.h"
+#include "ct_walk.h"
 
 #define SNAT_SLOTS_PER_BUCKET 4
 
-/* Frees an entry that nobody has used for its time-out. Between the question and the claim a packet may come: asked again. */
-AI void sweep_expire(u64 *e, u64 owner, u64 now, u64 limit)
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. */
+AI u64 sweep_flow(u64 *at, u64 now, u64 half)
 {
-	u64 gen = owner & GEN_MASK;
+	struct ct_entry e;
+	u64 limit, backend;
 
-	if (CAS(e, owner, OWNER_BUSY | gen) != owner)
-		return;
-	if (((now - RD16(e + E_SEEN)) & 0xffff) <= limit) {
-		WR64(e, owner);
-		return;
-	}
-	ct_evict(e, owner);
-	MB();
-	WR64(e, gen);
-}
-
-AI u64 sweep_flow(u64 *e, u64 now, u64 half)
-{
-	u64 owner = RD64(e), value = RD64(e + E_VALUE), limit, backend;
-
-	if (!(owner >> 16))
+	if (!ct_entry_read(at, &e))
 		return 0;
-	limit = ct_timeout(V_STATE(value), OWNER_IS_UDP(owner));
-	if (((now - RD16(e + E_SEEN)) & 0xffff) > limit) {
-		sweep_expire(e, owner, now, limit);
+	limit = ct_entry_timeout(&e);
+	if (ct_entry_is_expired(&e, now, limit)) {
+		ct_entry_expire(&e, now, limit);
 		return 0;
 	}
-	backend = (V_BACKEND(value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
+	backend = (value_backend(e.value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
 	return 1;
-}
-
-/* A slot whose lease is over: its flow spilled, or was never stored. */
-AI void sweep_snat_slot(u64 index, u64 now)
-{
-	u64 *s = (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SNAT_SLOT_BYTES), s0 = RD64(s);
-
-	if (s0 >> 16 && snat_slot_stale(RD64(s + SNAT_SLOT_META), now))
-		CAS(s, s0, s0 & SNAT_SLOT_GEN);
 }
 
 AI int sweep_main(lb_ctx *ctx)
@@ -64,14 +41,14 @@ AI int sweep_main(lb_ctx *ctx)
 	half = run->half & 1;
 	NO_UNROLL
 	for (u64 n = 0; n < SWEEP_STEP; n++) {
-		u64 *bucket = ct_bucket((first + n) * FLOW_WAYS);
+		u64 *bucket = ct_bucket_at(first + n);
 
 		if (n >= count)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_flow(CT_WAY(bucket, w), now, half);
-			sweep_snat_slot((first + n) * SNAT_SLOTS_PER_BUCKET + w, now);
+			live += sweep_flow(ct_entry_at(bucket, w), now, half);
+			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, now);
 		}
 	}
 	run->first = first + count;

@@ -82,6 +82,7 @@
 #define PROTO_TCP 6
 #define PROTO_UDP 17
 #define PROTO_ICMP6 58
+#define PROTO_SCTP 132
 
 /* TCP (RFC 9293) and UDP (RFC 768): ports are at the same place. */
 #define L4_SPORT 0
@@ -99,6 +100,8 @@
 #define TCP_ACK 0x10
 #define UDP_CSUM 6
 #define UDP_HLEN 8
+#define SCTP_CSUM 8 /* RFC 9260: CRC32c */
+#define SCTP_HLEN 12
 
 /* ICMP (RFC 792) and ICMPv6 (RFC 4443). */
 #define ICMP_TYPE 0
