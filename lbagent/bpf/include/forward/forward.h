@@ -18,8 +18,9 @@ enum forward {
 	FORWARD_REDIRECT = 4, /* reserved: handed to a device as it is */
 };
 
-/* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record. `ambiguous`: replies of a local backend could not
- * be told from those of another flow (ct_clash), or the backend would talk to itself; then it needs a SNAT port as well. */
+/* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record.
+ * `ambiguous`: replies of a local backend could not be told from those of another flow (ct_clash), or the backend would talk to
+ * itself; then it needs a SNAT port as well. */
 AI u64 forward_choose(const struct lb_service *svc, u64 meta, bool ambiguous)
 {
 	return META_IS(meta, PATH_LOCAL) && !ambiguous ? FORWARD_LOCAL : FORWARD_SNAT;
