@@ -56,7 +56,7 @@ class Store:
                     found.add(obj.key)
         return found
 
-    def sliced(self) -> set[str]:
+    def services_with_endpoints(self) -> set[str]:
         """Return the keys of the Services whose endpoints any source names, also when there are none."""
         found = set()
         for objects in self._objects.values():

@@ -1,6 +1,6 @@
 """Every metric of the agent, made from a snapshot at each scrape: nothing is counted in Python per packet.
 
-To add a metric: its value into `Snapshot` (agent/live_view.py fills it), its family into one of the functions below, its line
+To add a metric: its value into `Snapshot` (agent/facade.py fills it), its family into one of the functions below, its line
 into docs/operations.md. exposition.py writes the text.
 """
 

@@ -85,7 +85,7 @@ class Resolver:
             ObjectChange(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items()
         )
 
-    def remember(self, addresses: Iterable[L3n4Addr]) -> None:
+    def set_restored_backends(self, addresses: Iterable[L3n4Addr]) -> None:
         """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
         self._restored = frozenset(addresses)
 

@@ -58,7 +58,7 @@ class OperatorSource:
     async def run(self, on_change: OnChange) -> None:
         """Give what was said before; `set_states` gives later changes."""
         self._on_change = on_change
-        MessageLog(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
+        MessageLog(logging.getLogger(__name__), "remembered states refused").update(self._problems)
         on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()

@@ -153,7 +153,7 @@ class FolderSource:
         if changes or first or refused:
             self._publish(on_change, changes)
         if refused:
-            self._message_log.tell(self.problems())
+            self._message_log.update(self.problems())
 
     def _publish(self, on_change: OnChange, changes: list[ObjectChange]) -> None:
         self._files.generation += bool(changes)

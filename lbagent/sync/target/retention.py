@@ -60,7 +60,9 @@ class Retention(Struct):
 
     def _with_rest(self, svc: SVC, provenance: Provenance) -> SVC:
         old, name = self.found.get(svc.frontend), str(svc.name)
-        if name not in provenance.partly_theirs and (svc.backends or name in provenance.sliced):
+        if name not in provenance.services_of_untrusted and (
+            svc.backends or name in provenance.services_with_endpoints
+        ):
             self.found.pop(svc.frontend, None)
             self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
             return svc

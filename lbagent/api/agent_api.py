@@ -11,7 +11,7 @@ from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 
 
-class AgentView(Protocol):
+class AgentApi(Protocol):
     """The agent as the server sees it. All methods run in the agent's event loop and must not block it."""
 
     def state(self) -> State:
