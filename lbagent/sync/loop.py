@@ -20,7 +20,7 @@ from lbagent.resolve import Resolver
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.runner import MAX_PAUSE_S, TargetRunner
-from lbagent.sync.target.protocol import Desired, Provenance, Target
+from lbagent.sync.target_protocol import Desired, Provenance, Target
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import time
 from lbagent.errors import LbError
 from lbagent.model.state import State
 from lbagent.sync.backoff import Failure, delays, failed_again
-from lbagent.sync.target.protocol import Desired, Target
+from lbagent.sync.target_protocol import Desired, Target
 
 log = logging.getLogger(__name__)
 MAX_PAUSE_S = 0.2  # pause after a pass: as long as the pass took, at most this

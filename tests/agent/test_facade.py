@@ -8,7 +8,7 @@ from lbagent.agent.facade import problems_of_targets, target_status
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
 from lbagent.sync.target.bpf_target import BpfTarget
-from lbagent.sync.target.protocol import SnapshotTarget
+from lbagent.sync.target_protocol import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 

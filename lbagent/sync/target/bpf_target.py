@@ -2,7 +2,7 @@
 
 A pass: keep what may not be taken away (retention) -> ids -> plan -> apply -> note what failed. After a start nothing is taken
 away that may come from an untrusted source (retention.py). What fails is planned again by itself with growing pauses
-(failures.py), and no other service waits for it. Once the target is ready, the maps are compared with the Shadow every
+(sync/failures.py), and no other service waits for it. Once the target is ready, the maps are compared with the Shadow every
 `resync_s`, and put right where another process changed them (drift.py).
 """
 
@@ -24,15 +24,15 @@ from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdAssigner
 from lbagent.model.state import State, next_generation
 from lbagent.sync.backoff import Failure
+from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import compare
-from lbagent.sync.target.failures import Failures
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
-from lbagent.sync.target.protocol import Desired, Provenance
 from lbagent.sync.target.restore import Restored, id_assigner, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
 from lbagent.sync.target.steps import Plan
+from lbagent.sync.target_protocol import Desired, Provenance
 
 log = logging.getLogger(__name__)
 RESYNC_S = 60.0

@@ -23,7 +23,8 @@ from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps, ranges_needed
 from lbagent.sync.target.retention import RESTORED, as_found
-from lbagent.sync.target.shadow import Shadow, rows_of
+from lbagent.sync.target.shadow import Shadow
+from lbagent.sync.target.shadow_frontend import map_entries
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
@@ -65,7 +66,7 @@ def planning(
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
-        old = rows_of(change.old) or FrontendEntries(0, {})
+        old = map_entries(change.old) or FrontendEntries(0, {})
         new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)

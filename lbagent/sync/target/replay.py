@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.sync.target.shadow import rows_of
+from lbagent.sync.target.shadow_frontend import map_entries
 from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
 # --- words ---
@@ -46,7 +46,7 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
 
 def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
     """Return the rows of a change after the entries that were done."""
-    old = rows_of(change.old)
+    old = map_entries(change.old)
     new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
     rows = (
         FrontendEntries(

@@ -62,7 +62,7 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
 
 def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
     name = family.map("backend")
-    size = found.shadow.rows[family].record
+    size = found.shadow.backend_rows[family].record
     addresses: list[L3n4Addr] = []
     idents = array("I")
     for keys, values, count in maps.batches(name):

@@ -2,7 +2,7 @@
 
 The loop (sync/loop.py) knows targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
 fails is tried again with growing pauses, one that is slow is given the latest State when it is free, and neither holds up
-another. To add a target, write a file beside this one and name it where the agent is built (agent/app.py).
+another. To add a target, write a file beside this one, or a folder, and name it where the agent is built (agent/app.py).
 """
 
 from __future__ import annotations
