@@ -176,7 +176,7 @@ PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, par
 
 
 class PathL4(IntEnum):
-    """A protocol as two bits: in lb{4,6}_path.flags, and in the owner word of a flow entry (enum l4 in bpf/include/l4.h)."""
+    """A protocol as two bits: in lb{4,6}_path.flags, and in the owner word of a flow entry (enum l4 in bpf/include/base/l4.h)."""
 
     TCP = 0
     UDP = 1
