@@ -31,7 +31,7 @@ class AgentApi(Protocol):
         ...
 
     async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
-        """Write the operator's word for these backends, and for all of these Pods' backends of now and later.
+        """Set the operator's state of these backends, and of all of these Pods' backends, now and later.
 
         Returns when it is in the maps. All or nothing: NotFound when one is not known, InvalidTransition when one may not,
         before anything is changed.

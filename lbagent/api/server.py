@@ -23,11 +23,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from lbagent.api.agent_api import AgentApi
+from lbagent.api.client import API_PREFIX
 from lbagent.api.encode import backend_rows, backends_used, frontend_rows, json_list
 from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
-from lbagent.api.types import API_PREFIX, Problem, SetState
+from lbagent.api.types import Problem, SetState
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
-from lbagent.model.address import L3n4Addr, L4Type, format_ip
+from lbagent.model.address import ALL_PROTOCOLS, L3n4Addr, format_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
@@ -143,7 +144,7 @@ class ApiServer:
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
-        """Name both states, as with any other refusal."""
+        """Return the refusal of a state that set-state cannot give; it names both states, as every refusal of a state does."""
         known = self._view.state().backends.get(address)
         was = f"state {known.state.text}" if known else "its state"
         return Refused(
@@ -160,9 +161,7 @@ class ApiServer:
         known = self._view.state().backends
         if address not in known and "/" not in text:
             others = [
-                other
-                for kind in (L4Type.UDP, L4Type.SCTP)
-                if (other := msgspec.structs.replace(address, protocol=kind)) in known
+                other for kind in ALL_PROTOCOLS if (other := msgspec.structs.replace(address, protocol=kind)) in known
             ]
             if len(others) == 1:
                 return others[0]

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-API_PREFIX = "/v1"
-DEFAULT_SOCKET = "/run/lbagent/agent.sock"
-
 
 class FrontendBackendRow(Struct, gc=False):
     """A backend of a service."""

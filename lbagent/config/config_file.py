@@ -22,8 +22,10 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        said = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(error)
-        raise ConfigError(f"{path}{line}: not YAML: {said}") from None
+        problem = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(
+            error
+        )
+        raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_SOCKET
+
 ENV_PREFIX = "LBAGENT_"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
@@ -35,8 +37,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     )
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
     node_ip: Annotated[Words, Meta(description="Address for NodePorts and SNAT (repeatable).")] = ()
-    socket: Annotated[str, Meta(description="Unix socket of the API.")] = "/run/lbagent/agent.sock"
-    bpffs: Annotated[str, Meta(description="Directory of the pins, on a bpf file system.")] = "/sys/fs/bpf/lbagent"
+    socket: Annotated[str, Meta(description="Unix socket of the API.")] = DEFAULT_SOCKET
+    bpffs: Annotated[str, Meta(description="Directory of the pins, on a bpf file system.")] = DEFAULT_BPFFS
     state_dir: Annotated[str, Meta(description="What set-state wrote, kept over restarts.")] = "/var/lib/lbagent"
     artifact: Annotated[str, Meta(description="Compiled programs to load (default: the packaged ones).")] = ""
     log_format: Annotated[Literal["text", "json"], Meta(description="Form of the log lines.")] = "text"

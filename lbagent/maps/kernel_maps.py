@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Self
 
+from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound
 from lbagent.kernel import bpf_map
 from lbagent.kernel.bpfsys import ENOTSUPP
@@ -55,7 +56,7 @@ class KernelMaps:
         self._tables: dict[str, MaglevTables] = {**tables}
 
     @classmethod
-    def open(cls, bpffs: str | Path = pins.DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
+    def open(cls, bpffs: str | Path = DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
         With `create` a bpf file system is mounted where there is none. Without it nothing is made: sizes None means

@@ -217,7 +217,6 @@ CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls
 # What both families have, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
-REVERSE_NAT = {Family.IPV4: LB4_REVERSE_NAT, Family.IPV6: LB6_REVERSE_NAT}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

@@ -1,7 +1,7 @@
 """The loop: sources -> inbox -> resolve -> State, handed to each target that makes it true.
 
 Nothing is handed over before every source has given its first full list. Each target has a task of its own (runner.py): the
-loop waits for none of them. A lone change is resolved at once, a storm of changes in steps that leave the event loop air.
+loop waits for none of them. A lone change is resolved at once, a storm of changes in steps between which other tasks run.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Target(Protocol):
     async def reconcile(self, desired: Desired) -> None:
         """Make the State true. Never called twice at a time.
 
-        Give the event loop air in between (model/cooperative.py). What fails for single frontends is told by `failing` and
+        Let other tasks run in between (model/cooperative.py). What fails for single frontends is in `failing` and
         `retry_at`; LbError and OSError mean that all failed: they are logged and tried again with growing pauses. Anything
         else is a defect and ends the agent; what is in force goes on serving.
         """

@@ -46,7 +46,7 @@ class FolderSource:
         poll_s: float = POLL_S,
         look_s: float = LOOK_S,
     ) -> None:
-        """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
+        """`folder` need not exist yet; `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
         self._resumes = False  # an earlier agent's objects are served: until there is a folder the copies of them count
         self._resumed = False  # the objects are those of the copies

@@ -48,14 +48,14 @@ class Counts(Struct):
 
 
 class BpfTarget:
-    """Owner of the ids and of the Shadow. A large pass is done in slices, so that the event loop has air."""
+    """Owner of the ids and of the Shadow. A large pass is done in slices, between which the event loop runs other tasks."""
 
     name = "bpf"
 
     def __init__(self, maps: LBMaps, restored: Restored, ids: IdAssigner, paths: PathProvider, node_name: str) -> None:
-        """Go on with what was read from the maps; write nothing yet. `node_name` names the node of local restored backends."""
+        """`restored` is what was read from the maps; `node_name` names the node of its local backends. Nothing is written yet."""
         self.ready = asyncio.Event()  # the first full State is in the maps
-        self.first_pass = asyncio.Event()  # ready, or something is held back while what is in the maps goes on serving
+        self.first_pass = asyncio.Event()  # ready, or something waits while what is in the maps goes on serving
         self.wake = asyncio.Event()
         self.waiting = ""  # why nothing is taken away yet
         self.state = State()  # as it is in the maps
@@ -72,7 +72,7 @@ class BpfTarget:
         self._paths_changed = False
         self._invalid: set[L3n4Addr] = set()
         self._maps, self._ids, self._paths, self._node_name = maps, ids, paths, node_name
-        self._changed = asyncio.Condition()  # told after each pass
+        self._changed = asyncio.Condition()  # notified after each pass
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
 
     @classmethod

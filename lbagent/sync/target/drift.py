@@ -41,7 +41,7 @@ async def compare(maps: LBMaps, shadow: Shadow, busy: asyncio.Lock) -> list[str]
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
 
-    Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
+    Plans may be applied between two yields: a difference is reported only when it is still there at a second look. Maglev
     tables are not read: they are swapped whole or not at all. Raises KernelError.
     """
     for family in Family:

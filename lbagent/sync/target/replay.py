@@ -71,8 +71,8 @@ def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: 
     elif step.map.endswith("_source_range"):
         put = step.kind is Kind.PUT
         rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
-        said = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
-        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + said
+        verdict = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
+        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + verdict
     elif step.map == "lb_affinity_match":
         ident = frontend_codec.affinity_match_ids(key)[1]
         rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
