@@ -117,7 +117,7 @@ class Demo:
             line = f'  - {{addresses: ["{address}"], nodeName: node-2, conditions: {{ready: true}}}}\n'
             text = text.replace(line, line + line.replace(address, address[:-1] + "4"))
         (self.manifests / ".web.yaml").write_text(text)
-        (self.manifests / ".web.yaml").rename(file)  # by rename: nobody reads half a file
+        (self.manifests / ".web.yaml").rename(file)  # by rename: no reader sees half a file
         self.show.command("vi web.yaml    # + 10.77.2.4 and fd77:2::4")
         wait_for(lambda: "10.77.2.4:8080" in self.agent.cli("backend", "list").stdout, "the new backend in the maps")
         spread = self.ask_web()

@@ -1,4 +1,4 @@
-"""Maps of the kernel that fill up: one frontend waits, nobody else does, and more room heals it without a manifest's change."""
+"""Maps of the kernel that fill up: one frontend waits, no other does, and more room heals it without a manifest's change."""
 
 from __future__ import annotations
 

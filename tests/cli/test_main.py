@@ -256,7 +256,7 @@ def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pyte
 
 
 def test_a_defect_is_one_sentence_that_says_where(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's mistake but ours: no traceback, and enough to find it."""
+    """A defect of lbagent: no traceback, and enough to find it."""
 
     def failing(_flags: object) -> None:
         raise ExceptionGroup("tasks", [LbError("x"), ValueError("two\nlines")])

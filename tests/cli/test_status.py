@@ -95,7 +95,7 @@ def test_times(lb: Run, no_agent: None, word: str) -> None:
 
 
 def test_without_an_agent(lb: Run, no_agent: None) -> None:
-    """What is left is said on stdout, that nobody answers on stderr; JSON stays clean."""
+    """What is left is on stdout, that no agent answers on stderr; JSON stays clean."""
     done = lb("status")
     assert done.code == 5
     assert "nothing readable" in done.out

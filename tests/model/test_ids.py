@@ -103,7 +103,7 @@ def test_assigner_keeps_what_did_not_change() -> None:
     assert [backend.id for backend in second.services[1].backends] == [2, 3]
 
 
-def test_assigner_releases_what_nobody_uses() -> None:
+def test_assigner_releases_what_is_not_used() -> None:
     """A frontend and a backend that are gone free their ids; a shared backend stays until the last user goes."""
     ids = _assigner()
     ids.assign(State(1, (_svc(1, 1, 2), _svc(2, 2))))

@@ -26,7 +26,7 @@ def test_sizes_are_cilium_primes() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 100, 1000])
 def test_equal_weights_differ_by_one(count: int) -> None:
-    """Everybody gets size/count entries, rounded one way or the other."""
+    """Every backend gets size/count entries, rounded one way or the other."""
     table = lookup_table(_members(count))
     shares = Counter(table)
     assert len(table) == 16381
@@ -56,7 +56,7 @@ def test_nobody() -> None:
 
 
 def test_more_backends_than_places() -> None:
-    """Every place has somebody; nothing fails."""
+    """Every place has a backend; nothing fails."""
     assert max(Counter(lookup_table(_members(300), 251)).values()) == 1
 
 

@@ -218,7 +218,7 @@ endpoints = st.builds(
 
 @given(st.lists(endpoints, max_size=12, unique_by=lambda endpoint: endpoint.address), st.randoms())
 def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> None:
-    """Each endpoint is in exactly one group of each set; order of arrival does not count; somebody serves if anybody can."""
+    """Each endpoint is in exactly one group of each set; order of arrival does not count; one serves if any can."""
     picked = select(members, node_name="n1", zone="a")
     for chosen in (picked.cluster, picked.local):
         placed = chosen.selectable + chosen.unselectable + chosen.slotless + chosen.filtered

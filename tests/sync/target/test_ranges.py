@@ -1,4 +1,4 @@
-"""While the source ranges of a frontend change: whoever both rules let in gets in, whoever neither lets in never does."""
+"""While the source ranges of a frontend change: a client that both rules let in gets in, one that neither lets in never does."""
 
 from __future__ import annotations
 
