@@ -64,7 +64,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         str, Meta(description="ADDRESS:PORT that serves Prometheus metrics (default: none).")
     ] = ""
     external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
-    snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST.")] = "1024-29999"
+    snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
+        "1024-29999"
+    )
     reject_rate: Annotated[
         int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to refused packets, a second and CPU.")
     ] = 1000
@@ -368,13 +370,22 @@ _POWERS: Sequence[tuple[str, int, int]] = (
 )
 
 
+MIN_SNAT_PORT = 256  # a flow's entry keeps its way of forwarding where a lower port would be (docs/datapath.md)
+
+
 def _check_ports(text: str, place: str) -> None:
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
         raise ConfigError(f"{place}: {text!r} is not a port range; write FIRST-LAST, for example 1024-29999")
     low, high = int(first), int(last)
-    if not 1 <= low <= high <= 65535 or high - low < 63:
-        raise ConfigError(f"{place}: {text} must hold at least 64 ports between 1 and 65535, the smaller one first")
+    if low < MIN_SNAT_PORT:
+        raise ConfigError(
+            f"{place}: {text} begins below {MIN_SNAT_PORT}; choose at least 64 ports between {MIN_SNAT_PORT} and 65535"
+        )
+    if not low <= high <= 65535 or high - low < 63:
+        raise ConfigError(
+            f"{place}: {text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
+        )
 
 
 def _is_no_device(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,11 @@ HEADERS = ROOT / "lbagent" / "bpf" / "include"
 MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 # in backquotes with a slash or a suffix, and no file of the project: example files, pins, words of objects, addresses of the API
 NOT_OURS = {"pod/shop/web-0", "pod/NAMESPACE/NAME", "BPFFS/v1/", "v1/resize/"}
+# what docs/architecture.md says a coming capability adds; a file that is there leaves this list
+COMING = {
+    "api/page.html", "bpf/load/cgroup_attach.py", "bpf/sock4.c", "sock6.c", "include/hook/hook_sock.h",
+    "include/forward/dsr_ipip.h", "dsr_l2.h", "sources/health/",
+}  # fmt: skip
 SUFFIXES = ("py", "c", "h", "md", "yaml", "toml", "sh", "json", "service", "txt")
 BARE = re.compile(rf"(?<![\w./*{{-])((?:[\w.-]+/)*[\w-]+\.(?:{'|'.join(SUFFIXES)}))(?![\w/])")
 PLACEHOLDER = re.compile(r"NAME|VERB|FILE|DIR")
@@ -62,7 +66,7 @@ def test_paths_exist(document: Path) -> None:
     for path in named_paths(document.read_text()):
         whole = path.rpartition("/")[0] + "/" if PLACEHOLDER.search(path.rpartition("/")[2]) else path
         whole = whole[: found.start()] if (found := PLACEHOLDER.search(whole)) else whole
-        if path not in NOT_OURS and not exists(whole):
+        if path not in NOT_OURS | COMING and not exists(whole):
             wrong.append(path)
     assert not wrong
 
@@ -74,12 +78,12 @@ def test_links_lead_to_files(document: Path) -> None:
 
 
 def test_each_header_has_one_row_in_datapath() -> None:
-    """A row begins with `NAME.h` or `FOLDER/NAME.h`, or with several of these."""
+    """A row begins with `FOLDER/NAME.h`, or with several of these."""
     text = (ROOT / "docs" / "datapath.md").read_text()
     cells = re.findall(r"^\| (`[\w/]+\.h`(?:, `[\w/]+\.h`)*) \|", text, re.MULTILINE)
-    rows = Counter(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
-    assert not {name: number for name, number in rows.items() if number > 1}
-    headers = {path.relative_to(HEADERS) for path in HEADERS.rglob("*.h")}
-    by_name = {path.name for path in headers}
-    assert {Path(row).name for row in rows} == by_name
-    assert {row for row in rows if "/" in row and Path(row) not in headers} == set()
+    rows = sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+    assert rows == sorted(str(path.relative_to(HEADERS)) for path in HEADERS.rglob("*.h"))
+
+
+def test_coming_files_are_not_there_yet() -> None:
+    assert [path for path in sorted(COMING) if exists(path)] == []

@@ -21,7 +21,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB_MIGRATE, MigrateWhat
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
-from lbagent.model import family as families
+from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import SEEDS, SMALL, open_world
@@ -51,7 +51,7 @@ class Change:
 
     def some(self, share: float) -> None:
         """Move the first part of every table."""
-        for family in families.Family:
+        for family in IpFamily:
             count = int(getattr(self.old, f"flow{family}") * share)
             data = LB_MIGRATE.pack(0, count, MigrateWhat.FLOWS, 0, 0, 0, 0, 0)
             bpf_prog.prog_test_run(self.both.programs[f"migrate{family}"], data, repeat=count)
@@ -170,10 +170,10 @@ def test_flows_keep_their_place(change_world: Change, fam: Family, proto: int, *
     change.some(0.5)
     talk.check()
     talk.open(*range(42000, 42000 + FLOWS // 4))
-    done = change.all()[str(fam.version)]
+    done = change.all()[fam.version]
     assert (done.lost, done.again) == (0, 0)
     talk.check()
-    assert change.all()[str(fam.version)] == MigrationResult()
+    assert change.all()[fam.version] == MigrationResult()
     change.end()
     talk.check()
     talk.open(*range(43000, 43000 + FLOWS // 4))
@@ -254,7 +254,7 @@ def test_slots_of_spilled_flows_are_moved(fam: Family) -> None:
             talk.answer(port)
         change.begin()
         talk.check()
-        assert change.all()[str(fam.version)].lost == 0
+        assert change.all()[fam.version].lost == 0
         talk.check()
         change.end()
         talk.check()
@@ -270,7 +270,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     assert isinstance(change.world.maps, KernelMaps)
     config = program_settings.pack_config(Settings(), small, SEEDS, jiffies.hz(), change.old)
     tried = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, change.old, small)
-    assert 136 <= tried[str(fam.version)].lost < 200  # at most one flow a slot
+    assert 136 <= tried[fam.version].lost < 200  # at most one flow a slot
     talk.check()
 
 
@@ -284,11 +284,11 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
         talk.open(*range(40000, 40100))
         config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), old)
         assert isinstance(change.world.maps, KernelMaps)
-        lost = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, old, new)[str(fam.version)].lost
+        lost = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, old, new)[fam.version].lost
         assert (lost > 0) is (after < before)
         change.begin()
         talk.open(*range(41000, 41060))
-        assert change.all()[str(fam.version)].lost == lost
+        assert change.all()[fam.version].lost == lost
         if not lost:
             change.end()
             talk.check()

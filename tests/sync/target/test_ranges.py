@@ -63,7 +63,7 @@ def frontend(family: int, rule, host: int = 1):
 
 
 def admitted(maps, family: int, client: str) -> bool | None:
-    """Say what the program does, from the bytes (bpf/include/service.h); None without a master."""
+    """Say what the program does, from the bytes (bpf/include/service/service.h); None without a master."""
     size, digit = (4, "4") if family == 4 else (16, "6")
     address, port = VIP[family].rsplit(":", 1)
     key = ip_address(address.strip("[]")).packed + int(port).to_bytes(2, "big") + bytes((0, 0, 6, 0, 0, 0))
