@@ -156,9 +156,9 @@ def test_map_dump_without_maps(lb: Run, no_agent: None, tmp_path: Path) -> None:
 
 
 def test_no_rights_end_with_one(tmp_path: Path) -> None:
-    """A socket one may not open: run as nobody."""
+    """A socket without permission to open it: the command runs as the user nobody."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     directory = tmp_path / "closed"
     directory.mkdir(mode=0o700)
     script = f"import os; os.setuid(65534); from lbagent.cli.main import main; main(['svc', 'list', '--socket', '{directory}/a.sock'])"
@@ -258,7 +258,7 @@ def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pyte
 
 
 def test_a_defect_is_one_sentence_that_says_where(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's mistake but ours: no traceback, and enough to find it."""
+    """A defect of lbagent: no traceback, and enough in the sentence to find it."""
 
     def failing(_flags: object) -> None:
         raise ExceptionGroup("tasks", [LbError("x"), ValueError("two\nlines")])
