@@ -90,6 +90,8 @@ def test_every_command_has_help(lb: Run, command: str) -> None:
         done = lb(*command.split(), flag)
         assert done.code == 0
         assert done.out.startswith(f"Usage: lbagent {command}")
+        assert "\\" not in done.out, "what click reads as a mark is shown"
+        assert "..." not in done.out.partition("Commands:")[2], "a line of the list is cut"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_no_rights_end_with_one(tmp_path: Path) -> None:
     code = "import lbagent.cli.verbs.svc, lbagent.cli.main; " + script  # loaded before the rights go
     done = python("-c", code)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: no right to open")
+    assert done.stderr.startswith("error: no permission to open")
     assert len(done.stderr.splitlines()) == 1
 
 
