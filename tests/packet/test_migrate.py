@@ -1,4 +1,4 @@
-"""Tables of another size while flows live: each keeps its backend and SNAT port, at every step of the change."""
+"""Tables of another size while flows live: every flow keeps its backend and its SNAT port, at every step of the change."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Talk:
         assert expect.destination(out) == (self.fam.client, port)
 
     def check(self) -> None:
-        """Every flow is where it was, both ways, and no port is given twice."""
+        """Every flow has its old backend, in both directions, and no port is given twice."""
         for port, place in self.places.items():
             out = self.send(port)
             assert (expect.destination(out), expect.source(out)) == place, port
@@ -276,7 +276,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
 
 @pytest.mark.parametrize(("before", "after"), [(1 << 8, 1 << 10), (1 << 10, 1 << 8)])
 def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int, after: int) -> None:
-    """While both kinds of maps are in use: a flow that found room in a trial finds it afterwards too, however many came meanwhile."""
+    """While both kinds of maps are in use: a flow that had room in the trial has room afterwards too, however many new ones came meanwhile."""
     old = dataclasses.replace(SMALL, snat4=before, snat6=before)
     new = dataclasses.replace(SMALL, snat4=after, snat6=after)
     for change in changes(old, new):

@@ -1,4 +1,4 @@
-"""While the source ranges of a frontend change: a client that both rules let in gets in, one that neither lets in never does."""
+"""While the source ranges of a frontend change: a client that both rules admit is always admitted, one that neither admits never is."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Door(FaultyMaps):
 
 @RELAXED
 @given(worlds)
-def test_nobody_is_let_in_or_kept_out_for_a_moment(world):
+def test_no_client_is_admitted_or_refused_for_a_moment(world):
     family, sequence = world
     node = Node()
     for rule in sequence:
