@@ -152,7 +152,7 @@ def test_a_device_that_went_and_came_back_is_attached_again(root, programs, netn
     attach.attach(root, hooks, programs, fall_back=False)
     netns.ip("link del v0")
     assert attach.attached(root) == []
-    with pytest.raises(NotFound, match="device v0 has gone"):
+    with pytest.raises(NotFound, match="device v0 is gone"):
         attach.attach(root, hooks, programs, fall_back=False)
     netns.ip("link add v0 type veth peer name v1", "link set v0 up")
     attach.attach(root, hooks, programs, fall_back=False)
