@@ -33,7 +33,6 @@ class InvalidTransition(Refused):
     """A backend may not go from one state to the other. Source: cilium pkg/loadbalancer transition table."""
 
     def __init__(self, old: str, new: str, subject: str = "backend") -> None:
-        """Name both states (their texts) and the backend."""
         super().__init__(f"{subject}: state {old} cannot become {new}; nothing was changed")
         self.old = old
         self.new = new
@@ -61,7 +60,6 @@ class Unsupported(LbError):
     exit_code = 77
 
     def __init__(self, feature: str, min_kernel: str = "", advice: str = "") -> None:
-        """Build the sentence from the feature, the first kernel that has it, and what to do."""
         text = f"{feature} is not supported by this kernel"
         if min_kernel:
             text += f" (needs Linux {min_kernel} or newer)"
@@ -74,7 +72,6 @@ class KernelError(LbError):
     """A bpf(2) or netlink call failed. errno is kept so that callers can tell a full map from no rights."""
 
     def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
-        """Take the operation, its errno, the map or device it was about, and what to do."""
         import os
 
         text = f"{op} on {subject} failed: {os.strerror(errno)} (errno {errno})"

@@ -19,13 +19,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import lbagent
-from lbagent.agent import derive
+from lbagent.agent import layer_settings
+from lbagent.agent.components import AgentComponents
 from lbagent.agent.device_keeper import DeviceKeeper, require_devices
-from lbagent.agent.live_view import View
+from lbagent.agent.facade import AgentFacade
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import keep_watchdog, notify
-from lbagent.agent.parts import Parts
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources
@@ -106,8 +106,8 @@ class Agent:
                 raise
 
     async def _build_and_serve(self) -> None:
-        parts = await self._build()
-        serving = asyncio.create_task(self._serve(parts))
+        components = await self._build()
+        serving = asyncio.create_task(self._serve(components))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -127,7 +127,7 @@ class Agent:
 
     # --- building ---
 
-    async def _build(self) -> Parts:
+    async def _build(self) -> AgentComponents:
         """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
         config = self._config
         operator, sources = build_sources(config)
@@ -139,20 +139,20 @@ class Agent:
         self._closing.callback(lock.release)
         self._fresh = not any(root.iterdir())
         require_socket(socket_file(config.socket))
-        sizes, settings = derive.sizes(config), derive.program_settings(config)
+        sizes, settings = layer_settings.sizes(config), layer_settings.program_settings(config)
         resized = await asyncio.to_thread(
             resize_at_start, config.bpffs, sizes, lambda: self._artifact(config), settings
         )
         maps = KernelMaps.open(config.bpffs, resized.sizes)
         self._closing.callback(maps.close)
-        network = NetworkFollower(maps, derive.path_settings(config), derive.longest_timeout_s(config))
+        network = NetworkFollower(maps, layer_settings.path_settings(config), layer_settings.longest_timeout_s(config))
         self._closing.callback(network.close)
         bpf = BpfTarget.open(maps, network, config.name_of_node)
         bpf.resync_s = config.resync_interval
         if bpf.restored:
             for source in sources:
                 source.resume()
-        loop = SyncLoop(Resolver(derive.resolve_options(config)), sources, targets=[bpf])
+        loop = SyncLoop(Resolver(layer_settings.resolve_options(config)), sources, targets=[bpf])
         log.info(
             "agent starts",
             extra={
@@ -161,46 +161,46 @@ class Agent:
                 "restored": bpf.restored,
             },
         )
-        return Parts(config, maps, network, sources, operator, loop, bpf, problems=resized.problems)
+        return AgentComponents(config, maps, network, sources, operator, loop, bpf, problems=resized.problems)
 
     # --- running ---
 
-    async def _serve(self, parts: Parts) -> None:
-        view = View(parts)
-        server = ApiServer(view, parts.config.socket, parts.config.metrics_address)
+    async def _serve(self, components: AgentComponents) -> None:
+        view = AgentFacade(components)
+        server = ApiServer(view, components.config.socket, components.config.metrics_address)
         await server.start()
         try:
             async with asyncio.TaskGroup() as group:
-                await self._start(parts, group)
+                await self._start(components, group)
         finally:
             await server.close()
 
-    async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
+    async def _start(self, components: AgentComponents, group: asyncio.TaskGroup) -> None:
         """Start what runs for ever, in the order of the module's first lines."""
-        config, loop, bpf = parts.config, parts.loop, parts.bpf
-        await parts.network.start()
-        require_devices(parts.network.network, config)
-        loading = group.create_task(asyncio.to_thread(self._load_programs, parts))
-        for source in parts.sources:
+        config, loop, bpf = components.config, components.loop, components.bpf
+        await components.network.start()
+        require_devices(components.network.network, config)
+        loading = group.create_task(asyncio.to_thread(self._load_programs, components))
+        for source in components.sources:
             group.create_task(source.run(loop.inbox.feed(source)))
-        parts.network.on_paths = bpf.paths_changed
-        group.create_task(parts.network.run())
+        components.network.on_paths = bpf.paths_changed
+        group.create_task(components.network.run())
         group.create_task(loop.run())
-        parts.datapath = await loading
-        self._closing.callback(parts.datapath.close)
+        components.datapath = await loading
+        self._closing.callback(components.datapath.close)
         await bpf.first_pass.wait()
-        parts.devices = DeviceKeeper(parts.maps, parts.datapath, config)
-        await parts.devices.start(parts.network.network)
-        parts.network.on_network = parts.devices.follow
-        group.create_task(parts.devices.run())
-        parts.sweeper = Sweeper(
-            parts.maps, lambda: parts.datapath.programs if parts.datapath else {}, config.sweep_interval
+        components.devices = DeviceKeeper(components.maps, components.datapath, config)
+        await components.devices.start(components.network.network)
+        components.network.on_network = components.devices.follow
+        group.create_task(components.devices.run())
+        components.sweeper = Sweeper(
+            components.maps, lambda: components.datapath.programs if components.datapath else {}, config.sweep_interval
         )
-        group.create_task(parts.sweeper.run())
-        group.create_task(Reloader(parts, self._load, self._reload).run())
+        group.create_task(components.sweeper.run())
+        group.create_task(Reloader(components, self._load, self._reload).run())
         group.create_task(keep_watchdog())
         settle_memory()
-        parts.started = self._started = True
+        components.started = self._started = True
         notify("READY=1")
         if bpf.ready.is_set():
             state = bpf.state
@@ -213,10 +213,11 @@ class Agent:
     def _artifact(config: Config) -> Artifact:
         return artifact.load(Path(config.artifact)) if config.artifact else builder.ensure_artifact()
 
-    def _load_programs(self, parts: Parts) -> Datapath:
+    def _load_programs(self, components: AgentComponents) -> Datapath:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
-        found, root = self._artifact(parts.config), pins.pin_dir(parts.config.bpffs)
-        return datapath.start(root, found, parts.maps.fds, parts.maps.sizes, derive.program_settings(parts.config))
+        config, maps = components.config, components.maps
+        found, root = self._artifact(config), pins.pin_dir(config.bpffs)
+        return datapath.start(root, found, maps.fds, maps.sizes, layer_settings.program_settings(config))
 
 
 def spare_memory() -> None:

@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
+from lbagent.bpf.load.devices import no_such_device
 from lbagent.config import Config
-from lbagent.errors import LbError, NotFound
+from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.net.device_table import write_devices
 from lbagent.net.snapshot import Link, NodeNetwork
@@ -133,7 +134,4 @@ def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] =
     """Refuse a --device that does not exist and is not `known` to come back, before anything is done. Raises NotFound."""
     for name in config.device:
         if name not in known and network.by_name(name) is None:
-            there = ", ".join(sorted(link.name for link in network.links.values() if link.name != "lo")) or "none"
-            raise NotFound(
-                f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}"
-            )
+            raise no_such_device(name, (link.name for link in network.links.values() if link.name != "lo"))

@@ -54,15 +54,3 @@ def holder(fd: int) -> int:
         if len(parts) >= 6 and parts[1] == "FLOCK" and parts[5] == wanted:
             return int(parts[4])
     return 0
-
-
-def running_agent(directory: Path) -> int:
-    """Return the pid of the agent that holds a pin directory, 0 when there is none."""
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return holder(fd)
-    finally:
-        os.close(fd)

@@ -10,10 +10,10 @@ from contextlib import nullcontext
 
 from msgspec.structs import asdict
 
-from lbagent.agent import derive
+from lbagent.agent import layer_settings
+from lbagent.agent.components import AgentComponents
 from lbagent.agent.device_keeper import require_devices
 from lbagent.agent.notify import notify
-from lbagent.agent.parts import Parts
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize
@@ -32,9 +32,9 @@ RETRY_S = 5.0  # after a change of map sizes that stopped half-way
 class Reloader:
     """Waits for SIGHUP for ever. A configuration that cannot be used changes nothing."""
 
-    def __init__(self, parts: Parts, load: Callable[[], Config], asked: asyncio.Event) -> None:
+    def __init__(self, components: AgentComponents, load: Callable[[], Config], asked: asyncio.Event) -> None:
         """`load` reads the configuration anew; SIGHUP sets `asked`, from the first moment on."""
-        self._parts = parts
+        self._components = components
         self._load = load
         self._asked = asked
 
@@ -45,15 +45,15 @@ class Reloader:
             self._asked.clear()
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                self._parts.problems[:] = await self.reload(self._load())
+                self._components.problems[:] = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the new configuration was not applied: {error}", is_unfinished(self._parts.maps)
+                text, again = f"the new configuration was not applied: {error}", is_unfinished(self._components.maps)
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
                     )
                     asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
-                self._parts.problems[:] = [text]
+                self._components.problems[:] = [text]
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")
 
@@ -62,32 +62,32 @@ class Reloader:
 
         Raises what makes it unusable, before anything is changed where that can be seen.
         """
-        parts, old = self._parts, self._parts.config
+        components, old = self._components, self._components.config
         changed = changed_keys(old, new)
         later = keys(changed - RELOADABLE)
         if later:
             log.warning("some settings take effect only at the next start", extra={"keys": later})
-        require_devices(parts.network.network, new, old.device)
+        require_devices(components.network.network, new, old.device)
         merged = merge(old, new)
-        problems = await self._programs(derive.sizes(merged), derive.program_settings(merged))
-        if parts.devices is not None:
-            await parts.devices.reconfigure(merged)
+        problems = await self._programs(layer_settings.sizes(merged), layer_settings.program_settings(merged))
+        if components.devices is not None:
+            await components.devices.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
-        parts.network.reconfigure(derive.path_settings(merged))
-        if derive.resolve_options(merged) != derive.resolve_options(old):
-            parts.loop.replace_resolver(Resolver(derive.resolve_options(merged)))
-        parts.bpf.resync_s = merged.resync_interval
-        if parts.sweeper is not None:
-            parts.sweeper.interval_s = merged.sweep_interval
-        parts.config = merged
+        components.network.reconfigure(layer_settings.path_settings(merged))
+        if layer_settings.resolve_options(merged) != layer_settings.resolve_options(old):
+            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged)))
+        components.bpf.resync_s = merged.resync_interval
+        if components.sweeper is not None:
+            components.sweeper.interval_s = merged.sweep_interval
+        components.config = merged
         log.info("configuration applied", extra={"keys": keys(changed & RELOADABLE)})
         return problems
 
     async def _programs(self, sizes: Sizes, settings: Settings) -> list[str]:
-        datapath, maps, sweeper = self._parts.datapath, self._parts.maps, self._parts.sweeper
+        datapath, maps, sweeper = self._components.datapath, self._components.maps, self._components.sweeper
         if datapath is None:
             return []
-        devices, outcome = self._parts.devices, ResizeOutcome(sizes, [])
+        devices, outcome = self._components.devices, ResizeOutcome(sizes, [])
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
             if is_unfinished(maps):
                 outcome = await asyncio.to_thread(finish_resize, maps, lambda: datapath.artifact, settings)

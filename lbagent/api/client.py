@@ -13,10 +13,10 @@ import socket
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import AgentUnreachable, ConfigError, LbError, NotFound, Refused, TimedOut
 
 API_PREFIX = "/v1"
-DEFAULT_SOCKET = "/run/lbagent/agent.sock"
 DEFAULT_TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
@@ -75,7 +75,7 @@ class AgentClient:
         return self._list("/backends")
 
     def set_state(self, addresses: list[str], state: str) -> list[dict[str, Any]]:
-        """Set the operator's word; return the backends as they are now."""
+        """Set the operator's state of these backends; return them as they are now."""
         answer = self._request("PUT", "/backends/state", {"addresses": addresses, "state": state})
         return self._expect(answer, list)
 

@@ -39,7 +39,7 @@ class Request(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """One answer. A body in pieces is sent chunked, with air for the event loop between two pieces."""
+    """One answer. A body in pieces is sent chunked, and the event loop runs other tasks between two pieces."""
 
     status: int
     body: bytes | Iterable[bytes]

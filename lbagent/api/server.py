@@ -1,6 +1,6 @@
 """The agent's API: HTTP + JSON on a unix socket only root may open; metrics on a TCP address when asked for.
 
-GET /v1/services[?namespace=&name=]    list of ServiceView
+GET /v1/services[?namespace=&name=]    list of FrontendRow
 GET /v1/backends                       list of BackendRow
 PUT /v1/backends/state                 SetState -> list of BackendRow
 GET /v1/status                         Status
@@ -22,12 +22,13 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from lbagent.api.convert import backend_rows, backends_used, json_list, service_views
+from lbagent.api.agent_api import AgentApi
+from lbagent.api.client import API_PREFIX
+from lbagent.api.encode import backend_rows, backends_used, frontend_rows, json_list
 from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
-from lbagent.api.types import API_PREFIX, Problem, SetState
-from lbagent.api.view import AgentView
+from lbagent.api.types import Problem, SetState
 from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
-from lbagent.model.address import L3n4Addr, L4Type, format_ip
+from lbagent.model.address import ALL_PROTOCOLS, L3n4Addr, format_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
@@ -45,9 +46,9 @@ _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound,
 
 
 class ApiServer:
-    """Serves an AgentView. `start` binds, `close` takes the socket away again."""
+    """Serves an AgentApi. `start` binds, `close` takes the socket away again."""
 
-    def __init__(self, view: AgentView, path: str, metrics_address: str = "") -> None:
+    def __init__(self, view: AgentApi, path: str, metrics_address: str = "") -> None:
         self._view = view
         self._path = socket_file(path)
         self._metrics_address = metrics_address
@@ -117,7 +118,7 @@ class ApiServer:
         return await self._answer(request)
 
     async def _services(self, request: Request) -> Response:
-        rows = service_views(self._view.state(), request.query.get("namespace", ""), request.query.get("name", ""))
+        rows = frontend_rows(self._view.state(), request.query.get("namespace", ""), request.query.get("name", ""))
         return Response(200, json_list(rows))
 
     async def _backends(self, _: Request) -> Response:
@@ -143,7 +144,7 @@ class ApiServer:
         return Response(200, json_list(backend_rows(used, self._view.live_flows())))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
-        """Name both states, as with any other refusal."""
+        """Return the refusal of a state that set-state cannot give; it names both states, as every refusal of a state does."""
         known = self._view.state().backends.get(address)
         was = f"state {known.state.text}" if known else "its state"
         return Refused(
@@ -160,9 +161,7 @@ class ApiServer:
         known = self._view.state().backends
         if address not in known and "/" not in text:
             others = [
-                other
-                for kind in (L4Type.UDP, L4Type.SCTP)
-                if (other := msgspec.structs.replace(address, protocol=kind)) in known
+                other for kind in ALL_PROTOCOLS if (other := msgspec.structs.replace(address, protocol=kind)) in known
             ]
             if len(others) == 1:
                 return others[0]

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-API_PREFIX = "/v1"
-DEFAULT_SOCKET = "/run/lbagent/agent.sock"
 
-
-class BackendView(Struct, gc=False):
+class FrontendBackendRow(Struct, gc=False):
     """A backend of a service."""
 
     id: int
@@ -24,7 +21,7 @@ class BackendView(Struct, gc=False):
     selectable: bool  # in the COUNT group of this service: new flows may take it
 
 
-class ServiceView(Struct, gc=False):
+class FrontendRow(Struct, gc=False):
     """A frontend with its backends, in slot order."""
 
     id: int
@@ -39,7 +36,7 @@ class ServiceView(Struct, gc=False):
     affinity_timeout_s: int  # 0: no affinity
     ext_traffic_policy: str
     int_traffic_policy: str
-    backends: list[BackendView]
+    backends: list[FrontendBackendRow]
 
 
 class BackendRow(Struct, gc=False):

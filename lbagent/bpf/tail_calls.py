@@ -13,7 +13,7 @@ from lbagent.model.family import Family
 
 @dataclass(frozen=True)
 class TailCall:
-    """A program that others go to."""
+    """A program that other programs tail-call."""
 
     name: str
     expects: str  # what the caller leaves in the scratch record (struct lb_scratch)

@@ -11,11 +11,11 @@ import click
 
 from lbagent.api.client import AgentClient
 from lbagent.cli.output import FORMATS, Style
+from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import LbError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
 _ASK_S = 2.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -10,7 +10,6 @@ from enum import IntEnum
 from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info
 
 LICENSE = b"Dual BSD/GPL\0"
-BPF_F_XDP_HAS_FRAGS = 1 << 5
 LOG_TEXT, LOG_STATS = 1, 4
 LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
 
@@ -36,7 +35,6 @@ def prog_load(
     insns: bytes,
     name: str,
     *,
-    flags: int = 0,
     expected_attach_type: int = 0,
     log_level: int = 0,
     log_bytes: int = LOG_BYTES,
@@ -50,7 +48,7 @@ def prog_load(
         "<IIQQIIQII16sII",
         prog_type, len(insns) // 8, ctypes.addressof(code), ctypes.addressof(license_text),
         log_level, log_bytes if log_level else 0, ctypes.addressof(log) if log_level else 0,
-        0, flags, name.encode()[: BPF_OBJ_NAME_LEN - 1], 0, expected_attach_type,
+        0, 0, name.encode()[: BPF_OBJ_NAME_LEN - 1], 0, expected_attach_type,
     )  # fmt: skip
     result = call(Cmd.PROG_LOAD, ctypes.create_string_buffer(attr, len(attr)), len(attr))
     text = log.value.decode(errors="replace")
@@ -95,34 +93,20 @@ def prog_test_run(
 
 @dataclass(frozen=True)
 class ProgInfo:
-    """struct bpf_prog_info, the part we use. `run_*` count only while statistics are on (`enable_stats`)."""
+    """struct bpf_prog_info, the part we use."""
 
-    type: int
     id: int
-    tag: str
     name: str
     jited_bytes: int
-    xlated_bytes: int
-    run_time_ns: int
-    run_cnt: int
-    verified_insns: int
 
 
 def prog_info(fd: int) -> ProgInfo:
     """Describe a loaded program."""
-    raw = obj_info(fd, 232)
-    kind, ident, tag, jited, xlated = struct.unpack_from("<II8sII", raw)
-    run_ns, run_cnt = struct.unpack_from("<QQ", raw, 192)
-    (verified,) = struct.unpack_from("<I", raw, 216)
-    name = raw[64:80].split(b"\0")[0].decode()
-    return ProgInfo(kind, ident, tag.hex(), name, jited, xlated, run_ns, run_cnt, verified)
+    raw = obj_info(fd, 80)
+    _, ident, _, jited = struct.unpack_from("<II8sI", raw)
+    return ProgInfo(ident, raw[64:80].split(b"\0")[0].decode(), jited)
 
 
 def prog_fd_by_id(ident: int) -> int:
     """Return a descriptor for a program id. Raises OSError ENOENT when the program is gone."""
     return fd_by_id(Cmd.PROG_GET_FD_BY_ID, ident)
-
-
-def enable_stats() -> int:
-    """Count run time and runs of every program until the returned descriptor is closed."""
-    return bpf(Cmd.ENABLE_STATS, struct.pack("<I", 0))

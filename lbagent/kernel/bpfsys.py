@@ -39,7 +39,6 @@ class Cmd(IntEnum):
     OBJ_PIN = 6
     OBJ_GET = 7
     PROG_TEST_RUN = 10
-    PROG_GET_NEXT_ID = 11
     PROG_GET_FD_BY_ID = 13
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
@@ -49,9 +48,6 @@ class Cmd(IntEnum):
     MAP_DELETE_BATCH = 27
     LINK_CREATE = 28
     LINK_UPDATE = 29
-    LINK_GET_FD_BY_ID = 30
-    LINK_GET_NEXT_ID = 31
-    ENABLE_STATS = 32
     LINK_DETACH = 34
 
 

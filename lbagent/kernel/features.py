@@ -7,13 +7,12 @@ import os
 import re
 import socket
 import struct
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lbagent.kernel import bpf_link, bpf_prog
 from lbagent.kernel.bpf_link import AttachType
-from lbagent.kernel.bpf_prog import BPF_F_XDP_HAS_FRAGS, ProgType
+from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.opcodes import returning
 
 _PROBE_PROGRAM = returning(2)  # XDP_PASS
@@ -24,7 +23,7 @@ _NETLINK_GENERIC = 16
 _GENL_ID_CTRL, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
 _NETDEV_CMD_DEV_GET, _NETDEV_A_DEV_IFINDEX, _NETDEV_A_DEV_XDP_FEATURES = 1, 1, 3
 _NLM_F_REQUEST, _NLMSG_ERROR = 1, 2
-_XDP_BASIC, _XDP_REDIRECT, _XDP_XMIT, _XDP_RX_SG = 1, 2, 4, 32
+_XDP_BASIC = 1
 _ATTR_TYPE_MASK = 0x3FFF
 
 
@@ -35,9 +34,9 @@ def kernel_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _loads(kind: ProgType, flags: int = 0) -> int:
+def _loads(kind: ProgType) -> int:
     """Return 0 if a two-instruction program loads, else the errno."""
-    loaded = bpf_prog.prog_load(kind, _PROBE_PROGRAM, "lb_probe", flags=flags)
+    loaded = bpf_prog.prog_load(kind, _PROBE_PROGRAM, "lb_probe")
     if loaded.fd >= 0:
         os.close(loaded.fd)
     return loaded.errno
@@ -47,12 +46,6 @@ def _loads(kind: ProgType, flags: int = 0) -> int:
 def can_load() -> int:
     """Return 0 if this process may load XDP programs, else the errno (EPERM: no rights; EINVAL, ENOSYS: no BPF)."""
     return _loads(ProgType.XDP)
-
-
-@cache
-def has_frags() -> bool:
-    """Return whether XDP programs may take frames of several pages (Linux 5.18)."""
-    return _loads(ProgType.XDP, BPF_F_XDP_HAS_FRAGS) == 0
 
 
 @cache
@@ -78,18 +71,11 @@ def jit_enabled() -> bool | None:
         return None
 
 
-@dataclass(frozen=True)
-class XdpFeatures:
-    """What a device's driver offers. Source: enum netdev_xdp_act."""
+def has_native_xdp(ifindex: int) -> bool | None:
+    """Ask the kernel whether a device's driver runs XDP programs; None where it cannot tell (before Linux 6.3, no such device).
 
-    native: bool
-    redirect: bool
-    transmit: bool  # takes frames other devices redirect to it
-    frags: bool
-
-
-def xdp_features(ifindex: int) -> XdpFeatures | None:
-    """Ask the kernel for a driver's XDP features; None where it cannot tell (before Linux 6.3, no such device)."""
+    Source: enum netdev_xdp_act of include/uapi/linux/netdev.h.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC) as netlink:
         netlink.settimeout(2)
         family = _ask(netlink, _GENL_ID_CTRL, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_NAME, b"netdev\0").get(
@@ -102,11 +88,7 @@ def xdp_features(ifindex: int) -> XdpFeatures | None:
     raw = answer.get(_NETDEV_A_DEV_XDP_FEATURES)
     if raw is None:
         return None
-    bits = int.from_bytes(raw, "little")
-    return XdpFeatures(
-        native=bool(bits & _XDP_BASIC), redirect=bool(bits & _XDP_REDIRECT),
-        transmit=bool(bits & _XDP_XMIT), frags=bool(bits & _XDP_RX_SG),
-    )  # fmt: skip
+    return bool(int.from_bytes(raw, "little") & _XDP_BASIC)
 
 
 def _ask(netlink: socket.socket, family: int, command: int, attribute: int, value: bytes) -> dict[int, bytes]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Self
 
+from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import KernelError, LayoutMismatch, LbError, NotFound
 from lbagent.kernel import bpf_map
 from lbagent.kernel.bpfsys import ENOTSUPP
@@ -16,7 +17,7 @@ from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
-from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, map_full
+from lbagent.maps.lbmaps import GENERATION_MAPS, Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
 from lbagent.maps.specs import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 
@@ -55,7 +56,7 @@ class KernelMaps:
         self._tables: dict[str, MaglevTables] = {**tables}
 
     @classmethod
-    def open(cls, bpffs: str | Path = pins.DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
+    def open(cls, bpffs: str | Path = DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
         With `create` a bpf file system is mounted where there is none. Without it nothing is made: sizes None means
@@ -249,7 +250,7 @@ class KernelMaps:
 
     # --- counters ---
 
-    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+    def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs. Raises KernelError."""
         with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
             return windows.counters(view, counter_row(self.sizes), indexes)

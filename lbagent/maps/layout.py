@@ -176,7 +176,7 @@ PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, par
 
 
 class PathL4(IntEnum):
-    """A protocol as two bits: in lb{4,6}_path.flags, and in the owner word of a flow entry (enum l4 in bpf/include/l4.h)."""
+    """A protocol as two bits: in lb{4,6}_path.flags, and in the owner word of a flow entry (enum l4 in bpf/include/base/l4.h)."""
 
     TCP = 0
     UDP = 1
@@ -217,7 +217,6 @@ CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls
 # What both families have, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
-REVERSE_NAT = {Family.IPV4: LB4_REVERSE_NAT, Family.IPV6: LB6_REVERSE_NAT}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

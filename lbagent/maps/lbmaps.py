@@ -13,7 +13,7 @@ from lbagent.maps.layout import CALL_MAPS, METRIC_BACKEND, METRIC_SERVICE
 from lbagent.maps.specs import MapSpec, Sizes
 
 Item = tuple[bytes, bytes]  # key, value
-Counter = tuple[int, int]  # packets, bytes
+TrafficCounter = tuple[int, int]  # packets, bytes
 
 
 class PathInfo(Struct, frozen=True, gc=False):
@@ -72,7 +72,7 @@ class LBMaps(Protocol):
     def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
         """Store (offset, 8 bytes) words of a mmapable array in order, each by one aligned store no program sees torn."""
 
-    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+    def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
 
     def zero_counters(self, indexes: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from lbagent.errors import KernelError
 from lbagent.maps import mmap_window as windows
-from lbagent.maps.lbmaps import GENERATION_MAPS, Counter, Item, LBMaps, map_full
+from lbagent.maps.lbmaps import GENERATION_MAPS, Item, LBMaps, TrafficCounter, map_full
 from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
 
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
@@ -110,7 +110,7 @@ class MemoryMaps:
         with memoryview(self._array(map_name)) as view:
             windows.store_words(view, 0, words)
 
-    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+    def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes."""
         with memoryview(self._array("lb_metrics")) as view:
             return windows.counters(view, counter_row(self.sizes), indexes)
@@ -215,7 +215,7 @@ class FaultyMaps:
             with self._write(map_name, done):
                 self.inner.store(map_name, [word])
 
-    def counters(self, indexes: Sequence[int]) -> list[Counter]:
+    def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Read."""
         return self.inner.counters(indexes)
 

@@ -14,8 +14,6 @@ from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
-DEFAULT_BPFFS = "/sys/fs/bpf/lbagent"
-
 
 def pin_dir(bpffs: str | Path) -> Path:
     """Return where the maps of this schema are pinned."""

@@ -28,7 +28,7 @@ class BackendState(IntEnum):
     ACTIVE = 0  # takes new flows
     TERMINATING = 1  # Kubernetes takes it away: keeps its flows; new ones only when no backend is active
     QUARANTINED = 2  # a health check failed: no new flows, still checked
-    MAINTENANCE = 3  # the operator's word, or weight 0: no new flows, not checked, no slot
+    MAINTENANCE = 3  # set by the operator, or weight 0: no new flows, not checked, no slot
     INVALID = 4  # reports an error; never written to a map
 
     __hash__ = int.__hash__

@@ -16,7 +16,7 @@ from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
-from lbagent.model.state import Since, State, same_ends
+from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 
 SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
 BACKEND_ID_LIMIT = 1 << 20  # bits of a flow entry; also at most the path array's records
@@ -93,16 +93,16 @@ class IdAllocator(Generic[Key]):
 def assign_ids(state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> State:
     """Return the State with ids in every SVC and Backend, in State order and order of first use. Raises IdsExhausted.
 
-    Releases nothing. For one State; a running agent uses an IdBook.
+    Releases nothing. For one State; a running agent uses an IdAssigner.
     """
-    book = IdBook(service_ids, backend_ids)
-    out = book.assign(state)
-    if book.errors:
-        raise book.errors[0][1]
+    ids = IdAssigner(service_ids, backend_ids)
+    out = ids.assign(state)
+    if ids.errors:
+        raise ids.errors[0][1]
     return out
 
 
-class IdBook:
+class IdAssigner:
     """Assigns ids to one State after another and releases those that no State uses any more.
 
     An SVC object that is the same as in the State before gives the same assigned object back, so that a change of one
@@ -132,11 +132,11 @@ class IdBook:
     def assigning(self, state: State) -> Cooperative[State]:
         """Do what `assign` does."""
         old, new = self._last.services, state.services
-        front, back = same_ends(old, new, state.since)
+        prefix, suffix = common_prefix_and_suffix(old, new, state.delta)
         self.errors = []
-        middle = new[front : len(new) - back]
+        middle = new[prefix : len(new) - suffix]
         keys = [id(svc) for svc in middle]
-        gone = {id(svc) for svc in old[front : len(old) - back]}.difference(keys)
+        gone = {id(svc) for svc in old[prefix : len(old) - suffix]}.difference(keys)
         for key, svc in zip(keys, middle, strict=True):
             if key not in self._assigned:
                 self._add(key, svc)
@@ -146,9 +146,9 @@ class IdBook:
         if self.errors:  # the two States do not lie side by side any more
             return self._assign_all(state)
         before, numbered = self._given, self._numbered
-        numbered[front : len(numbered) - back] = map(self._assigned.__getitem__, keys)
+        numbered[prefix : len(numbered) - suffix] = map(self._assigned.__getitem__, keys)
         self._last, self._given = state, tuple(numbered)
-        return State(state.generation, self._given, Since(before, self._given, front, back))
+        return State(state.generation, self._given, StateDelta(before, self._given, prefix, suffix))
 
     def _assign_all(self, state: State) -> State:
         keys = list(map(id, state.services))

@@ -1,4 +1,4 @@
-"""Which endpoints serve a frontend: readiness, terminating fallback, topology hints, Local policies, operator's word.
+"""Which endpoints serve a frontend: readiness, terminating fallback, topology hints, Local policies, states set by the operator.
 
 The one place of the rule which endpoints get new flows. Pure. How resolve uses it:
 
@@ -36,7 +36,7 @@ class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
     """One endpoint of one service port, as the slices tell it.
 
     `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
-    `override` is the operator's or a health check's word: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
+    `override` is the state set by the operator or a health check: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
     """
 
     ready: bool = True
@@ -147,7 +147,7 @@ def _is_withdrawn(endpoint: EndpointInfo) -> bool:
 
 
 def _may_fall_back(endpoint: EndpointInfo) -> bool:
-    """KEP-1669: terminating and still serving; not against the operator's or a health check's word."""
+    """KEP-1669: terminating and still serving; and neither the operator nor a health check took it out."""
     return (
         endpoint_state(endpoint) is BackendState.TERMINATING
         and endpoint.serving

@@ -14,25 +14,25 @@ from lbagent.model.backend import Backend
 from lbagent.model.service import SVC, ServiceName
 
 
-class Since(Struct, frozen=True, gc=False):
-    """How `after` was made from `before`: `front` and `back` SVCs at the two ends are the same objects."""
+class StateDelta(Struct, frozen=True, gc=False):
+    """How `after` was made from `before`: `prefix` and `suffix` SVCs at the two ends are the same objects."""
 
     before: tuple[SVC, ...]
     after: tuple[SVC, ...]
-    front: int
-    back: int
+    prefix: int
+    suffix: int
 
 
 class State(Struct, frozen=True, gc=False, eq=False):
     """All services in dump order. `generation` counts applied States.
 
     The indexes are built when first asked for and kept: a change of one service among 10,000 must not pay for an index
-    that is never read. Do not pass the underscored fields. `since` spares the plan a look at every service.
+    that is never read. Do not pass the underscored fields. `delta` spares the plan a look at every service.
     """
 
     generation: int = 0
     services: tuple[SVC, ...] = ()
-    since: Since | None = None
+    delta: StateDelta | None = None
     _by_frontend: dict[L3n4Addr, SVC] | None = None
     _by_name: dict[ServiceName, tuple[SVC, ...]] | None = None
     _backends: dict[L3n4Addr, Backend] | None = None
@@ -83,22 +83,24 @@ class State(Struct, frozen=True, gc=False, eq=False):
         return self._backends or {}
 
 
-def same_ends(old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None) -> tuple[int, int]:
+def common_prefix_and_suffix(
+    old: Sequence[SVC], new: Sequence[SVC], delta: StateDelta | None = None
+) -> tuple[int, int]:
     """Return how many SVCs are the same objects from the start, and from the end, on; those may not overlap.
 
-    `since` is believed when it is of these two; else every service is looked at, without a Python step for each.
+    `delta` is believed when it is of these two; else every service is looked at, without a Python step for each.
     """
-    if since is not None and since.before is old and since.after is new:
-        return since.front, since.back
-    front = _common_start(old, new)
-    return front, _common_start(old[front:][::-1], new[front:][::-1])
+    if delta is not None and delta.before is old and delta.after is new:
+        return delta.prefix, delta.suffix
+    prefix = _common_start(old, new)
+    return prefix, _common_start(old[prefix:][::-1], new[prefix:][::-1])
 
 
 def next_generation(last: State, new: State) -> int:
     """Return the generation of the State that follows `last`: a new one when any service is not equal."""
     old, services = last.services, new.services
-    front, back = same_ends(old, services, new.since)
-    return last.generation + (old[front : len(old) - back] != services[front : len(services) - back])
+    prefix, suffix = common_prefix_and_suffix(old, services, new.delta)
+    return last.generation + (old[prefix : len(old) - suffix] != services[prefix : len(services) - suffix])
 
 
 def _common_start(one: Sequence[SVC], two: Sequence[SVC]) -> int:

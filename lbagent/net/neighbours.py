@@ -14,6 +14,7 @@ from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.model.family import Family
+from lbagent.net.netlink_messages import SOCKET_FAMILY
 from lbagent.net.paths import Hop
 
 NTF_USE = 1
@@ -21,7 +22,6 @@ NTF_EXT_MANAGED = 1
 NUD_NONE = 0
 NUD_PERMANENT = 0x80
 OUR_PROTOCOL = 76  # marks the entries we asked for (`ip -d neigh`: proto 76); `cleanup` finds them by it
-_SOCKET_FAMILY = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 
 
@@ -51,7 +51,7 @@ class NeighbourKeeper:
 
     async def _request(self, ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> None:
         ifindex, address = hop
-        text = socket.inet_ntop(_SOCKET_FAMILY[Family.of(address)], address)
+        text = socket.inet_ntop(SOCKET_FAMILY[Family.of(address)], address)
         extra = {"NDA_FLAGS_EXT": NTF_EXT_MANAGED} if managed else {"flags": NTF_USE}
         try:
             await ipr.neigh("replace", dst=text, ifindex=ifindex, state=NUD_NONE, NDA_PROTOCOL=OUR_PROTOCOL, **extra)
@@ -65,7 +65,7 @@ class NeighbourKeeper:
 async def _configured(ipr: AsyncIPRoute, hop: Hop) -> bool:
     """Ask the kernel whether the entry is permanent now: its event may still be on the way."""
     ifindex, address = hop
-    family = _SOCKET_FAMILY[Family.of(address)]
+    family = SOCKET_FAMILY[Family.of(address)]
     try:
         answer = await ipr.neigh("get", dst=socket.inet_ntop(family, address), ifindex=ifindex, family=family)
     except NetlinkError:
@@ -77,7 +77,7 @@ async def release_all() -> int:
     """Take the marks of an earlier agent away (for `cleanup`); the entries age out as any other. Returns how many."""
     count = 0
     async with AsyncIPRoute() as ipr:
-        for family in (socket.AF_INET, socket.AF_INET6):
+        for family in SOCKET_FAMILY.values():
             async for message in await ipr.get_neighbours(family=family):
                 if message.get_attr("NDA_PROTOCOL") == OUR_PROTOCOL:
                     await ipr.neigh("del", dst=message.get_attr("NDA_DST"), ifindex=message["ifindex"])

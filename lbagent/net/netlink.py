@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.errors import KernelError
-from lbagent.net import decode
+from lbagent.model.family import Family
+from lbagent.net import netlink_messages
+from lbagent.net.netlink_messages import SOCKET_FAMILY, TABLE_LOCAL, TABLE_MAIN
 from lbagent.net.routes import Route, RouteTable
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
@@ -122,7 +124,7 @@ class NetworkWatcher:
             self._routes_dirty = True
 
     def _apply_link(self, message: Any) -> None:
-        new = decode.link(message)
+        new = netlink_messages.link(message)
         if message["event"] == "RTM_DELLINK":
             if message["family"] == 0:  # a bridge port leaving is no device leaving
                 self._dirty |= self._links.pop(new.index, None) is not None
@@ -132,7 +134,7 @@ class NetworkWatcher:
         self._routes_dirty |= self._dirty
 
     def _apply_address(self, message: Any) -> None:
-        new = decode.address(message)
+        new = netlink_messages.address(message)
         if new is None:
             return
         key = (new.ifindex, new.address, new.bits)
@@ -145,7 +147,7 @@ class NetworkWatcher:
         self._routes_dirty |= changed
 
     def _apply_neighbour(self, message: Any) -> None:
-        read = decode.neighbour(message)
+        read = netlink_messages.neighbour(message)
         if read is None:
             return
         key, mac, permanent = read
@@ -167,8 +169,8 @@ class NetworkWatcher:
                 self._apply_link(message)
             async for message in _each(ipr.get_addr):
                 self._apply_address(message)
-            for family in (2, 10):
-                async for message in _each(ipr.get_neighbours, family=family):
+            for number in SOCKET_FAMILY.values():
+                async for message in _each(ipr.get_neighbours, family=number):
                     self._apply_neighbour(message)
         await self._dump_routes()
         self.network = self._snapshot()
@@ -176,23 +178,22 @@ class NetworkWatcher:
     async def _dump_routes(self) -> None:
         began = time.monotonic()
         self._routes_dirty = False
-        found: dict[tuple[int, int], list[Route]] = {}
-        policy = {4: False, 6: False}
+        found: dict[tuple[int, Family], list[Route]] = {}
+        policy = dict.fromkeys(Family, False)
         async with AsyncIPRoute() as ipr:
-            for family, version in ((2, 4), (10, 6)):
-                async for message in _each(ipr.get_routes, family=family):
-                    read = decode.route(message)
+            for family, number in SOCKET_FAMILY.items():
+                async for message in _each(ipr.get_routes, family=number):
+                    read = netlink_messages.route(message)
                     if read is not None:
-                        found.setdefault((read[0], version), []).append(read[1])
-                async for message in _each(ipr.get_rules, family=family):
-                    policy[version] |= not decode.usual_rule(message)
-        tables, old = [], self._tables
-        for i, key in enumerate(
-            ((decode.TABLE_MAIN, 4), (decode.TABLE_MAIN, 6), (decode.TABLE_LOCAL, 4), (decode.TABLE_LOCAL, 6))
-        ):
-            new = RouteTable(found.get(key, ()))
-            tables.append(old[i] if set(new.routes) == set(old[i].routes) else new)
-        new_tables, new_policy = (tables[0], tables[1], tables[2], tables[3]), (policy[4], policy[6])
+                        found.setdefault((read[0], family), []).append(read[1])
+                async for message in _each(ipr.get_rules, family=number):
+                    policy[family] |= not netlink_messages.usual_rule(message)
+        old = self._tables
+        keys = [(table, family) for table in (TABLE_MAIN, TABLE_LOCAL) for family in Family]  # as NodeNetwork has them
+        main4, main6, local4, local6 = (
+            _unless_same(before, found.get(key, ())) for before, key in zip(old, keys, strict=True)
+        )
+        new_tables, new_policy = (main4, main6, local4, local6), (policy[Family.IPV4], policy[Family.IPV6])
         self._dirty |= new_tables != old or new_policy != self._policy
         self._tables, self._policy = new_tables, new_policy
         self._routes_due = time.monotonic() + ROUTE_SHARE * (time.monotonic() - began)
@@ -201,6 +202,12 @@ class NetworkWatcher:
         self._dirty = False
         addresses = tuple(sorted(self._addresses.values(), key=lambda a: (a.ifindex, len(a.address))))
         return NodeNetwork(dict(self._links), addresses, *self._tables, dict(self._neighbours), *self._policy)
+
+
+def _unless_same(before: RouteTable, routes: Iterable[Route]) -> RouteTable:
+    """Return a table of these routes: the one before when they are the same, so that a change is seen by identity."""
+    new = RouteTable(routes)
+    return before if set(new.routes) == set(before.routes) else new
 
 
 async def _each(dump: Callable[..., Any], **arguments: Any) -> AsyncIterator[Any]:

@@ -34,7 +34,7 @@ class NextHopTable:
     """Owner of lb_nexthop and lb_nexthop_id. `now` is seconds of any clock that does not go back."""
 
     def __init__(self, maps: LBMaps, reuse_after_s: float) -> None:
-        """Take the maps and the time after which no flow holds a retired index."""
+        """`reuse_after_s` is the time after which no flow holds a retired index."""
         self._maps = maps
         self._reuse_after_s = reuse_after_s
         self._records: dict[int, Record] = {}

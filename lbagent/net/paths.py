@@ -39,7 +39,7 @@ class PathFinder:
     """
 
     def __init__(self, network: NodeNetwork, settings: PathSettings, index_of: Callable[[Hop], int]) -> None:
-        """Take the network, the settings, and the next-hop index of a neighbour (0 = unknown)."""
+        """`index_of` gives the next-hop index of a neighbour (0 = unknown)."""
         self.network = network
         self.settings = settings
         self.hops: set[Hop] = set()

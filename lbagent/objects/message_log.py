@@ -20,7 +20,7 @@ class MessageLog:
         self._event = event
         self._known: dict[Message, None] = {}
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def update(self, messages: Sequence[Message]) -> None:
         """Log what is new among all that is wrong now, and say when nothing is left."""
         known, self._known = self._known, dict.fromkeys(messages)
         new = [message for message in self._known if message not in known]

@@ -20,7 +20,7 @@ class Store:
     """The objects of all sources. The same object in two sources: the source that was named first holds."""
 
     def __init__(self, sources: Iterable[str]) -> None:
-        """Name the sources, in the order in which they win."""
+        """`sources` are their names in the order in which they win."""
         self._objects: dict[str, dict[tuple[str, str], KubeObject]] = {name: {} for name in sources}
 
     def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
@@ -56,7 +56,7 @@ class Store:
                     found.add(obj.key)
         return found
 
-    def sliced(self) -> set[str]:
+    def services_with_endpoints(self) -> set[str]:
         """Return the keys of the Services whose endpoints any source names, also when there are none."""
         found = set()
         for objects in self._objects.values():

@@ -11,7 +11,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 
 Labels = tuple[tuple[str, str], ...]

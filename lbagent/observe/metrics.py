@@ -1,6 +1,6 @@
 """Every metric of the agent, made from a snapshot at each scrape: nothing is counted in Python per packet.
 
-To add a metric: its value into `Snapshot` (agent/live_view.py fills it), its family into one of the functions below, its line
+To add a metric: its value into `Snapshot` (agent/facade.py fills it), its family into one of the functions below, its line
 into docs/operations.md. exposition.py writes the text.
 """
 
@@ -11,13 +11,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from lbagent.maps.lbmaps import TrafficCounter
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 from lbagent.observe import exposition
 from lbagent.observe.exposition import Labels, MetricFamily
 
-Counter = tuple[int, int]  # packets, bytes
+MapUse = tuple[int, int]  # entries in use, most entries
 
 
 class SourceSample(Struct, frozen=True, gc=False):
@@ -38,11 +39,11 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     ready: bool
     state: State  # as it is in the maps, with ids
     states: Mapping[BackendState, int] = {}  # backends in each
-    reasons: Mapping[Reason, Counter] = {}
-    services: Mapping[int, Counter] = {}  # by service id
-    backends: Mapping[int, Counter] = {}  # by backend id
+    reasons: Mapping[Reason, TrafficCounter] = {}
+    services: Mapping[int, TrafficCounter] = {}  # by service id
+    backends: Mapping[int, TrafficCounter] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
-    maps: Mapping[str, Counter] = {}  # by map: entries in use, most entries
+    maps: Mapping[str, MapUse] = {}  # by map
     failing: int = 0  # frontends whose last write failed
     restored: int = 0  # frontends that stay as the maps had them: no object names them, and a source is missing
     conflicts: int = 0  # what objects that are good alone refuse each other

@@ -48,14 +48,14 @@ def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[
             for frontend, claim in _claims(pod, port, context):
                 claims.setdefault(frontend, []).append(claim)
     rows: dict[str, list[SVC]] = {}
-    said: set[tuple[str, int]] = set()
+    reported: set[tuple[str, int]] = set()
     for frontend, rivals in claims.items():
         service = owner(frontend)
         holder = rivals[0].pod
         losers = rivals if service else [claim for claim in rivals[1:] if _is_rival(claim, holder)]
         for claim in losers:
-            if (claim.pod.key, frontend.port) not in said:
-                said.add((claim.pod.key, frontend.port))
+            if (claim.pod.key, frontend.port) not in reported:
+                reported.add((claim.pod.key, frontend.port))
                 result.messages.append((claim.pod.key, _lost(claim.pod, frontend, service, holder)))
         if not service:
             winners = [claim for claim in rivals if claim not in losers]

@@ -18,7 +18,7 @@ class ObjectIndex:
     """
 
     def __init__(self, node_name: str, sources: Sequence[str] = ()) -> None:
-        """Name this node, and the sources in the order in which their BackendStates win."""
+        """`sources` are their names in the order in which their BackendStates win."""
         self._here = node_name
         self._sources = sources
         self.services: dict[str, Service] = {}
@@ -29,7 +29,7 @@ class ObjectIndex:
         self.pods_dirty = False
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
-        self._said: dict[str, StateOverride] = {}  # every BackendState
+        self._all_overrides: dict[str, StateOverride] = {}  # also those of other nodes
         self._are_ranked = False
         self._overrides = Overrides()
         self._contradictions: list[Contradiction] = []
@@ -87,13 +87,13 @@ class ObjectIndex:
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
 
     def _override(self, key: str, new: object) -> None:
-        for each in (self._said.get(key), new):
+        for each in (self._all_overrides.get(key), new):
             if isinstance(each, StateOverride):
                 if each.address is not None:
                     self._stale_addresses.add(each.address.address)
                 else:
                     self._stale_pods.add(each.pod)
-        _put(self._said, key, new)
+        _put(self._all_overrides, key, new)
         self._are_ranked = False
         self.pods_dirty = True
 
@@ -139,18 +139,18 @@ class ObjectIndex:
         return LocalNode(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
 
     def overrides(self) -> Overrides:
-        """Return what the operator and health checks say of backends on this node."""
+        """Return the states that the operator and health checks set for backends on this node."""
         self._rank_overrides()
         return self._overrides
 
     def contradictions(self) -> list[Contradiction]:
-        """Return the BackendStates that do not act because another source, or another file, says something else."""
+        """Return the BackendStates that do not act because one of another source, or of another file, holds."""
         self._rank_overrides()
         return self._contradictions
 
     def _rank_overrides(self) -> None:
         if not self._are_ranked:
-            here = (each for each in self._said.values() if not each.node or each.node == self._here)
+            here = (each for each in self._all_overrides.values() if not each.node or each.node == self._here)
             self._overrides, self._contradictions = rank_overrides(here, self._sources)
             self._are_ranked = True
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain
 
 from lbagent.model.service import SVC
-from lbagent.model.state import Since, State
+from lbagent.model.state import State, StateDelta
 from lbagent.objects.records import Origin
 
 
@@ -71,9 +71,9 @@ class OrderedRows:
                 self._starts = array("I", accumulate(map(len, self._rows), initial=0))
         if self._moved or end:
             self._last = tuple(self._flat)
-        since = None if self._moved else Since(before, self._last, starts[first], len(before) - starts[end])
+        delta = None if self._moved else StateDelta(before, self._last, starts[first], len(before) - starts[end])
         self._touched, self._moved = (0, 0), False
-        return State(generation, self._last, since)
+        return State(generation, self._last, delta)
 
 
 def _same(old: SVC | None, new: SVC) -> SVC:

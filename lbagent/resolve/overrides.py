@@ -1,7 +1,7 @@
-"""Which state BackendStates say of a backend, and which of them holds when several do.
+"""Which state BackendStates set for a backend, and which of them holds when several do.
 
-The operator's word beats that of every other source; of the others the source that is configured first wins, in it the object
-that comes first. Of one source's words the one on an address beats the one on the Pod behind it.
+The operator's BackendStates beat those of every other source; of these the source that is configured first wins, in it the
+object that comes first. Of one source, a state of an address beats that of the Pod behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lbagent.objects.records import OPERATOR, Message, StateOverride
 
 
 class _Ranked(NamedTuple):
-    """A state and the rank of the source that says it; 0 is the highest."""
+    """A state and the rank of the source that set it; 0 is the highest."""
 
     rank: int
     state: BackendState
@@ -31,11 +31,11 @@ class Overrides(Struct, frozen=True, gc=False):
     by_pod: Mapping[str, _Ranked] = MappingProxyType({})
 
     def __bool__(self) -> bool:
-        """Whether anything is said of any backend."""
+        """Whether any backend has a state set."""
         return bool(self.by_address or self.by_pod)
 
     def state_of(self, address: L3n4Addr, pod: str) -> BackendState | None:
-        """Return what is said of a backend whose endpoint names this Pod ('' = none); None when nothing is."""
+        """Return the state set for a backend whose endpoint names this Pod ('' = none); None when none is."""
         of_address = self.by_address.get(address)
         of_pod = self.by_pod.get(pod) if pod and self.by_pod else None
         if of_pod is not None and (of_address is None or of_pod.rank < of_address.rank):
@@ -43,12 +43,12 @@ class Overrides(Struct, frozen=True, gc=False):
         return of_address.state if of_address is not None else None
 
     def of_addresses(self) -> dict[L3n4Addr, BackendState]:
-        """Return what is said of single addresses."""
+        """Return the states set for single addresses."""
         return {address: ranked.state for address, ranked in self.by_address.items()}
 
 
 class Contradiction(NamedTuple):
-    """Two sources' BackendStates say different things of the same backends: the first holds, the other does not act."""
+    """Two BackendStates set different states for the same backends: the first holds, the other does not act."""
 
     holds: StateOverride
     ignored: StateOverride
@@ -62,7 +62,7 @@ class Contradiction(NamedTuple):
         return Message(problem, kept, "spec.state", subject, origin.file, origin.line, warning=True)
 
 
-def rank_overrides(said: Iterable[StateOverride], sources: Sequence[str]) -> tuple[Overrides, list[Contradiction]]:
+def rank_overrides(overrides: Iterable[StateOverride], sources: Sequence[str]) -> tuple[Overrides, list[Contradiction]]:
     """Return which of all BackendStates hold, and which are contradicted by one that is not the operator's.
 
     `sources` are names of sources in the order in which they win. One that is not named comes after them all.
@@ -72,7 +72,7 @@ def rank_overrides(said: Iterable[StateOverride], sources: Sequence[str]) -> tup
     def rank(override: StateOverride) -> int:
         return ranks.get(override.origin.source, len(ranks))
 
-    ordered = sorted(said, key=lambda override: (rank(override), override.origin, override.name))
+    ordered = sorted(overrides, key=lambda override: (rank(override), override.origin, override.name))
     first: dict[L3n4Addr | str, StateOverride] = {}
     contradictions = []
     for override in ordered:

@@ -1,4 +1,4 @@
-"""Who gets a frontend that several Services want: the older one (creationTimestamp, then namespace/name).
+"""Which Service gets a frontend that several want: the older one (creationTimestamp, then namespace/name).
 
 A Service without a creationTimestamp counts as younger than any that has one. Order of events does not matter.
 """
@@ -22,7 +22,9 @@ class Ownership:
     def __init__(self) -> None:
         self._wanted: dict[str, tuple[L3n4Addr, ...]] = {}  # service key -> what it wants
         self._owner: dict[L3n4Addr, str] = {}  # the only, or the winning, service key
-        self._contested: dict[L3n4Addr, dict[str, tuple[bool, float, str, str]]] = {}  # all who want it, with their age
+        self._contested: dict[
+            L3n4Addr, dict[str, tuple[bool, float, str, str]]
+        ] = {}  # every Service that wants it, with its age
         self._age: dict[str, tuple[bool, float, str, str]] = {}
 
     def owner(self, frontend: L3n4Addr) -> str | None:

@@ -85,8 +85,8 @@ class Resolver:
             ObjectChange(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items()
         )
 
-    def remember(self, addresses: Iterable[L3n4Addr]) -> None:
-        """Say which backends have rows in the maps from before; it counts until the next `resolve`."""
+    def set_restored_backends(self, addresses: Iterable[L3n4Addr]) -> None:
+        """Name the backends that have rows in the maps from before; it counts until the next `resolve`."""
         self._restored = frozenset(addresses)
 
     @property
@@ -95,7 +95,7 @@ class Resolver:
         return self._options.node_name
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
-        """Return what the operator and health checks say of single addresses of backends on this node."""
+        """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
 
     def update(self, changes: Iterable[ObjectChange]) -> None:
@@ -111,18 +111,18 @@ class Resolver:
 
     def resolving(self) -> Cooperative[Resolution]:
         """Do what `resolve` does; no `update` before the end."""
-        known = self._index
-        if not known.is_changed:
+        index = self._index
+        if not index.is_changed:
             return self._last
-        known.refresh()
+        index.refresh()
         has_row = self._has_row if self._options.keep_existing else None
-        node = known.local_node(self._options.node_ips)
-        self._context = BuildContext(node, has_row, known.overrides(), known.weight_of_pod)
-        built = yield from self._build(known.dirty)
+        node = index.local_node(self._options.node_ips)
+        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod)
+        built = yield from self._build(index.dirty)
         for owner, rows in built.items():
             self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
             yield
-        known.forget_changes()
+        index.forget_changes()
         self._wanted = {}
         self._restored = frozenset()
         self._filtered_out.clear()
@@ -132,15 +132,15 @@ class Resolver:
     def _has_row(self, address: L3n4Addr) -> bool:
         return self._shared_states.has(address) or address in self._restored
 
-    # --- who must be built again ---
+    # --- which Services must be built again ---
 
     def _build(self, dirty: set[str]) -> Cooperative[RowsByOwner]:
         """Build the dirty Services and all whose rows depend on theirs."""
         built: RowsByOwner = {}
         touched: set[str] = set()
         pending = yield from self._contest(dirty)
-        known = self._index
-        pods = self._build_pods() if known.pods_dirty or known.all_dirty or (dirty and self._pod_owners) else {}
+        index = self._index
+        pods = self._build_pods() if index.pods_dirty or index.all_dirty or (dirty and self._pod_owners) else {}
         while pending or pods:
             batch = pods | (yield from self._build_services(pending))
             built |= batch
@@ -157,7 +157,7 @@ class Resolver:
         return built
 
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
-        """Bring the claims up to date; return the dirty Services and those that won or lost a frontend by them."""
+        """Update the ownership of frontends; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
         self._wanted = {}
         for key in dirty:
@@ -192,7 +192,7 @@ class Resolver:
 
         rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
         built = rows.build(wanted, lost_to)
-        self._say(key, rows.messages)
+        self._set_messages(key, rows.messages)
         if rows.filtered_out:
             self._filtered_out[key] = rows.filtered_out
         return built
@@ -210,12 +210,12 @@ class Resolver:
         for owner, pod in pods.items():
             self._rows.place(owner, pod.origin)
             built[owner] = result.rows.get(pod.key, ())
-            self._say(owner, [message for key, message in result.messages if key == pod.key])
+            self._set_messages(owner, [message for key, message in result.messages if key == pod.key])
         return built
 
     # --- messages ---
 
-    def _say(self, owner: str, messages: list[Message]) -> None:
+    def _set_messages(self, owner: str, messages: list[Message]) -> None:
         if messages:
             self._messages[owner] = tuple(messages)
         else:

@@ -67,7 +67,7 @@ class ServiceBuilder:
     """Builds the rows of one Service."""
 
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
-        """Take the Service, its slices (or those of its Endpoints) and what else its rows depend on."""
+        """`slices` are those of its Endpoints where the Service has none of its own."""
         self.messages: list[Message] = []
         # Filtered out for some frontend; kept for its live flows as soon as another Service gives it a row.
         self.filtered_out: set[L3n4Addr] = set()
@@ -82,19 +82,19 @@ class ServiceBuilder:
     def build(self, wanted: Iterable[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
         """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
         rows: list[SVC] = []
-        said: set[tuple[str, str]] = set()
+        reported: set[tuple[str, str]] = set()
         for want in wanted:
             winner = lost_to(want.frontend)
             if winner is not None:
                 field = path_text(want.field)
-                if not want.is_wildcard and (field, str(want.frontend.l4)) not in said:
-                    said.add((field, str(want.frontend.l4)))
-                    self._say_lost(want, winner)
+                if not want.is_wildcard and (field, str(want.frontend.l4)) not in reported:
+                    reported.add((field, str(want.frontend.l4)))
+                    self._report_lost(want, winner)
             elif want.port is None:
                 rows.append(_wildcard(want.frontend, self._name))
             else:
                 rows += self._rows(want, want.port)
-        self._say_ignored()
+        self._warn_ignored()
         if self._context.has_row:
             self._keep_unmatched(rows, self._context.has_row)
         return tuple(rows)
@@ -122,7 +122,7 @@ class ServiceBuilder:
                 nat,
                 svc_ext_local=service.external_local,
                 svc_int_local=service.internal_local,
-                session_affinity=service.affinity_timeout_s > 0,
+                session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
                 l7_load_balancer=service.l7_proxy_port > 0,
@@ -143,7 +143,7 @@ class ServiceBuilder:
             unselectable=group.unselectable,
             slotless=group.slotless,
             algorithm=service.algorithm,
-            session_affinity=service.affinity_timeout_s > 0,
+            session_affinity=service.has_affinity,
             session_affinity_timeout_s=service.affinity_timeout_s,
             source_ranges=self._ranges[Family.of(frontend.address)] if check else (),
             source_ranges_deny=service.ranges_deny and check,
@@ -191,7 +191,7 @@ class ServiceBuilder:
             self.filtered_out.update(info.address for info in chosen.filtered)
             slotless += tuple([make(info, filtered_state(info), port, node) for info in kept])
         if len(selectable) + len(unselectable) > MAX_SLOTS:
-            self._say(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
+            self._error(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
         return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen))
 
@@ -253,12 +253,12 @@ class ServiceBuilder:
 
     # --- messages ---
 
-    def _say(self, port: ServicePort, problem: str, kept: str) -> None:
+    def _error(self, port: ServicePort, problem: str, kept: str) -> None:
         service = self._service
         subject, field = f"Service {service.key}", path_text(("spec", "ports", port.index))
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
 
-    def _say_lost(self, want: WantedFrontend, winner: Service) -> None:
+    def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
         if winner.key == service.key:
@@ -267,7 +267,7 @@ class ServiceBuilder:
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
 
-    def _say_ignored(self) -> None:
+    def _warn_ignored(self) -> None:
         service = self._service
         if service.algorithm is Algorithm.RANDOM:
             for key in self._ignored_weights:

@@ -28,13 +28,13 @@ _ORIGIN = Origin(source=OPERATOR)
 
 
 class OperatorSource:
-    """What the operator said of backends: of single addresses, and of Pods by reference."""
+    """The states that the operator set: of single backends by address, and of Pods by reference."""
 
     name = OPERATOR
     trusted = True
 
     def __init__(self, state_dir: str) -> None:
-        """Read what was said before; a file that cannot be read is said in `problems` and put aside by the next write."""
+        """Read the states that were set before; `problems` names a file that cannot be read, and the next write puts it aside."""
         self.synced = asyncio.Event()
         self._path = os.path.join(state_dir, FILE)
         self._overrides: dict[str, StateOverride] = {}  # by what they are about, which is their name too
@@ -56,15 +56,15 @@ class OperatorSource:
         """Do nothing: the file has been read."""
 
     async def run(self, on_change: OnChange) -> None:
-        """Give what was said before; `set_states` gives later changes."""
+        """Give the states that were set before; `set_states` gives later changes."""
         self._on_change = on_change
-        MessageLog(logging.getLogger(__name__), "saved backend states refused").tell(self._problems)
+        MessageLog(logging.getLogger(__name__), "saved backend states refused").update(self._problems)
         on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 
     def state_of(self, address: L3n4Addr) -> BackendState | None:
-        """Return what the operator said of a single backend."""
+        """Return the state that the operator set for a single backend."""
         known = self._overrides.get(address.with_protocol())
         return known.state if known else None
 
@@ -76,20 +76,20 @@ class OperatorSource:
         pods: Iterable[str] = (),
         backends_of_pods: Iterable[L3n4Addr] = (),
     ) -> None:
-        """Say and remember the state of backends: all or none. Raises LbError when it cannot be written.
+        """Set and remember the state of backends: all or none. Raises LbError when it cannot be written.
 
         ACTIVE is remembered too: it beats what a manifest says. `pods` are keys of Pods, whose backends of now and later are
-        meant; what was said before of single `backends_of_pods` is forgotten, so that the newer word on the Pod holds.
+        meant; states set before for single `backends_of_pods` are forgotten, so that the newer one of the Pod holds.
         """
-        said = [StateOverride(address.with_protocol(), address, state, _ORIGIN) for address in addresses]
-        said += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod) for pod in pods]
+        given = [StateOverride(address.with_protocol(), address, state, _ORIGIN) for address in addresses]
+        given += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod) for pod in pods]
         async with self._lock:
             forgotten = {address.with_protocol() for address in backends_of_pods}
             left = {name: override for name, override in self._overrides.items() if name not in forgotten}
-            await self._store(left | {override.name: override for override in said})
+            await self._store(left | {override.name: override for override in given})
 
     async def forget(self, addresses: Iterable[L3n4Addr]) -> None:
-        """Say nothing of single backends any more. Raises LbError when it cannot be written."""
+        """Forget the states of single backends. Raises LbError when it cannot be written."""
         async with self._lock:
             gone = {address.with_protocol() for address in addresses}
             await self._store({name: each for name, each in self._overrides.items() if name not in gone})

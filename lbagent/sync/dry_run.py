@@ -15,7 +15,7 @@ from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
-from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.objects.records import Message
@@ -85,9 +85,9 @@ def _load(path: str) -> ManifestFiles:
 def _with_ids(state: State) -> tuple[State, list[Message]]:
     service_ids: IdAllocator[L3n4Addr] = IdAllocator(limit=SERVICE_ID_LIMIT)
     backend_ids: IdAllocator[L3n4Addr] = IdAllocator()
-    book = IdBook(service_ids, backend_ids)
-    assigned = book.assign(state)
-    return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in book.errors]
+    ids = IdAssigner(service_ids, backend_ids)
+    assigned = ids.assign(state)
+    return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in ids.errors]
 
 
 def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Message]]:

@@ -1,7 +1,7 @@
 """The loop: sources -> inbox -> resolve -> State, handed to each target that makes it true.
 
 Nothing is handed over before every source has given its first full list. Each target has a task of its own (runner.py): the
-loop waits for none of them. A lone change is resolved at once, a storm of changes in steps that leave the event loop air.
+loop waits for none of them. A lone change is resolved at once, a storm of changes in steps between which other tasks run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lbagent.resolve import Resolver
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.runner import MAX_PAUSE_S, TargetRunner
-from lbagent.sync.target.protocol import Desired, Provenance, Target
+from lbagent.sync.target_protocol import Desired, Provenance, Target
 
 log = logging.getLogger(__name__)
 
@@ -76,23 +76,23 @@ class SyncLoop:
         before, provenance = self._provenance, self._find_provenance()
         resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
         if resolution is not self._resolution or provenance is not before:
-            self._take(resolution)
+            self._adopt(resolution)
             self._provenance = provenance
             for runner in self.runners:
-                runner.hand(Desired(self.state, provenance))
+                runner.set_desired(Desired(self.state, provenance))
         await self.inbox.finish(number)
 
     def _update_resolver(self, changes: Sequence[ObjectChange]) -> None:
         """Give the resolver what changed, and the backends with entries that it has not named itself."""
-        held = frozenset().union(*[runner.target.held_backends() for runner in self.runners])
+        restored = frozenset().union(*[runner.target.restored_backends() for runner in self.runners])
         if self._next_resolver is not None:
-            held = held.union(self.state.backends)
+            restored = restored.union(self.state.backends)
             self._resolver, self._next_resolver = self._next_resolver, None
             self._resolver.replace(self.inbox.store.snapshot())
         else:
             self._resolver.update(changes)
-        if held:
-            self._resolver.remember(held)
+        if restored:
+            self._resolver.set_restored_backends(restored)
 
     def _find_provenance(self) -> Provenance | None:
         """Return which sources the objects come from; None where it does not matter.
@@ -104,15 +104,17 @@ class SyncLoop:
         if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
             return None
         store = self.inbox.store
-        return Provenance(untrusted, store.services_of(untrusted), store.sliced(), self._resolver.overrides())
+        return Provenance(
+            untrusted, store.services_of(untrusted), store.services_with_endpoints(), self._resolver.overrides()
+        )
 
-    def _take(self, resolution: Resolution) -> None:
+    def _adopt(self, resolution: Resolution) -> None:
         """Number a State, over every resolver, and log what is newly wrong with the objects together."""
         if resolution is self._resolution:
             return
         self._resolution = resolution
         new = resolution.state
-        self.state = State(next_generation(self.state, new), new.services, new.since)
+        self.state = State(next_generation(self.state, new), new.services, new.delta)
         if resolution.messages is not self.messages:
-            self._message_log.tell(resolution.messages)
+            self._message_log.update(resolution.messages)
             self.messages = resolution.messages

@@ -9,7 +9,7 @@ import time
 from lbagent.errors import LbError
 from lbagent.model.state import State
 from lbagent.sync.backoff import Failure, delays, failed_again
-from lbagent.sync.target.protocol import Desired, Target
+from lbagent.sync.target_protocol import Desired, Target
 
 log = logging.getLogger(__name__)
 MAX_PAUSE_S = 0.2  # pause after a pass: as long as the pass took, at most this
@@ -22,7 +22,7 @@ class TargetRunner:
         self.target = target
         self.failure: Failure | None = None  # the last pass failed as a whole
         self._desired = Desired(State())
-        self._handed = asyncio.Event()  # there is a State
+        self._has_desired = asyncio.Event()  # there is a State
         self._begun = 0  # passes
         self._ended = 0
         self._progress = asyncio.Condition()
@@ -39,15 +39,15 @@ class TargetRunner:
         """Whether the latest State is in force, whole."""
         return self.target.ready.is_set() and not (self.error or self.target.wake.is_set() or self._begun > self._ended)
 
-    def hand(self, desired: Desired) -> None:
+    def set_desired(self, desired: Desired) -> None:
         """Replace the State to be made true."""
         self._desired = desired
-        self._handed.set()
+        self._has_desired.set()
         self.target.wake.set()
 
     async def run(self) -> None:
         """Reconcile for ever, from the first State on."""
-        await self._handed.wait()
+        await self._has_desired.wait()
         while True:
             await self._next()
             began = time.monotonic()

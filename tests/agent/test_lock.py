@@ -10,11 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.agent.lock import AgentLock, running_agent
+from lbagent.agent.lock import AgentLock, holder
 from lbagent.errors import Conflict, KernelError
 
 HOLD = "import sys, time; from pathlib import Path; from lbagent.agent.lock import AgentLock; \
 AgentLock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
+
+
+def running_agent(directory: Path) -> int:
+    """Return the pid of the agent that holds a pin directory, 0 when there is none."""
+    if not directory.is_dir():
+        return 0
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return holder(fd)
+    finally:
+        os.close(fd)
 
 
 def holding(path: Path) -> subprocess.Popen[str]:

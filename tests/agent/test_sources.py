@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.agent import derive
+from lbagent.agent import layer_settings
 from lbagent.agent.sources import build_sources, source_names
 from lbagent.config import Config
 from lbagent.errors import ConfigError
@@ -17,7 +17,7 @@ def test_the_operator_comes_first_then_the_others_as_configured(tmp_path: Path) 
     operator, sources = build_sources(config)
     assert sources[0] is operator
     assert tuple(source.name for source in sources) == source_names(config) == ("operator", "folder", "synthetic")
-    assert derive.resolve_options(config).sources == source_names(config)
+    assert layer_settings.resolve_options(config).sources == source_names(config)
     for source in sources:
         source.resume()
         origins = [

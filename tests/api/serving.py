@@ -67,7 +67,7 @@ def example_state() -> State:
 
 
 class Agent:
-    """An AgentView that holds a State and nothing else."""
+    """An AgentApi that holds a State and nothing else."""
 
     def __init__(self) -> None:
         self.current = example_state()

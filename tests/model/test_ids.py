@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.ids import IdAllocator, IdBook, IdsExhausted, assign_ids
+from lbagent.model.ids import IdAllocator, IdAssigner, IdsExhausted, assign_ids
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 
@@ -25,8 +25,8 @@ def _svc(number: int, *backends: int, **more: object) -> SVC:
     return SVC(_frontend(number), selectable=members, **more)  # type: ignore[arg-type]
 
 
-def _book(limit: int = 100) -> IdBook:
-    return IdBook(IdAllocator(limit=limit), IdAllocator(limit=limit))
+def _assigner(limit: int = 100) -> IdAssigner:
+    return IdAssigner(IdAllocator(limit=limit), IdAllocator(limit=limit))
 
 
 def test_monotonic_and_stable() -> None:
@@ -92,58 +92,58 @@ def test_assign_in_state_order() -> None:
     assert [svc.id for svc in state.services] == [0, 0, 0]
 
 
-def test_book_keeps_what_did_not_change() -> None:
+def test_assigner_keeps_what_did_not_change() -> None:
     """Unchanged SVC objects give the same objects again; the changed one keeps its id."""
-    book = _book()
+    ids = _assigner()
     one, two = _svc(1, 1), _svc(2, 2)
-    first = book.assign(State(1, (one, two)))
-    second = book.assign(State(2, (one, _svc(2, 2, 3))))
+    first = ids.assign(State(1, (one, two)))
+    second = ids.assign(State(2, (one, _svc(2, 2, 3))))
     assert second.services[0] is first.services[0]
     assert second.services[1].id == 2
     assert [backend.id for backend in second.services[1].backends] == [2, 3]
 
 
-def test_book_releases_what_nobody_uses() -> None:
+def test_assigner_releases_what_is_not_used() -> None:
     """A frontend and a backend that are gone free their ids; a shared backend stays until the last user goes."""
-    book = _book()
-    book.assign(State(1, (_svc(1, 1, 2), _svc(2, 2))))
-    state = book.assign(State(2, (_svc(2, 2),)))
-    assert (len(book.service_ids), len(book.backend_ids)) == (1, 1)
+    ids = _assigner()
+    ids.assign(State(1, (_svc(1, 1, 2), _svc(2, 2))))
+    state = ids.assign(State(2, (_svc(2, 2),)))
+    assert (len(ids.service_ids), len(ids.backend_ids)) == (1, 1)
     assert (state.services[0].id, state.services[0].backends[0].id) == (2, 2)
-    state = book.assign(State(3, (_svc(1, 1),)))
+    state = ids.assign(State(3, (_svc(1, 1),)))
     assert (state.services[0].id, state.services[0].backends[0].id) == (3, 3)
 
 
-def test_book_leaves_out_what_finds_no_id() -> None:
+def test_assigner_leaves_out_what_finds_no_id() -> None:
     """A service without room is named and left out, without holding ids; the others are served."""
-    book = IdBook(IdAllocator(limit=100), IdAllocator(limit=3))
-    state = book.assign(State(1, (_svc(1, 1), _svc(2, 2, 3), _svc(3, 1))))
+    ids = IdAssigner(IdAllocator(limit=100), IdAllocator(limit=3))
+    state = ids.assign(State(1, (_svc(1, 1), _svc(2, 2, 3), _svc(3, 1))))
     assert [svc.frontend for svc in state.services] == [_frontend(1), _frontend(3)]
-    assert [frontend for frontend, _ in book.errors] == [_frontend(2)]
-    assert (len(book.service_ids), len(book.backend_ids)) == (2, 1)
+    assert [frontend for frontend, _ in ids.errors] == [_frontend(2)]
+    assert (len(ids.service_ids), len(ids.backend_ids)) == (2, 1)
     with pytest.raises(IdsExhausted):
         assign_ids(State(1, (_svc(1, 1, 2, 3),)), IdAllocator(), IdAllocator(limit=3))
 
 
 def test_restored_ids_nobody_claimed() -> None:
     """They are held until told otherwise: sources may still be loading."""
-    book = _book()
-    book.service_ids.restore([(_frontend(1), 4), (_frontend(2), 5)])
-    book.backend_ids.restore([(L3n4Addr(bytes([10, 0, 0, 1]), 80), 6), (L3n4Addr(bytes([10, 0, 0, 2]), 80), 9)])
-    state = book.assign(State(1, (_svc(2, 1),)))
+    ids = _assigner()
+    ids.service_ids.restore([(_frontend(1), 4), (_frontend(2), 5)])
+    ids.backend_ids.restore([(L3n4Addr(bytes([10, 0, 0, 1]), 80), 6), (L3n4Addr(bytes([10, 0, 0, 2]), 80), 9)])
+    state = ids.assign(State(1, (_svc(2, 1),)))
     assert (state.services[0].id, state.services[0].backends[0].id) == (5, 6)
-    assert (len(book.service_ids), len(book.backend_ids)) == (2, 2)
-    book.release_restored()
-    assert (len(book.service_ids), len(book.backend_ids)) == (1, 1)
+    assert (len(ids.service_ids), len(ids.backend_ids)) == (2, 2)
+    ids.release_restored()
+    assert (len(ids.service_ids), len(ids.backend_ids)) == (1, 1)
 
 
 ROWS = st.dictionaries(st.integers(1, 8), st.sets(st.integers(1, 6), max_size=4), max_size=8)
 
 
 @given(st.lists(st.tuples(ROWS, st.randoms()), min_size=1, max_size=8))
-def test_book_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -> None:
+def test_assigner_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -> None:
     """Whatever follows what, in any order: ids differ, stay while in use, and are freed with their last user."""
-    book = _book()
+    assigner = _assigner()
     made: dict[tuple[int, frozenset[int]], SVC] = {}
     before: dict[SVC, SVC] = {}
     ids: dict[L3n4Addr, int] = {}
@@ -153,13 +153,13 @@ def test_book_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -
         services = tuple(
             made.setdefault((number, frozenset(rows[number])), _svc(number, *sorted(rows[number]))) for number in order
         )
-        out = book.assign(State(1, services))
+        out = assigner.assign(State(1, services))
         assert [svc.frontend for svc in out.services] == [svc.frontend for svc in services]
         now = {svc.frontend: svc.id for svc in out.services}
-        assert len(set(now.values())) == len(now) == len(book.service_ids)
+        assert len(set(now.values())) == len(now) == len(assigner.service_ids)
         assert all(ids[frontend] == number for frontend, number in now.items() if frontend in ids)
         backends = {backend.address: backend.id for svc in out.services for backend in svc.backends}
-        assert len(set(backends.values())) == len(backends) == len(book.backend_ids)
+        assert len(set(backends.values())) == len(backends) == len(assigner.backend_ids)
         assert all(before[old] is new for old, new in zip(services, out.services, strict=True) if old in before)
         ids, before = now, dict(zip(services, out.services, strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC, ServiceName
-from lbagent.model.state import Since, State, next_generation
+from lbagent.model.state import State, StateDelta, next_generation
 
 WEB, DNS = ServiceName("shop", "web"), ServiceName("kube-system", "dns")
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80"), L3n4Addr.parse("10.0.0.2:80")
@@ -59,4 +59,4 @@ def test_a_generation_is_a_state_that_is_not_equal() -> None:
     assert next_generation(last, State(0, last.services[1:])) == 8
     assert next_generation(last, State(0, (*last.services[:2], same.services[0]))) == 8
     ends = (*last.services[:1], same.services[2], last.services[2])
-    assert next_generation(last, State(0, ends, Since(last.services, ends, 1, 1))) == 8
+    assert next_generation(last, State(0, ends, StateDelta(last.services, ends, 1, 1))) == 8

@@ -1,6 +1,6 @@
 """Layout 1 of flow entries, SNAT slots and path records: the bytes earlier versions left in the maps.
 
-An upgrade keeps the maps, so these programs meet what others wrote. The bytes below were read from the maps of the version before
+An upgrade keeps the maps, so these programs meet entries that earlier ones wrote. The bytes below were read from the maps of the version before
 the protocol had two bits and the way of forwarding a place of its own (docs/datapath.md has the words), and stand here as they
 were: a program that cannot use them loses the connections of every node that is upgraded.
 """

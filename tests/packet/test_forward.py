@@ -120,7 +120,7 @@ def test_two_hooks_share_one_flow(world: World, fam: Family) -> None:
 
 
 def test_reply_of_a_stranger_is_not_translated(world: World, fam: Family, hook: str) -> None:
-    """A packet to a live SNAT port from anyone but the flow's backend is not let through to the client."""
+    """A packet to a live SNAT port from another host than the flow's backend is not let through to the client."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
     out = world.run(hook, request(fam, TCP, 40000))

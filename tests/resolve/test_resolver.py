@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
-from lbagent.model.ids import IdAllocator, IdBook
+from lbagent.model.ids import IdAllocator, IdAssigner
 from lbagent.model.kinds import Algorithm
 from lbagent.objects.records import (
     Endpoint,
@@ -190,7 +190,7 @@ def test_no_frontend_twice_and_every_backend_in_one_state(history):
 @given(worlds)
 def test_a_state_says_truly_which_rows_are_the_same_objects_as_before(history):
     """And ids and plans may believe it: the State with ids says so too."""
-    resolver, book = Resolver(Options("n1")), IdBook(IdAllocator(), IdAllocator())
+    resolver, book = Resolver(Options("n1")), IdAssigner(IdAllocator(), IdAllocator())
     before = given_before = ()
     for changes, store in play(history):
         resolver.update(changes)
@@ -200,21 +200,21 @@ def test_a_state_says_truly_which_rows_are_the_same_objects_as_before(history):
         assert [svc.frontend for svc in numbered.services] == [svc.frontend for svc in state.services]
         check_since(state, before)
         check_since(numbered, given_before)
-        wanted, gone = differences(given_before, numbered.services, numbered.since)
+        wanted, gone = differences(given_before, numbered.services, numbered.delta)
         assert (wanted, gone) == differences(given_before, numbered.services)
         assert set(wanted) == {new.frontend for new in numbered.services if all(new is not old for old in given_before)}
         before, given_before = state.services, numbered.services
 
 
 def check_since(state, before):
-    since = state.since
-    if since is None:
+    delta = state.delta
+    if delta is None:
         return
-    assert since.after is state.services
-    if since.before is before:
-        old, new = len(before) - since.back, len(state.services) - since.back
-        assert 0 <= since.front <= min(old, new)
-        assert all(a is b for a, b in zip(before[: since.front], state.services[: since.front], strict=True))
+    assert delta.after is state.services
+    if delta.before is before:
+        old, new = len(before) - delta.suffix, len(state.services) - delta.suffix
+        assert 0 <= delta.prefix <= min(old, new)
+        assert all(a is b for a, b in zip(before[: delta.prefix], state.services[: delta.prefix], strict=True))
         assert all(a is b for a, b in zip(before[old:], state.services[new:], strict=True))
 
 

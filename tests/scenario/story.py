@@ -13,7 +13,7 @@ from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
-from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
 from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
 from lbagent.resolve import Options, Resolver
@@ -84,7 +84,7 @@ class Agent:
     def _start(self, shadow: Shadow) -> None:
         options = Options(self.given.node, tuple(map(parse_ip, self.given.node_ips)), keep_existing=True)
         self.resolver, self.files, self.shadow = Resolver(options), ManifestFiles(), shadow
-        self.book = IdBook(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
+        self.book = IdAssigner(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
         self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.said.items())
 
     def restart(self) -> None:
@@ -92,7 +92,7 @@ class Agent:
         self._start(found.shadow)
         self.book.service_ids.restore(found.service_ids)
         self.book.backend_ids.restore(found.backend_ids)
-        self.resolver.remember(address for address, _ in found.backend_ids)
+        self.resolver.set_restored_backends(address for address, _ in found.backend_ids)
 
     def set_state(self, state: str, text: str) -> None:
         pod = parse_pod_reference(text) if is_pod_reference(text) else ""

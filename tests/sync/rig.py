@@ -25,7 +25,7 @@ from lbagent.objects.records import (
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
-from lbagent.sync.target.protocol import Target
+from lbagent.sync.target_protocol import Target
 
 SMALL = Sizes(
     flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251

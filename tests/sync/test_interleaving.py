@@ -12,8 +12,7 @@ from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
 from lbagent.model import cooperative
 from lbagent.resolve import Options, Resolver
-from lbagent.sync import backoff
-from lbagent.sync.target import failures
+from lbagent.sync import backoff, failures
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 

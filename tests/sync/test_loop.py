@@ -13,8 +13,7 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
-from lbagent.sync import backoff
-from lbagent.sync.target import failures
+from lbagent.sync import backoff, failures
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 

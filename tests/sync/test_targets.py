@@ -14,11 +14,11 @@ from lbagent.sync import backoff, runner
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.runner import TargetRunner
 from lbagent.sync.target.bpf_target import BpfTarget
-from lbagent.sync.target.protocol import WholeTarget
+from lbagent.sync.target_protocol import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 
-class Recorder(WholeTarget):
+class Recorder(SnapshotTarget):
     """Writes down the States it gets; fails as often as the test says, and waits while it must."""
 
     def __init__(self, name: str = "record", *, failures: int = 0) -> None:
@@ -43,13 +43,13 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "delays", lambda: backoff.delays(0.02, 0.1))
 
 
-def rig(*others: WholeTarget) -> tuple[ListSource, MemoryMaps, BpfTarget, SyncLoop]:
+def rig(*others: SnapshotTarget) -> tuple[ListSource, MemoryMaps, BpfTarget, SyncLoop]:
     source, maps = ListSource(), MemoryMaps(SMALL)
     bpf = BpfTarget.open(maps, FixedPaths(), "me")
     return source, maps, bpf, make_loop([source], bpf, *others)
 
 
-def runner_of(loop: SyncLoop, target: WholeTarget) -> TargetRunner:
+def runner_of(loop: SyncLoop, target: SnapshotTarget) -> TargetRunner:
     return next(found for found in loop.runners if found.target is target)
 
 
@@ -145,7 +145,7 @@ async def test_maps_that_cannot_be_written_do_not_hold_up_a_renderer() -> None:
 
 
 async def test_a_defect_of_a_target_ends_the_loop() -> None:
-    class Broken(WholeTarget):
+    class Broken(SnapshotTarget):
         async def write(self, state: State) -> None:
             raise ZeroDivisionError(f"{state}")
 

@@ -15,7 +15,7 @@ from pyroute2 import IPRoute
 from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachTarget, Hook, TargetKind, link_pin
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
-from lbagent.bpf.load.devices import list_devices
+from lbagent.bpf.load.devices import list_devices, no_such_device
 from lbagent.bpf.load.links import detach_link, linked_program, pinned_links
 from lbagent.errors import NotFound
 
@@ -48,7 +48,10 @@ class Attacher(Protocol):
     """What attaches programs to one kind of target."""
 
     def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
-        """Attach or update; return the hook it became. Raises NotFound where the target has gone, and others as `attach` below."""
+        """Attach or update; return the hook it became.
+
+        Raises NotFound where the target has gone, else what `attach` of this module raises.
+        """
 
     def exists(self, target: AttachTarget) -> bool:
         """Say whether the target is there."""
@@ -69,10 +72,7 @@ def wanted_attachments(
     out: list[Attachment] = []
     for name in dict.fromkeys(names):
         if name not in present:
-            there = ", ".join(sorted(item for item in present if not present[item].loopback)) or "none"
-            raise NotFound(
-                f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}"
-            )
+            raise no_such_device(name, (item for item in present if not present[item].loopback))
         out += [Attachment.on_device(name, hook) for hook in (_ingress(mode, present[name]), TC_EGRESS)]
     for name in sorted(present):
         if name not in names and any(fnmatchcase(name, pattern) for pattern in pod_patterns):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load import clsact
+from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU
 from lbagent.bpf.load.links import attach_link, detach_link, linked_program
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 from lbagent.kernel import bpf_prog
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.hooks import AttachTarget, Hook
     from lbagent.bpf.load.devices import Device
-
-_NATIVE_XDP_MTU = 3498  # one page less headroom and the kernel's tail
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def _explain(error: KernelError, device: Device, hook: Hook) -> Exception:
         )
     if hook.fallback and error.errno in (errno.ERANGE, errno.EOPNOTSUPP, errno.EINVAL):
         advice = ""
-        if device.mtu > _NATIVE_XDP_MTU:
+        if device.mtu > MAX_NATIVE_XDP_MTU:
             advice = f"MTU {device.mtu} may be too large for its driver (3,498 is a usual limit); "
         return Unsupported(f"native XDP on device {name}", advice=advice + "use --attach tc or --attach xdp-generic")
     if error.errno == errno.ENODEV:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from lbagent.errors import NotFound
+
 _IFF_LOOPBACK = 8
+MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ def devices() -> dict[str, Device]:
     """Return every device of this network namespace by name."""
     with IPRoute() as netlink:
         return list_devices(netlink)
+
+
+def no_such_device(name: str, present: Iterable[str]) -> NotFound:
+    """Return the error about a `--device` that is not there; `present` are the names of devices that could be meant."""
+    there = ", ".join(sorted(present)) or "none"
+    return NotFound(f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}")
 
 
 def list_devices(netlink: IPRoute) -> dict[str, Device]:

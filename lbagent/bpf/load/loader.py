@@ -26,7 +26,8 @@ from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import layout
 from lbagent.maps.lbmaps import GENERATION_MAPS
-from lbagent.maps.specs import OLD_MAPS, MapSpec, map_specs
+from lbagent.maps.pins import create_map
+from lbagent.maps.specs import OLD_MAPS, map_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,14 +130,6 @@ def generation_maps(config: bytes) -> Iterator[dict[str, int]]:
     finally:
         for fd in fds.values():
             os.close(fd)
-
-
-def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
-    """Create a map, unpinned; `inner_fd` is the template of a map of maps."""
-    with kernel_errors("create map", spec.name, "make the table smaller or free memory"):
-        return bpf_map.map_create(
-            spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags, spec.name, inner_fd
-        )  # fmt: skip
 
 
 def is_tail_called(name: str) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import (
-    create_map,
     generation_maps,
     load_program,
     require_kernel,
@@ -20,6 +19,7 @@ from lbagent.bpf.load.loader import (
 from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.maps.pins import create_map
 from lbagent.maps.specs import MapType, Sizes, maglev_inner, map_specs
 
 if TYPE_CHECKING:

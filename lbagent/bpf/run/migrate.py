@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.bpf.load.loader import create_map, generation_maps, load_program, with_old_maps
+from lbagent.bpf.load.loader import generation_maps, load_program, with_old_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, LB_MIGRATE, MigrateWhat
+from lbagent.maps.pins import create_map
 from lbagent.maps.specs import OLD_MAPS, Sizes, map_specs
 from lbagent.model.family import Family
 

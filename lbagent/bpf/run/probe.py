@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
-from lbagent.bpf.hooks import XDP, XDP_GENERIC
+from lbagent.bpf.hooks import TC_INGRESS, XDP_GENERIC
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
-from lbagent.bpf.load.devices import devices
+from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, devices
 from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.loader import MIN_KERNEL
+from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import NotFound
 from lbagent.kernel import features
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.load.devices import Device
 
-_XDP_MTU = 3498  # one page less headroom and the kernel's tail
 NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
 _OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
 
@@ -59,7 +59,7 @@ class ProbeOptions:
     device: Sequence[str] = ()
     pod_device: Sequence[str] = ()
     attach: str = "auto"
-    bpffs: str = "/sys/fs/bpf/lbagent"
+    bpffs: str = DEFAULT_BPFFS
     artifact: str = ""
     snat_ports: tuple[int, int] = (1024, 29999)
 
@@ -166,22 +166,28 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
 
 
+# What is said of hooks that every driver has.
+_DRIVER_INDEPENDENT = {
+    XDP_GENERIC.name: "generic XDP (slow: a packet buffer is made first)",
+    TC_INGRESS.name: "tc",
+}
+
+
 def _device(root: Path, device: Device, ingress: Attachment) -> Iterator[Finding]:
     hook, name, kind = ingress.hook, device.name, device.kind or "NIC"
-    driver = features.xdp_features(device.ifindex)
-    if hook is not XDP:
-        way = "generic XDP (slow: a packet buffer is made first)" if hook is XDP_GENERIC else "tc"
-        yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): {way}")
-    elif driver is None:
+    native = features.has_native_xdp(device.ifindex)
+    if how := _DRIVER_INDEPENDENT.get(hook.name):
+        yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): {how}")
+    elif native is None:
         yield Finding(Level.NOTE, f"device {name} ({kind}, MTU {device.mtu}): native XDP if its driver has it, else tc")
-    elif driver.native:
+    elif native:
         yield Finding(Level.OK, f"device {name} ({kind}, MTU {device.mtu}): native XDP")
     else:
         yield Finding(Level.WARNING, f"device {name} ({kind}): its driver has no native XDP", "use --attach auto or tc")
-    if hook is XDP and device.mtu > _XDP_MTU:
+    if hook.fallback and device.mtu > MAX_NATIVE_XDP_MTU:
         yield Finding(
             Level.WARNING, f"device {name}: MTU {device.mtu} is more than one page; most drivers refuse native XDP then",
-            f"use --attach tc, or an MTU of at most {_XDP_MTU}",
+            f"use --attach tc, or an MTU of at most {MAX_NATIVE_XDP_MTU}",
         )  # fmt: skip
     if device.kind == "veth" and hook.xdp_mode:
         yield Finding(

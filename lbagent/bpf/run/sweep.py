@@ -29,7 +29,7 @@ FULL_REASONS: Mapping[Reason, tuple[str, str]] = {
 }
 
 
-REPEAT_WARNING_S = 60.0  # a table that stays full is said again after this
+REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 
@@ -49,7 +49,7 @@ class Sweeper:
         self._flows = dict.fromkeys(Family, 0)
         self._seen: dict[Reason, int] | None = None
         self._full: dict[Reason, float] = {}  # until when it counts as a problem
-        self._said: dict[Reason, float] = {}
+        self._logged_until: dict[Reason, float] = {}
         self._error = ""
 
     def usage(self) -> dict[str, tuple[int, int]]:
@@ -135,7 +135,7 @@ class Sweeper:
             if more <= 0:
                 continue
             self._full[reason] = now + REPEAT_WARNING_S
-            if self._said.get(reason, 0.0) <= now:
-                self._said[reason] = now + REPEAT_WARNING_S
+            if self._logged_until.get(reason, 0.0) <= now:
+                self._logged_until[reason] = now + REPEAT_WARNING_S
                 what, option = FULL_REASONS[reason]
                 log.warning(what, extra={"packets": more, "setting": option, "reason": reason.name.lower()})

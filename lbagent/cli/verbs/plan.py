@@ -56,7 +56,7 @@ def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: in
         if done.lines:
             click.echo("\n".join(done.lines))
     else:
-        from lbagent.api.convert import json_list, service_views
+        from lbagent.api.encode import frontend_rows, json_list
 
-        document(json.loads(b"".join(json_list(service_views(done.state)))), form)
+        document(json.loads(b"".join(json_list(frontend_rows(done.state)))), form)
     return done.exit_code

@@ -1,4 +1,4 @@
-"""Read BackendStates (lbagent.io/v1alpha1): what the operator, or a health check, says of backends."""
+"""Read BackendStates (lbagent.io/v1alpha1): the states that the operator, or a health check, sets for backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decode_backend_state(raw: wire.BackendState, _namespace: str, name: str, rep
         report.error(("spec", "ref"), "spec.address is given too; give only one of them", _LEFT_OUT)
         return None
     if any(("spec", field) in report.wrong_type_fields for field in ("address", "ref")):
-        return None  # said already; the other one may be left over from before
+        return None  # reported already; the other one may be left over from before
     address = pod = None
     if spec.ref:
         pod = _pod(spec.ref, report)

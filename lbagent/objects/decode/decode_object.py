@@ -13,11 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from lbagent.objects.decode import wire
-from lbagent.objects.decode.convert import convert
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
 from lbagent.objects.decode.decode_service import decode_service
 from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
+from lbagent.objects.decode.lenient_convert import convert_leniently
 from lbagent.objects.decode.report import OURS, Report
 from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
@@ -123,7 +123,7 @@ def _decode(
             report.subject = kind
             report.error(("metadata", field), problem, "the object is left out")
             return DecodedObject(None, kind, "", tuple(report.messages), is_unidentified=True)
-    converted = convert(raw, known.wire, report.wrong_type)
+    converted = convert_leniently(raw, known.wire, report.wrong_type)
     if converted is not None and not (report.wrong_type_fields & _WHOLE and report.last):
         obj = known.decode(converted, namespace, name, report)
         if obj is not None or not report.messages:

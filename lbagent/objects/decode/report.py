@@ -33,7 +33,6 @@ class Report:
         locate: Callable[[FieldPath], int] | None = None,
         last: Callable[[], LastGoodObject | None] | None = None,
     ) -> None:
-        """Name the object that is read."""
         self.origin = origin
         self.subject = subject
         self.messages: list[Message] = []

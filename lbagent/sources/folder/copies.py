@@ -1,6 +1,6 @@
 """Copies of manifests as they were when they were good, so that a file broken while the agent restarts keeps its objects.
 
-Written in a thread, a moment after the file was read: a copy that is missing costs nothing but this comfort.
+Written in a thread, a moment after the file was read: without a copy such a file has no objects until it is good again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class ManifestCopies:
     """A folder of copies, by the names of the manifests."""
 
     def __init__(self, folder: str) -> None:
-        """Name the folder; it is made when there is something to keep."""
         self._folder = folder
         self._noted: dict[str, Signature | None] = {}  # path -> as it was when it was good; None = deleted
         self._is_behind = asyncio.Event()

@@ -14,7 +14,7 @@ class FolderWatch:
     """Follows the folder that a path leads to."""
 
     def __init__(self, folder: str, *, use_inotify: bool) -> None:
-        """Open inotify, if the kernel gives it; `follow` names the folder to it."""
+        """Open inotify where the kernel has it; `follow` begins to watch the folder."""
         self._folder = folder
         self._watch = _open() if use_inotify else None
         self._followed: tuple[int, int] | None = None  # device and inode of the folder

@@ -42,7 +42,7 @@ class ManifestFiles:
     def __init__(
         self, *, say_generation: bool = True, recall: Callable[[str], str | None] = lambda _path: None
     ) -> None:
-        """Hold no file yet; `plan` does not say generations. `recall` gives the last good text of a file not read before."""
+        """`recall` gives the last good text of a file not read before; `say_generation` is for messages of a running agent."""
         self._recall = recall
         self.generation = 0  # how many batches of changed objects the source has published; the source counts them
         self.revision = 0  # counts changes of `problems`

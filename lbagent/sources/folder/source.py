@@ -46,7 +46,7 @@ class FolderSource:
         poll_s: float = POLL_S,
         look_s: float = LOOK_S,
     ) -> None:
-        """Name the folder; it need not be there yet. `last_good` is a folder for copies of good files, '' for none."""
+        """`folder` need not exist yet; `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
         self._resumes = False  # an earlier agent's objects are served: until there is a folder the copies of them count
         self._resumed = False  # the objects are those of the copies
@@ -153,7 +153,7 @@ class FolderSource:
         if changes or first or refused:
             self._publish(on_change, changes)
         if refused:
-            self._message_log.tell(self.problems())
+            self._message_log.update(self.problems())
 
     def _publish(self, on_change: OnChange, changes: list[ObjectChange]) -> None:
         self._files.generation += bool(changes)

@@ -21,7 +21,8 @@ from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.sync.target.backends import reference_counts
 from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
-from lbagent.sync.target.shadow import Partial, Shadow
+from lbagent.sync.target.shadow import Shadow
+from lbagent.sync.target.shadow_frontend import PartialFrontend
 from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
@@ -185,9 +186,8 @@ class _Run:
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
                 self.shadow.set_path(family, ident, value)
         elif step.kind is Kind.PATH_BODY:
-            image = self.shadow.paths[family]
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
-                image.set_start(ident, value[: backend_codec.META_AT[image.record]])
+                self.shadow.set_path_body(family, ident, value)
         elif step.map.endswith("_backend") and step.kind is Kind.PUT:
             for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
                 self.shadow.set_row(family, ident, value)
@@ -233,7 +233,7 @@ class _Run:
         for ident in pins:
             self.shadow.pin(ident, counted.get(ident, _NO_COUNT)[0])
         if change.old is not None or pins or rows != FrontendEntries(rows.id, {}):
-            self.shadow.set_frontend(change.frontend, Partial(rows, pins))
+            self.shadow.set_frontend(change.frontend, PartialFrontend(rows, pins))
 
     def clear_stale_bits(self) -> None:
         """Clear the filter bits that have no user any more: the last write of all."""

@@ -15,18 +15,19 @@ from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.sync.target.shadow import PIN, Partial, Shadow, ShadowEntry, is_selectable, reference, state_of
+from lbagent.sync.target.shadow import PIN, Shadow, is_selectable, reference, state_of
+from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL"))
 
 
-def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend | None]]:
+def reference_counts(entry: ShadowFrontend | None) -> dict[int, tuple[int, Backend | None]]:
     """Return what an entry adds to the reference count of each backend id, and the backend as the entry has it."""
     if entry is None:
         return {}
-    if isinstance(entry, Partial):
+    if isinstance(entry, PartialFrontend):
         return dict.fromkeys(entry.pins, (PIN, None))
     out: dict[int, tuple[int, Backend | None]] = {}
     for group, chosen in ((entry.selectable, True), (entry.unselectable, False), (entry.slotless, False)):
@@ -39,7 +40,7 @@ class _FamilyMaps:
     """Maps, offsets and steps of the backends of one family; looked up once, not for each of 100,000."""
 
     def __init__(self, shadow: Shadow, family: Family, steps: Steps) -> None:
-        self.rows, self.paths = shadow.rows[family], shadow.paths[family]
+        self.backend_rows, self.paths = shadow.backend_rows[family], shadow.paths[family]
         size = self.paths.record
         self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
         self.meta_at = backend_codec.META_AT[size]
@@ -66,8 +67,8 @@ class BackendPlanner:
     def count(self, owner: int, change: FrontendChange) -> None:
         """Add a change to the reference counts of the backends it touches."""
         before = reference_counts(change.old)
-        if isinstance(change.old, Partial):
-            for ident in change.old.rows.backend_ids() - before.keys():
+        if isinstance(change.old, PartialFrontend):
+            for ident in change.old.entries.backend_ids() - before.keys():
                 before[ident] = (0, None)  # just read from the maps: its backends are not counted yet
         if change.svc is not None:
             self._add(owner, change.svc, before)
@@ -117,8 +118,8 @@ class BackendPlanner:
         if state is None:
             return  # only pinned: as it is until the service that pins it gets through
         maps = self._maps_of(backend) if backend else self._maps_with(ident)
-        old = maps.rows.get(ident)
-        known = not maps.rows.is_clear(ident)
+        old = maps.backend_rows.get(ident)
+        known = not maps.backend_rows.is_clear(ident)
         if backend is None and not known:
             return  # its row never got written: the service that wants it is planned again
         address = backend.address if backend else backend_codec.backend_of(old)[0]
@@ -144,7 +145,7 @@ class BackendPlanner:
 
     def _maps_with(self, ident: int) -> _FamilyMaps:
         four = self._families[Family.IPV4]
-        return self._families[Family.IPV6] if four.rows.is_clear(ident) else four
+        return self._families[Family.IPV6] if four.backend_rows.is_clear(ident) else four
 
     def _owner(self, ident: int, down: bool) -> Owner:
         """Return the changes that fail with an entry: for one that is taken away those that may still need it."""
@@ -192,13 +193,13 @@ class BackendPlanner:
         key, owner = U32.pack(ident), self._owner(ident, True)
         if record[maps.flags_at] & _LIVE:
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
-        if not maps.rows.is_clear(ident):
+        if not maps.backend_rows.is_clear(ident):
             self._steps.at(Phase.BACKEND_OUT, maps.backend_map).add(owner, key)
 
     def _unreferenced(self) -> Iterator[tuple[_FamilyMaps, int]]:
         """Yield what restore found in the maps and no service names in that family."""
         for maps in self._families.values():
-            for ident in sorted({*maps.rows.used(), *maps.paths.used()}):
+            for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()}):
                 if not self._named(ident, maps):
                     yield maps, ident
 

@@ -2,7 +2,7 @@
 
 A pass: keep what may not be taken away (retention) -> ids -> plan -> apply -> note what failed. After a start nothing is taken
 away that may come from an untrusted source (retention.py). What fails is planned again by itself with growing pauses
-(failures.py), and no other service waits for it. Once the target is ready, the maps are compared with the Shadow every
+(sync/failures.py), and no other service waits for it. Once the target is ready, the maps are compared with the Shadow every
 `resync_s`, and put right where another process changed them (drift.py).
 """
 
@@ -21,18 +21,18 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
-from lbagent.model.ids import IdBook
+from lbagent.model.ids import IdAssigner
 from lbagent.model.state import State, next_generation
 from lbagent.sync.backoff import Failure
+from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import compare
-from lbagent.sync.target.failures import Failures
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
-from lbagent.sync.target.protocol import Desired, Provenance
-from lbagent.sync.target.restore import Restored, id_book, restore
+from lbagent.sync.target.restore import Restored, id_assigner, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
 from lbagent.sync.target.steps import Plan
+from lbagent.sync.target_protocol import Desired, Provenance
 
 log = logging.getLogger(__name__)
 RESYNC_S = 60.0
@@ -48,14 +48,14 @@ class Counts(Struct):
 
 
 class BpfTarget:
-    """Owner of the ids and of the Shadow. A large pass is done in slices, so that the event loop has air."""
+    """Owner of the ids and of the Shadow. A large pass is done in slices, between which the event loop runs other tasks."""
 
     name = "bpf"
 
-    def __init__(self, maps: LBMaps, restored: Restored, book: IdBook, paths: PathProvider, node_name: str) -> None:
-        """Go on with what was read from the maps; write nothing yet. `node_name` names the node of local restored backends."""
+    def __init__(self, maps: LBMaps, restored: Restored, ids: IdAssigner, paths: PathProvider, node_name: str) -> None:
+        """`restored` is what was read from the maps; `node_name` names the node of its local backends. Nothing is written yet."""
         self.ready = asyncio.Event()  # the first full State is in the maps
-        self.first_pass = asyncio.Event()  # ready, or something is held back while what is in the maps goes on serving
+        self.first_pass = asyncio.Event()  # ready, or something waits while what is in the maps goes on serving
         self.wake = asyncio.Event()
         self.waiting = ""  # why nothing is removed yet
         self.state = State()  # as it is in the maps
@@ -63,7 +63,7 @@ class BpfTarget:
         self.counts = Counts()
         self.resync_s = RESYNC_S
         self.shadow = restored.shadow
-        self._held = frozenset(address for address, _ in restored.backend_ids)
+        self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
         self._failures = Failures()
@@ -71,15 +71,15 @@ class BpfTarget:
         self._broken_off = False  # the last pass ended by an exception
         self._paths_changed = False
         self._invalid: set[L3n4Addr] = set()
-        self._maps, self._book, self._paths, self._node_name = maps, book, paths, node_name
-        self._changed = asyncio.Condition()  # told after each pass
+        self._maps, self._ids, self._paths, self._node_name = maps, ids, paths, node_name
+        self._changed = asyncio.Condition()  # notified after each pass
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
 
     @classmethod
     def open(cls, maps: LBMaps, paths: PathProvider, node_name: str) -> BpfTarget:
         """Read what an earlier agent left in the maps. Raises KernelError."""
         restored = restore(maps)
-        return cls(maps, restored, id_book(restored, maps.sizes.backends), paths, node_name)
+        return cls(maps, restored, id_assigner(restored, maps.sizes.backends), paths, node_name)
 
     # --- what the loop and the status ask ---
 
@@ -107,9 +107,9 @@ class BpfTarget:
         """Whether the maps may hold what an earlier agent was given and no source has given to this one."""
         return not self.ready.is_set() and bool(self._retention or self.shadow.frontends)
 
-    def held_backends(self) -> Collection[L3n4Addr]:
+    def restored_backends(self) -> Collection[L3n4Addr]:
         """Return the backends that were in the maps at the start, until the target is ready."""
-        return self._held
+        return self._restored_backends
 
     @property
     def restored(self) -> int:
@@ -205,11 +205,11 @@ class BpfTarget:
     async def _pass(self, desired: Desired, now: float) -> None:
         await self._update_retention(desired.provenance)
         self.wanted = self._with_retained(desired)
-        assigned = await run_cooperatively(self._book.assigning(self.wanted), time.monotonic)
+        assigned = await run_cooperatively(self._ids.assigning(self.wanted), time.monotonic)
         await self._write(self._numbered(assigned), now)
         if not self.ready.is_set() and self._retention is None:
-            self._book.release_restored()
-            self._held = frozenset()
+            self._ids.release_restored()
+            self._restored_backends = frozenset()
             self.ready.set()
 
     async def _update_retention(self, provenance: Provenance | None) -> None:
@@ -248,21 +248,21 @@ class BpfTarget:
 
     def _numbered(self, assigned: State) -> State:
         """Count the States that were planned: a generation never comes twice."""
-        return State(next_generation(self.state, assigned), assigned.services, assigned.since)
+        return State(next_generation(self.state, assigned), assigned.services, assigned.delta)
 
     async def _write(self, desired: State, now: float) -> None:
         shadow = self.shadow
         invalid, self._invalid = self._invalid, set()
         deferred = self._failures.not_due(now)
         shadow.invalidate(invalid)
-        held_back = shadow.defer(deferred)
+        postponed = shadow.defer(deferred)
         shadow.invalidate(self._failures.due(now))
         in_use = bool(shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
         if planned.steps and in_use and await self._paths.resolve_neighbours():
             planned = await self._plan(desired)
         errors = (await self._apply(planned, now)).errors
-        shadow.invalidate(held_back)
+        shadow.invalidate(postponed)
         errors += await self._write_paths(desired, now)
         self._paths.paths_planned()
         errors += self._unread
@@ -309,7 +309,7 @@ class BpfTarget:
 
     def _note_failures(self, desired: State, errors: Sequence[LbError], now: float) -> None:
         """Note what failed beside single writes, and forget frontends that are no longer asked for."""
-        failures, without_id = self._failures, self._book.errors
+        failures, without_id = self._failures, self._ids.errors
         failures.failed(without_id, now)
         if failures.frontends:
             wanted = desired.by_frontend.keys() | {frontend for frontend, _ in without_id}

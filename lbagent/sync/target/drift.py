@@ -14,7 +14,8 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.sync.target.record_array import RecordArray
-from lbagent.sync.target.shadow import Shadow, ShadowEntry, rows_of
+from lbagent.sync.target.shadow import Shadow
+from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
@@ -40,7 +41,7 @@ async def compare(maps: LBMaps, shadow: Shadow, busy: asyncio.Lock) -> list[str]
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
 
-    Plans may be applied between two yields: a difference is told only when it is still there at a second look. Maglev
+    Plans may be applied between two yields: a difference is reported only when it is still there at a second look. Maglev
     tables are not read: they are swapped whole or not at all. Raises KernelError.
     """
     for family in Family:
@@ -76,15 +77,15 @@ def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
             yield f"{stranger.with_protocol()} is in {name} and was not put there"
 
 
-def _sum(frontend: L3n4Addr, entry: ShadowEntry) -> int:
-    rows, total = rows_of(entry), 0
+def _sum(frontend: L3n4Addr, entry: ShadowFrontend) -> int:
+    rows, total = map_entries(entry), 0
     for slot, value in rows.slots.items() if rows else ():
         total ^= hash((frontend_codec.service_key(frontend, slot), value))
     return total
 
 
 def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name, rows = family.map("backend"), shadow.rows[family]
+    name, rows = family.map("backend"), shadow.backend_rows[family]
     seen = bytearray(rows.count)
     for keys, values, _ in maps.batches(name):
         for i, ident in enumerate(u32_values(keys)):
@@ -122,7 +123,7 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
     entries = dict(shadow.frontends)
     for number, (frontend, entry) in enumerate(entries.items()):
-        rows = rows_of(entry)
+        rows = map_entries(entry)
         if rows is None:
             continue
         wanted["lb_affinity_match"].update(

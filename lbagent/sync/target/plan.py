@@ -19,11 +19,12 @@ from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.model.service import MAX_SLOTS, SVC
-from lbagent.model.state import Since, State, same_ends
+from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps, ranges_needed
 from lbagent.sync.target.retention import RESTORED, as_found
-from lbagent.sync.target.shadow import Shadow, rows_of
+from lbagent.sync.target.shadow import Shadow
+from lbagent.sync.target.shadow_frontend import map_entries
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
@@ -61,16 +62,16 @@ def planning(
     steps = Steps()
     changes = _changes(desired, shadow)
     out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
-    capacity = Capacity(shadow)
+    capacity = MapCapacity(shadow)
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
-        old = rows_of(change.old) or FrontendEntries(0, {})
+        old = map_entries(change.old) or FrontendEntries(0, {})
         new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)
         if change.svc is not None and (
-            error := _cannot(change.svc, shadow) or capacity.take(change.frontend, old, new)
+            error := _cannot(change.svc, shadow) or capacity.reserve(change.frontend, old, new)
         ):
             out.refused[owner] = error
             continue
@@ -110,7 +111,7 @@ def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
         wanted.update(desired.by_frontend)
         gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
     else:
-        wanted, gone = differences(shadow.services, desired.services, desired.since)
+        wanted, gone = differences(shadow.services, desired.services, desired.delta)
         if shadow.dirty:
             _add_dirty(desired, shadow, wanted, gone)
     known = shadow.frontends
@@ -119,11 +120,11 @@ def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
 
 
 def differences(
-    old: Sequence[SVC], new: Sequence[SVC], since: Since | None = None
+    old: Sequence[SVC], new: Sequence[SVC], delta: StateDelta | None = None
 ) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
     """Return (frontends that are new or not the same object, frontends that are gone)."""
-    front, back = same_ends(old, new, since)
-    before, after = old[front : len(old) - back], new[front : len(new) - back]
+    prefix, suffix = common_prefix_and_suffix(old, new, delta)
+    before, after = old[prefix : len(old) - suffix], new[prefix : len(new) - suffix]
     known, still = set(map(id, before)), set(map(id, after))
     left = dict.fromkeys(svc.frontend for svc in before if id(svc) not in still)
     wanted = {svc.frontend: svc for svc in after if id(svc) not in known or svc.frontend in left}
@@ -161,7 +162,7 @@ def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
     return None
 
 
-class Capacity:
+class MapCapacity:
     """What still fits into the maps. A frontend that does not fit is refused whole: half of it would serve no packet.
 
     Entries that leave with the same plan leave after the new ones came; a frontend that needs their room is planned again.
@@ -171,7 +172,7 @@ class Capacity:
         self._specs = shadow.specs
         self._used = dict(shadow.used)
 
-    def take(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
+    def reserve(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
         family = Family.of(frontend.address)
         needs = {family.map("service"): len(new.slots) - len(old.slots)}

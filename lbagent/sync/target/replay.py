@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.sync.target.shadow import rows_of
+from lbagent.sync.target.shadow_frontend import map_entries
 from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
 # --- words ---
@@ -46,7 +46,7 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
 
 def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
     """Return the rows of a change after the entries that were done."""
-    old = rows_of(change.old)
+    old = map_entries(change.old)
     new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
     rows = (
         FrontendEntries(
@@ -71,8 +71,8 @@ def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: 
     elif step.map.endswith("_source_range"):
         put = step.kind is Kind.PUT
         rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
-        said = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
-        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + said
+        verdict = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
+        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + verdict
     elif step.map == "lb_affinity_match":
         ident = frontend_codec.affinity_match_ids(key)[1]
         rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}

@@ -17,7 +17,7 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdBook
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.sync.target.shadow import Shadow
 
 
@@ -30,14 +30,14 @@ class Restored(Struct):
     states: dict[L3n4Addr, BackendState]
 
 
-def id_book(restored: Restored, backends: int) -> IdBook:
+def id_assigner(restored: Restored, backends: int) -> IdAssigner:
     """Return ids that go on where the maps left off; `backends` is the size of the backend map."""
     limit = min(backends, BACKEND_ID_LIMIT)
     advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
-    book = IdBook(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
-    book.service_ids.restore(restored.service_ids)
-    book.backend_ids.restore(restored.backend_ids)
-    return book
+    ids = IdAssigner(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
+    ids.service_ids.restore(restored.service_ids)
+    ids.backend_ids.restore(restored.backend_ids)
+    return ids
 
 
 def restore(maps: LBMaps) -> Restored:
@@ -62,7 +62,7 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
 
 def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
     name = family.map("backend")
-    size = found.shadow.rows[family].record
+    size = found.shadow.backend_rows[family].record
     addresses: list[L3n4Addr] = []
     idents = array("I")
     for keys, values, count in maps.batches(name):

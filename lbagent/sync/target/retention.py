@@ -24,8 +24,9 @@ from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName
 from lbagent.model.state import State
-from lbagent.sync.target.protocol import Provenance
-from lbagent.sync.target.shadow import Shadow, rows_of
+from lbagent.sync.target.shadow import Shadow
+from lbagent.sync.target.shadow_frontend import map_entries
+from lbagent.sync.target_protocol import Provenance
 
 RESTORED = ServiceName("?", "restored")  # no object can be called so: the maps do not name the Service of a frontend
 _ELSEWHERE = "?"  # the node of a restored backend that is not on this one
@@ -60,7 +61,9 @@ class Retention(Struct):
 
     def _with_rest(self, svc: SVC, provenance: Provenance) -> SVC:
         old, name = self.found.get(svc.frontend), str(svc.name)
-        if name not in provenance.partly_theirs and (svc.backends or name in provenance.sliced):
+        if name not in provenance.services_of_untrusted and (
+            svc.backends or name in provenance.services_with_endpoints
+        ):
             self.found.pop(svc.frontend, None)
             self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
             return svc
@@ -127,7 +130,7 @@ def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]
 
     out = {}
     for frontend in sorted(shadow.frontends, key=_order):
-        rows = rows_of(shadow.frontends[frontend])
+        rows = map_entries(shadow.frontends[frontend])
         if rows is not None and 0 in rows.slots:
             out[frontend] = _service(frontend, rows, partial(backend, Family.of(frontend.address)))
         yield
@@ -144,7 +147,7 @@ def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
 
 
 def _backend(shadow: Shadow, family: Family, ident: int, node_name: str) -> Backend | None:
-    row, path = shadow.rows[family].get(ident), shadow.paths[family].get(ident)
+    row, path = shadow.backend_rows[family].get(ident), shadow.paths[family].get(ident)
     if not any(row):
         return None
     address, state = backend_codec.backend_of(row)

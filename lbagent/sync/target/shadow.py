@@ -7,23 +7,21 @@ id. One BpfTarget owns a Shadow: `restore` fills it, `apply` keeps it up to date
 from __future__ import annotations
 
 import mmap
-import struct
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
-from msgspec import Struct
-
-from lbagent.maps import backend_codec, frontend_codec, prefilter
+from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import BACKEND, PATH, PathFlag
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.model.service import SVC, Algorithm
+from lbagent.model.service import SVC
 from lbagent.sync.target.record_array import RecordArray
+from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend, entry_counts
 
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
@@ -31,60 +29,6 @@ _STATES = 4
 SELECTED = 1 << _FIELD * _STATES
 PIN = 1 << _FIELD * (_STATES + 1)
 _LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
-
-
-class Partial(Struct):
-    """A frontend whose entries are not those of one SVC: just read from the maps, or a plan that broke off.
-
-    `pins` are backends that must not be deleted, because its slots may name them. `slots` are (slot, value) side by side
-    that are not in `rest`: a start holds 100,000 of them for a moment.
-    """
-
-    rest: FrontendEntries
-    pins: frozenset[int] = frozenset()
-    slots: bytes = b""
-
-    @property
-    def rows(self) -> FrontendEntries:
-        """The entries; do not change them."""
-        if not self.slots:
-            return self.rest
-        rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
-        return FrontendEntries(
-            rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table
-        )
-
-
-_SLOT_AND_VALUE = struct.Struct("=H12s")
-ShadowEntry = SVC | Partial
-
-
-def rows_of(entry: ShadowEntry | None) -> FrontendEntries | None:
-    """Return what the maps hold for an entry."""
-    if entry is None:
-        return None
-    return entry.rows if isinstance(entry, Partial) else frontend_codec.encode(entry)
-
-
-def entries_of(family: Family, entry: ShadowEntry | None) -> dict[str, int]:
-    """Return how many entries of which map an entry takes."""
-    if isinstance(entry, SVC) and not (
-        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
-    ):
-        return {
-            family.map("service"): frontend_codec.entry_count(entry),
-            family.map("reverse_nat"): int(bool(entry.id)),
-        }
-    rows = rows_of(entry)
-    if rows is None:
-        return {}
-    return {
-        family.map("service"): len(rows.slots),
-        family.map("reverse_nat"): int(bool(rows.reverse)),
-        "lb_affinity_match": len(rows.affinity),
-        family.map("source_range"): len(rows.ranges),
-        family.map("maglev"): int(rows.has_table),
-    }
 
 
 class Shadow:
@@ -98,10 +42,10 @@ class Shadow:
         self.sizes = sizes
         self.specs = map_specs(sizes)
         self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
-        self.frontends: dict[L3n4Addr, ShadowEntry] = {}
+        self.frontends: dict[L3n4Addr, ShadowFrontend] = {}
         self.dirty: set[L3n4Addr] = set()  # must be planned again although their SVC is the same object
         self.refs: dict[int, int] = {}
-        self.rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
+        self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
@@ -120,7 +64,7 @@ class Shadow:
 
     def restore_row(self, family: Family, ident: int, value: bytes) -> None:
         """Note a backend row that was found; `count` it by map."""
-        self.rows[family].set(ident, value)
+        self.backend_rows[family].set(ident, value)
 
     def restore_path(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record that was found, and the filter bit of a local backend."""
@@ -135,7 +79,7 @@ class Shadow:
 
     def restore_frontend(self, frontend: L3n4Addr, entries: FrontendEntries, slots: bytes) -> None:
         """Note a frontend; `slots` are (slot, value) side by side."""
-        self.frontends[frontend] = Partial(entries, slots=slots)
+        self.frontends[frontend] = PartialFrontend(entries, slots=slots)
         self.count_filter(prefilter.vip_bit(frontend.address), 1)
 
     def restore_orphan(self, map_name: str, key: bytes) -> None:
@@ -173,17 +117,19 @@ class Shadow:
 
     # --- what was written ---
 
-    def set_frontend(self, frontend: L3n4Addr, new: ShadowEntry | None) -> None:
+    def set_frontend(self, frontend: L3n4Addr, new: ShadowFrontend | None) -> None:
         """Replace what is known of a frontend; None: none of its entries is left."""
         family, old = Family.of(frontend.address), self.frontends.get(frontend)
-        for name, by in entries_of(family, new).items():
+        for name, by in entry_counts(family, new).items():
             self.count(name, by)
-        for name, by in entries_of(family, old).items():
+        for name, by in entry_counts(family, old).items():
             self.count(name, -by)
         if old is None and new is not None:
             self.count_filter(prefilter.vip_bit(frontend.address), 1)
         if new is not None:
-            if isinstance(old, Partial):  # its key goes too: one of a restart holds memory of what was read with it
+            if isinstance(
+                old, PartialFrontend
+            ):  # its key goes too: one of a restart holds memory of what was read with it
                 del self.frontends[frontend]
             self.frontends[frontend] = new
         elif old is not None:
@@ -203,7 +149,7 @@ class Shadow:
 
     def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
         """Note a backend row; None is its deletion."""
-        rows = self.rows[family]
+        rows = self.backend_rows[family]
         had = not rows.is_clear(ident)
         rows.set(ident, value) if value else rows.clear(ident)
         self.count(family.map("backend"), bool(value) - had)

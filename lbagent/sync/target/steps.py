@@ -13,7 +13,7 @@ from lbagent.maps.layout import U32
 from lbagent.model.address import L3n4Addr
 from lbagent.model.maglev import Member
 from lbagent.model.service import SVC
-from lbagent.sync.target.shadow import ShadowEntry
+from lbagent.sync.target.shadow_frontend import ShadowFrontend
 
 
 class Phase(IntEnum):
@@ -139,7 +139,7 @@ class FrontendChange(Struct):
     """One frontend: what the maps hold (`old`) and what they shall (`svc`); None is nothing."""
 
     frontend: L3n4Addr
-    old: ShadowEntry | None
+    old: ShadowFrontend | None
     svc: SVC | None
 
 

@@ -12,7 +12,7 @@ from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.ids import IdAllocator, IdBook
+from lbagent.model.ids import IdAllocator, IdAssigner
 from lbagent.model.service import CIDR, SVC, Algorithm
 from lbagent.model.state import State
 from lbagent.sync.target.apply import Applied, apply
@@ -55,7 +55,7 @@ class Node:
 
     maps: LBMaps = field(default_factory=lambda: MemoryMaps(SMALL))
     shadow: Shadow = field(init=False)
-    book: IdBook = field(init=False)
+    book: IdAssigner = field(init=False)
     state: State = field(default_factory=State)
 
     def __post_init__(self):
@@ -87,9 +87,9 @@ class Node:
         return done
 
 
-def ids(sizes: Sizes) -> IdBook:
+def ids(sizes: Sizes) -> IdAssigner:
     """Return an empty book of ids that fit the maps."""
-    return IdBook(IdAllocator(limit=1 << 16), IdAllocator(limit=sizes.backends))
+    return IdAssigner(IdAllocator(limit=1 << 16), IdAllocator(limit=sizes.backends))
 
 
 # --- any state of a small world ---

@@ -1,4 +1,4 @@
-"""A stranger's hand in the maps is seen, our own is not."""
+"""Changes of the maps by another process are seen, the agent's own are not."""
 
 import struct
 

@@ -83,7 +83,7 @@ def assert_same(one, other):
     assert one.snat_bits == other.snat_bits
     assert one.pressure() == other.pressure()
     for family in Family:
-        assert one.rows[family].memory[:] == other.rows[family].memory[:]
+        assert one.backend_rows[family].memory[:] == other.backend_rows[family].memory[:]
         assert one.paths[family].memory[:] == other.paths[family].memory[:]
     assert one.filter[:] == other.filter[:]
 
@@ -166,7 +166,7 @@ def test_failing_writes_are_made_good_by_trying_again(sequence, seed):
     assert dump(node.maps) == dump(calm.maps)
     again = restore(node.maps).shadow
     for family in Family:
-        assert node.shadow.rows[family].memory[:] == again.rows[family].memory[:]
+        assert node.shadow.backend_rows[family].memory[:] == again.backend_rows[family].memory[:]
         assert node.shadow.paths[family].memory[:] == again.paths[family].memory[:]
     assert node.shadow.filter[:] == again.filter[:]
     assert node.shadow.refs == calm.shadow.refs

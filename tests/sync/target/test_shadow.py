@@ -15,7 +15,7 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "pop", "remove", "set"
 
 
 def is_part_of_shadow(node: ast.AST) -> bool:
-    """Return whether an expression reaches into a Shadow: shadow.dirty, self.shadow.rows[family]."""
+    """Return whether an expression reaches into a Shadow: shadow.dirty, self.shadow.backend_rows[family]."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if not isinstance(node, ast.Attribute):
@@ -43,7 +43,7 @@ def changes(source: str) -> list[int]:
 @pytest.mark.parametrize(
     "line",
     ["shadow.dirty = set()", "self.shadow.refs[3] = 1", "self._shadow.dirty |= found", "del shadow.frontends[key]",
-     "shadow.orphans.append(1)", "self.shadow.rows[family].set(1, row)"],
+     "shadow.orphans.append(1)", "self.shadow.backend_rows[family].set(1, row)"],
 )  # fmt: skip
 def test_the_check_sees_every_kind_of_change(line: str) -> None:
     assert changes(line) == [1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.agent import derive
+from lbagent.agent import layer_settings
 from lbagent.config import Config
 
 
@@ -24,11 +24,11 @@ def test_as_many_snat_slots_as_ports(ports: str, asked: int, slots: int) -> None
     config = Config(
         snat_ports=ports, flow_table_size=1024, flow6_table_size=1024, snat_table_size=asked, snat6_table_size=asked
     )
-    sizes = derive.sizes(config)
+    sizes = layer_settings.sizes(config)
     assert (sizes.snat4, sizes.snat6) == (slots, slots)
 
 
 def test_snat_slots_follow_the_flow_table() -> None:
     """By default there are as many slots as flows."""
-    sizes = derive.sizes(Config(flow_table_size=1 << 17))
+    sizes = layer_settings.sizes(Config(flow_table_size=1 << 17))
     assert (sizes.flow6, sizes.snat4, sizes.snat6) == (1 << 16, 1 << 17, 1 << 16)

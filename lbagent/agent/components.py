@@ -1,4 +1,4 @@
-"""The running agent's parts: live_view.py shows them, reload.py changes them."""
+"""The parts of the running agent: facade.py shows them, reload.py changes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lbagent.sync.target.bpf_target import BpfTarget
 
 
 @dataclass
-class Parts:
+class AgentComponents:
     """Everything that was built. What comes later in the start is None until then."""
 
     config: Config

@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+from lbagent.model.family import Family
 from lbagent.net.routes import Route
 from lbagent.net.snapshot import Link, NodeAddress
 
+SOCKET_FAMILY = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_FAMILY_OF_SOCKET = {number: family for family, number in SOCKET_FAMILY.items()}
 TABLE_LOCAL, TABLE_MAIN = 255, 254
 TYPE_UNICAST, TYPE_LOCAL = 1, 2
 TYPES_REFUSING = frozenset({6, 7, 8})  # blackhole, unreachable, prohibit
@@ -69,7 +72,7 @@ def route(message: Any) -> tuple[int, Route] | None:
     hops = message.get_attr("RTA_MULTIPATH")
     first = hops[0] if hops else None
     metrics = message.get_attr("RTA_METRICS")
-    network = packed(message.get_attr("RTA_DST")) or bytes(4 if message["family"] == socket.AF_INET else 16)
+    network = packed(message.get_attr("RTA_DST")) or _FAMILY_OF_SOCKET[message["family"]].unspecified
     return table, Route(
         network,
         message["dst_len"],
@@ -96,7 +99,7 @@ def usual_rule(message: Any) -> bool:
 
 def neighbour(message: Any) -> tuple[tuple[int, bytes], bytes, bool] | None:
     """Read RTM_NEWNEIGH: (ifindex, address), MAC (b'' = not resolved), permanent."""
-    if message["family"] not in (socket.AF_INET, socket.AF_INET6) or message["ndm_type"] != NEIGHBOUR_UNICAST:
+    if message["family"] not in _FAMILY_OF_SOCKET or message["ndm_type"] != NEIGHBOUR_UNICAST:
         return None
     dst = message.get_attr("NDA_DST")
     if not dst:

@@ -11,7 +11,7 @@ from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 
 
-class AgentView(Protocol):
+class AgentApi(Protocol):
     """The agent as the server sees it. All methods run in the agent's event loop and must not block it."""
 
     def state(self) -> State:
@@ -31,7 +31,7 @@ class AgentView(Protocol):
         ...
 
     async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
-        """Write the operator's word for these backends, and for all of these Pods' backends of now and later.
+        """Set the operator's state of these backends, and of all of these Pods' backends, now and later.
 
         Returns when it is in the maps. All or nothing: NotFound when one is not known, InvalidTransition when one may not,
         before anything is changed.

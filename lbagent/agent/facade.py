@@ -21,7 +21,7 @@ from lbagent.observe import metrics
 from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
-    from lbagent.agent.parts import Parts
+    from lbagent.agent.components import AgentComponents
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
     from lbagent.sync.runner import TargetRunner
@@ -33,25 +33,25 @@ MAX_SHOWN_MESSAGES = 1000  # of a source
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class View:
-    """Implements api.view.AgentView over the agent's parts."""
+class AgentFacade:
+    """Implements api.agent_api.AgentApi over the agent's components."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, components: AgentComponents) -> None:
+        self._components = components
         self._started_at = time.time()
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
-        return self._parts.bpf.current_state
+        return self._components.bpf.current_state
 
     def live_flows(self) -> Mapping[int, int] | None:
         """Return live flows by backend id as of the last sweep."""
-        return self._parts.sweeper.live if self._parts.sweeper else None
+        return self._components.sweeper.live if self._components.sweeper else None
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
         known = self.state().backends
-        snapshots = (source.snapshot() for source in self._parts.sources)
+        snapshots = (source.snapshot() for source in self._components.sources)
         found = [address for address in backends_of_pod(snapshots, pod) if address in known]
         if not found:
             raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
@@ -66,9 +66,9 @@ class View:
             if backend is None:
                 raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
             backend.with_state(state)
-        await self._parts.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
-        await self._parts.loop.settled(self._parts.bpf)
-        failing = self._parts.bpf.failing
+        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
+        await self._components.loop.settled(self._components.bpf)
+        failing = self._components.bpf.failing
         wanted = {*addresses, *of_pods}
         for frontend, failure in failing.items():
             svc = self.state().by_frontend.get(frontend)
@@ -77,7 +77,7 @@ class View:
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
-        bpf = self._parts.bpf
+        bpf = self._components.bpf
         try:
             async with asyncio.timeout(timeout_s):
                 return await bpf.changed_from(generation)
@@ -86,24 +86,24 @@ class View:
 
     def status(self) -> Status:
         """Return how the agent is, now."""
-        parts, state = self._parts, self._parts.bpf.state
+        components, state = self._components, self._components.bpf.state
         usage = self._usage()  # also of what an earlier agent left, without an index
         return Status(
-            ready=parts.ready,
+            ready=components.ready,
             version=lbagent.__version__,
             pid=os.getpid(),
-            node=parts.config.name_of_node,
+            node=components.config.name_of_node,
             started_at=self._started_at,
             generation=state.generation,
             services=len({svc.name for svc in state.services}),
-            frontends=parts.bpf.frontends,
+            frontends=components.bpf.frontends,
             backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
-            attach=parts.config.attach,
-            bpffs=parts.config.bpffs,
-            artifact=parts.datapath.key if parts.datapath else "",
-            sweeps=parts.sweeper.sweeps if parts.sweeper else 0,
+            attach=components.config.attach,
+            bpffs=components.config.bpffs,
+            artifact=components.datapath.key if components.datapath else "",
+            sweeps=components.sweeper.sweeps if components.sweeper else 0,
             sources=self._sources(),
-            targets=[target_status(runner) for runner in parts.loop.runners],
+            targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -111,7 +111,7 @@ class View:
         )
 
     def _sources(self) -> list[SourceStatus]:
-        counts = self._parts.loop.inbox.counts
+        counts = self._components.loop.inbox.counts
         return [
             SourceStatus(
                 source.name,
@@ -120,42 +120,42 @@ class View:
                 counts[source.name].generation,
                 _shown(source.problems()),
             )
-            for source in self._parts.sources
+            for source in self._components.sources
         ]
 
     def _sample(self, source: Source) -> metrics.SourceSample:
         messages = source.problems()
         refused = sum(not message.warning for message in messages)
-        objects = self._parts.loop.inbox.counts[source.name].objects
+        objects = self._components.loop.inbox.counts[source.name].objects
         return metrics.SourceSample(
             source.name, source.synced.is_set(), objects, refused, len(messages) - refused, source.trusted
         )
 
     def _devices(self) -> list[DeviceStatus]:
-        keeper = self._parts.devices
+        keeper = self._components.devices
         if keeper is None:
             return []
-        hooks: dict[str, list[str]] = {name: [] for name in self._parts.config.device}
+        hooks: dict[str, list[str]] = {name: [] for name in self._components.config.device}
         for attachment in keeper.attached:
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
-            link = self._parts.network.network.by_name(name)
+            link = self._components.network.network.by_name(name)
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
     def _usage(self) -> dict[str, tuple[int, int]]:
-        usage = self._parts.bpf.usage()
-        usage["lb_nexthop"] = (self._parts.network.table.used, self._parts.network.table.capacity)
-        if self._parts.sweeper:
-            usage |= self._parts.sweeper.usage()
+        usage = self._components.bpf.usage()
+        usage["lb_nexthop"] = (self._components.network.table.used, self._components.network.table.capacity)
+        if self._components.sweeper:
+            usage |= self._components.sweeper.usage()
         return usage
 
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
         out = []
-        for frontend, failure in list(self._parts.bpf.failing.items())[:MAX_SHOWN_FAILING]:
-            svc = state.by_frontend.get(frontend) or self._parts.bpf.wanted.by_frontend.get(frontend)
+        for frontend, failure in list(self._components.bpf.failing.items())[:MAX_SHOWN_FAILING]:
+            svc = state.by_frontend.get(frontend) or self._components.bpf.wanted.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
                 FailingService(
@@ -168,58 +168,57 @@ class View:
         return out
 
     def _problems(self) -> list[str]:
-        parts = self._parts
-        out = [text for text in (parts.loop.waiting, parts.bpf.waiting) if text]
-        out += [str(message) for message in parts.loop.messages]
-        out += problems_of_targets(parts.loop.runners, parts.bpf)
-        if parts.devices:
-            out += [text for name, text in parts.devices.problems.items() if name not in parts.config.device]
-            attached = {item.target.name for item in parts.devices.attached}
-            for name in unattached_outputs(parts.network.network, parts.network.finder.outputs, attached):
+        components = self._components
+        out = [text for text in (components.loop.waiting, components.bpf.waiting) if text]
+        out += [str(message) for message in components.loop.messages]
+        out += problems_of_targets(components.loop.runners, components.bpf)
+        if components.devices:
+            out += [text for name, text in components.devices.problems.items() if name not in components.config.device]
+            attached = {item.target.name for item in components.devices.attached}
+            for name in unattached_outputs(components.network.network, components.network.finder.outputs, attached):
                 out.append(
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"
                     f" translated; add --device {name}"
                 )
-        more = len(parts.bpf.failing) - MAX_SHOWN_FAILING
+        more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        if parts.sweeper:
-            out += parts.sweeper.problems()
-        if reason := unwritable(parts.config.state_dir):
-            out.append(
-                f"--state-dir {parts.config.state_dir} {reason}: set-state is refused, and no copies of good manifests are kept"
-            )
-        return out + parts.problems
+        if components.sweeper:
+            out += components.sweeper.problems()
+        if reason := unwritable(components.config.state_dir):
+            folder = components.config.state_dir
+            out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
+        return out + components.problems
 
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
-        parts, state = self._parts, self._parts.bpf.state
-        counters = parts.maps.counters
+        components, state = self._components, self._components.bpf.state
+        counters = components.maps.counters
         services = [svc.id for svc in state.services if svc.id]
         backends = (
-            [] if parts.bpf.backends > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
+            [] if components.bpf.backends > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
         )
         times = os.times()
-        counts = parts.bpf.counts
+        counts = components.bpf.counts
         yield from metrics.render(
             metrics.Snapshot(
                 version=lbagent.__version__,
-                ready=parts.ready,
+                ready=components.ready,
                 state=state,
-                states=parts.bpf.backend_states(),
+                states=components.bpf.backend_states(),
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
                 live_flows={} if not backends else self.live_flows() or {},
                 maps=self._usage(),
-                failing=len(parts.bpf.failing),
-                restored=parts.bpf.retained,
-                conflicts=sum(not message.warning for message in parts.loop.messages),
+                failing=len(components.bpf.failing),
+                restored=components.bpf.retained,
+                conflicts=sum(not message.warning for message in components.loop.messages),
                 sync_duration_s=counts.last_duration_s,
                 syncs=counts.syncs,
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
-                sources=tuple(map(self._sample, parts.sources)),
+                sources=tuple(map(self._sample, components.sources)),
                 devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),

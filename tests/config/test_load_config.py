@@ -8,7 +8,6 @@ import pytest
 
 from lbagent import config
 from lbagent.errors import ConfigError
-from lbagent.model.maglev import TABLE_SIZES
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -161,11 +160,6 @@ def test_every_key_has_flag_variable_and_help() -> None:
     assert {f"--{word}" for word in wanted.split()} <= names.keys()
     assert all(option.help for option in config.options())
     assert {option.field for option in config.options()} >= config.RELOADABLE
-
-
-def test_table_sizes_are_those_of_the_model() -> None:
-    """config.py may not import the model; the agent and `plan` accept the same sizes nevertheless."""
-    assert config.MAGLEV_SIZES == TABLE_SIZES
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:9100", "0.0.0.0:0"])

@@ -18,7 +18,7 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
 
 
-def convert(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
+def convert_leniently(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
     """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
 
     `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from lbagent.api.types import BackendRow, BackendView, ServiceView
+from lbagent.api.types import BackendRow, FrontendBackendRow, FrontendRow
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative
@@ -16,10 +16,10 @@ from lbagent.model.state import State
 _PIECE_BYTES = 64 * 1024
 
 
-def service_view(svc: SVC) -> ServiceView:
+def frontend_row(svc: SVC) -> FrontendRow:
     """Return one frontend as it is listed. The scope has a field of its own, so the frontend's text goes without `/i`."""
     selectable = {id(backend) for backend in svc.selectable}
-    return ServiceView(
+    return FrontendRow(
         id=svc.id,
         namespace=svc.name.namespace,
         name=svc.name.name,
@@ -32,12 +32,12 @@ def service_view(svc: SVC) -> ServiceView:
         affinity_timeout_s=svc.affinity_timeout_s,
         ext_traffic_policy=svc.ext_traffic_policy.value,
         int_traffic_policy=svc.int_traffic_policy.value,
-        backends=[_backend_view(backend, id(backend) in selectable) for backend in svc.backends],
+        backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
     )
 
 
-def _backend_view(backend: Backend, selectable: bool) -> BackendView:
-    return BackendView(
+def _frontend_backend_row(backend: Backend, selectable: bool) -> FrontendBackendRow:
+    return FrontendBackendRow(
         id=backend.id,
         address=backend.address.with_protocol(),
         state=backend.state.text,
@@ -49,12 +49,12 @@ def _backend_view(backend: Backend, selectable: bool) -> BackendView:
     )
 
 
-def service_views(state: State, namespace: str = "", name: str = "") -> Iterator[ServiceView]:
+def frontend_rows(state: State, namespace: str = "", name: str = "") -> Iterator[FrontendRow]:
     """Yield the frontends in dump order, wildcard rows left out; '' = any."""
     for svc in state.services:
         if svc.wildcard or (namespace and svc.name.namespace != namespace) or (name and svc.name.name != name):
             continue
-        yield service_view(svc)
+        yield frontend_row(svc)
 
 
 Used = tuple[Backend, tuple[str, ...]]  # a backend in its most alive state, and the Services that have it

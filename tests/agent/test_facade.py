@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from lbagent.agent.live_view import problems_of_targets, target_status
+from lbagent.agent.facade import problems_of_targets, target_status
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
 from lbagent.sync.target.bpf_target import BpfTarget
-from lbagent.sync.target.protocol import WholeTarget
+from lbagent.sync.target_protocol import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 
-class Full(WholeTarget):
+class Full(SnapshotTarget):
     """A renderer without room."""
 
     async def write(self, state: State) -> None:

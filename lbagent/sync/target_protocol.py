@@ -2,7 +2,7 @@
 
 The loop (sync/loop.py) knows targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
 fails is tried again with growing pauses, one that is slow is given the latest State when it is free, and neither holds up
-another. To add a target, write a file beside this one and name it where the agent is built (agent/app.py).
+another. To add a target, write a file beside this one, or a folder, and name it where the agent is built (agent/app.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from lbagent.sync.backoff import Failure
 class Provenance(Struct, frozen=True):
     """Which sources the objects behind a State come from: for a target that keeps entries of an earlier agent.
 
-    `untrusted` are the sources whose last list was not good. `partly_theirs` are the keys of Services (and Pods) of which
-    they hold a part, `sliced` those whose endpoints any source names, `overrides` the states set by operator and health checks.
+    `untrusted` are the sources whose last list was not good; `services_of_untrusted` are the keys of the Services (and Pods) of
+    which they hold a part, `services_with_endpoints` those whose endpoints any source names. `overrides` are the states set by
+    the operator and by health checks.
     """
 
     untrusted: tuple[str, ...]
-    partly_theirs: Collection[str]
-    sliced: Collection[str]
+    services_of_untrusted: Collection[str]
+    services_with_endpoints: Collection[str]
     overrides: Mapping[L3n4Addr, BackendState]
 
 
@@ -72,13 +73,13 @@ class Target(Protocol):
     def retains(self) -> bool:
         """Whether it holds entries of an earlier agent that no State has replaced yet: then it is given the provenance."""
 
-    def held_backends(self) -> Collection[L3n4Addr]:
+    def restored_backends(self) -> Collection[L3n4Addr]:
         """Return the backends of an earlier agent that it has entries for: an endpoint with an entry keeps it."""
 
     async def reconcile(self, desired: Desired) -> None:
         """Make the State true. Never called twice at a time.
 
-        Give the event loop air in between (model/cooperative.py). What fails for single frontends is told by `failing` and
+        Let other tasks run in between (model/cooperative.py). What fails for single frontends is in `failing` and
         `retry_at`; LbError and OSError mean that all failed: they are logged and tried again with growing pauses. Anything
         else is a defect and ends the agent; what is in force goes on serving.
         """
@@ -87,7 +88,7 @@ class Target(Protocol):
         """Follow for ever what may make the target untrue from outside (drift), and set `wake`; or return at once."""
 
 
-class WholeTarget:
+class SnapshotTarget:
     """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
 
     def __init__(self, name: str) -> None:
@@ -115,6 +116,6 @@ class WholeTarget:
         """Leave retries to the runner."""
         return None
 
-    def held_backends(self) -> Collection[L3n4Addr]:
+    def restored_backends(self) -> Collection[L3n4Addr]:
         """Hold nothing from before."""
         return ()

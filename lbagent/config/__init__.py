@@ -1,0 +1,11 @@
+"""The configuration: one flat record, each key settable by flag, environment, file or default, in this order.
+
+A key is the flag without its dashes (`--node-ip` is `node-ip` in the file and `LBAGENT_NODE_IP` in the environment, where a
+list is separated by commas). Everything wrong is refused with the place it came from; nothing is guessed.
+"""
+
+from lbagent.config.check_config import MIN_SNAT_PORT
+from lbagent.config.load_config import load
+from lbagent.config.schema import RELOADABLE, Config, Option, options
+
+__all__ = ["MIN_SNAT_PORT", "RELOADABLE", "Config", "Option", "load", "options"]

@@ -1,0 +1,93 @@
+"""What the types of the schema cannot refuse: sizes that are no power of two, ranges, addresses, names of devices."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from lbagent.config.schema import BY_KEY, Config
+from lbagent.errors import ConfigError
+from lbagent.model.maglev import TABLE_SIZES
+
+
+def check(config: Config, places: Mapping[str, str]) -> None:
+    """Refuse what the types cannot: powers of two, ranges, addresses."""
+
+    def refuse(key: str, what: str) -> None:
+        raise ConfigError(f"{places.get(key, key)}: {what}")
+
+    for key, low, high in _POWERS:
+        value = getattr(config, key.replace("-", "_"))
+        optional = BY_KEY[key].default == 0
+        if not (optional and value == 0) and (value & (value - 1) or not low <= value <= high):
+            refuse(key, f"{value} is not a power of two from {low} to {high}")
+    for value in config.node_ip:
+        if not _is_address(value):
+            refuse("node-ip", f"{value!r} is not an IP address")
+    for key, names in (("device", config.device), ("pod-device", config.pod_device)):
+        for name in filter(_is_no_device, names):
+            refuse(key, f"{name!r} cannot be the name of a network device")
+    _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
+    if config.maglev_table_size not in TABLE_SIZES:
+        sizes = ", ".join(map(str, TABLE_SIZES))
+        refuse("maglev-table-size", f"{config.maglev_table_size} is not a table size; one of {sizes} is possible")
+    if config.metrics_address and not _is_address_and_port(config.metrics_address):
+        refuse("metrics-address", f"{config.metrics_address!r} is not ADDRESS:PORT like 127.0.0.1:9100 or [::1]:9100")
+    empty = [key for key in ("socket", "bpffs", "state-dir") if not getattr(config, key.replace("-", "_"))]
+    if empty:
+        refuse(empty[0], "must not be empty")
+    _check_sources(config, refuse)
+
+
+def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
+    if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
+        refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
+
+
+# key, least, most. A one-element array map holds at most 512 MiB; backends have 20 bits in a flow entry.
+_POWERS: Sequence[tuple[str, int, int]] = (
+    ("flow-table-size", 1 << 10, 1 << 23),
+    ("flow6-table-size", 1 << 10, 1 << 22),
+    ("snat-table-size", 1 << 10, 1 << 24),
+    ("snat6-table-size", 1 << 10, 1 << 23),
+    ("max-backends", 1 << 8, 1 << 20),
+)
+
+
+MIN_SNAT_PORT = 256  # a flow's entry keeps its way of forwarding where a lower port would be (docs/datapath.md)
+
+
+def _check_ports(text: str, place: str) -> None:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        raise ConfigError(f"{place}: {text!r} is not a port range; write FIRST-LAST, for example 1024-29999")
+    low, high = int(first), int(last)
+    if low < MIN_SNAT_PORT:
+        raise ConfigError(
+            f"{place}: {text} begins below {MIN_SNAT_PORT}; choose at least 64 ports between {MIN_SNAT_PORT} and 65535"
+        )
+    if not low <= high <= 65535 or high - low < 63:
+        raise ConfigError(
+            f"{place}: {text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
+        )
+
+
+def _is_no_device(name: str) -> bool:
+    return not 1 <= len(name) <= 15 or "/" in name or any(c.isspace() for c in name)
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _is_address_and_port(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return (":" in bare) == (bare != host) and _is_address(bare) and port.isdecimal() and 0 <= int(port) <= 65535

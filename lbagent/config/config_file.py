@@ -1,0 +1,107 @@
+"""The configuration file: a YAML mapping of keys to values, read with the line of each key."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from lbagent.config.schema import BY_KEY, FALSE_WORDS, TRUE_WORDS, Option
+from lbagent.errors import ConfigError
+from lbagent.wrong_value import MAX_SHOWN, shown
+
+
+def read_file(path: str) -> dict[str, tuple[Any, str]]:
+    """Read the YAML mapping with the line of each key."""
+    import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            node = yaml.compose(stream, yaml.CSafeLoader)
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(
+            error
+        )
+        raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        found = _container(node) or _shown(node)
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: a mapping of keys to values is wanted, not {found}")
+    out: dict[str, tuple[Any, str]] = {}
+    for key_node, value_node in node.value:
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
+        if key not in BY_KEY:
+            raise ConfigError(f"{place}: {unknown_key(key)}")
+        if key in out:
+            raise ConfigError(f"{place}: {key} is given twice (first at {out[key][1]})")
+        place += f": {key}"
+        out[key] = (_from_node(BY_KEY[key], value_node, place), place)
+    return out
+
+
+def _from_node(option: Option, node: Any, place: str) -> Any:
+    """Take words as they are written (`node-name: 007` is a name), numbers and switches by YAML's rules. Raises ConfigError."""
+    import yaml
+
+    scalar = isinstance(node, yaml.ScalarNode)
+    null = node.tag.endswith(":null")
+    if option.kind == "list":
+        items: list[Any] = [node] if scalar else node.value if isinstance(node, yaml.SequenceNode) else [None]
+        items = [] if null else items
+        if all(isinstance(item, yaml.ScalarNode) and not item.tag.endswith(":null") for item in items):
+            return tuple(item.value for item in items)
+    elif option.kind in ("text", "choice"):
+        if scalar:
+            return "" if null else node.value
+    elif scalar and node.tag == f"tag:yaml.org,2002:{'int' if option.kind == 'number' else 'bool'}":
+        try:
+            return yaml.constructor.SafeConstructor().construct_object(node)
+        except (ValueError, LookupError):  # `!!int x`
+            pass
+    raise ConfigError(f"{place}: {_wrong_node(node, VALUE_KINDS[option.kind])}")
+
+
+VALUE_KINDS = {
+    "text": "a text",
+    "choice": "a word",
+    "number": "a whole number",
+    "switch": "true or false",
+    "list": "a text or a list of texts",
+}
+
+
+def _wrong_node(node: Any, wanted: str) -> str:
+    """Return the sentence about a YAML value that is not what is wanted, in the words of `wrong_value.wrong_type`."""
+    if node.id == "sequence" and wanted == VALUE_KINDS["list"]:
+        item = next(item for item in node.value if item.id != "scalar" or item.tag.endswith(":null"))
+        return f"{wanted} is wanted, and one item is {_container(item) or _shown(item)}"
+    if (container := _container(node)) or node.tag.endswith(":null"):
+        return f"{wanted} is wanted, not {container or _shown(node)}"
+    return f"{_shown(node)} is not {wanted}"
+
+
+def _container(node: Any) -> str:
+    return {"mapping": "a mapping", "sequence": "a list"}.get(node.id, "")
+
+
+def _shown(node: Any) -> str:
+    """Return a plain YAML value: numbers and true or false as they are written, texts in quotes."""
+    if node.tag.endswith(":null"):
+        return "nothing"
+    text = node.value
+    is_number = node.tag.endswith((":int", ":float")) and text.lstrip("+-.")[:1].isdigit()
+    is_switch = node.tag.endswith(":bool") and text.lower() in TRUE_WORDS | FALSE_WORDS
+    return text[:MAX_SHOWN] if is_number or is_switch else shown(text)
+
+
+def unknown_key(key: str) -> str:
+    """Return the sentence about a key that does not exist, with the nearest one."""
+    near = difflib.get_close_matches(key.replace("_", "-").lower(), BY_KEY, n=1)
+    return f"unknown key {key!r}" + (
+        f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys"
+    )

@@ -1,0 +1,155 @@
+"""The schema of the configuration: one flat record, and each of its keys as the command line shows it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_SOCKET
+
+ENV_PREFIX = "LBAGENT_"
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off"})
+# fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
+RELOADABLE = frozenset(
+    {
+        "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "snat_ports",
+        "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
+        "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size",
+    }
+)  # fmt: skip
+
+Words = tuple[str, ...]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Every setting of the agent. Times are seconds, sizes are entries."""
+
+    manifests: Annotated[str, Meta(description="Folder with the Kubernetes manifests to serve.")] = ""
+    synthetic: Annotated[
+        str, Meta(description="Generated Services for measurements, SERVICES:BACKENDS (10000:10).")
+    ] = ""
+    device: Annotated[Words, Meta(description="Device by which service traffic arrives (repeatable).")] = ()
+    pod_device: Annotated[
+        Words, Meta(description="Pattern of the devices behind which this node's pods are (repeatable).")
+    ] = ()
+    attach: Annotated[
+        Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How programs are attached to devices.")
+    ] = "auto"
+    node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
+    node_ip: Annotated[Words, Meta(description="Address of this node for NodePorts and SNAT (repeatable).")] = ()
+    socket: Annotated[str, Meta(description="Path of the Unix socket that serves the API.")] = DEFAULT_SOCKET
+    bpffs: Annotated[str, Meta(description="Folder of the pins, on a bpf file system.")] = DEFAULT_BPFFS
+    state_dir: Annotated[
+        str, Meta(description="Folder of what is kept over restarts: backend states, good manifests.")
+    ] = "/var/lib/lbagent"
+    artifact: Annotated[str, Meta(description="File of compiled programs (default: the one in the package).")] = ""
+    log_format: Annotated[Literal["text", "json"], Meta(description="Format of the log lines.")] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
+    ] = "info"
+    metrics_address: Annotated[
+        str, Meta(description="ADDRESS:PORT that serves Prometheus metrics (default: none).")
+    ] = ""
+    external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
+    snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
+        "1024-29999"
+    )
+    reject_rate: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to refused packets, a second and CPU.")
+    ] = 1000
+    maglev_table_size: Annotated[
+        int, Meta(description="Entries of a Maglev table: one of ten primes, 251 to 131071.")
+    ] = 16381
+    flow_table_size: Annotated[int, Meta(description="Entries of the IPv4 flow table, a power of two.")] = 1 << 20
+    flow6_table_size: Annotated[int, Meta(description="Entries of the IPv6 flow table (0: half of IPv4's).")] = 0
+    snat_table_size: Annotated[
+        int, Meta(description="IPv4 SNAT slots, at least one a port (0: as flow table entries).")
+    ] = 0
+    snat6_table_size: Annotated[
+        int, Meta(description="IPv6 SNAT slots, at least one a port (0: as flow table entries).")
+    ] = 0
+    max_service_slots: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the service map, for each IP family.")
+    ] = 1 << 19
+    max_backends: Annotated[int, Meta(description="Number of backend ids, a power of two.")] = 1 << 17
+    max_source_ranges: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Entries of the source range map, for each IP family.")
+    ] = 1 << 16
+    max_affinities: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the session affinity map, for each IP family.")
+    ] = 1 << 16
+    max_spilled_flows: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the spill map, for each IP family.")
+    ] = 1 << 16
+    max_fragments: Annotated[
+        int, Meta(ge=64, le=1 << 20, description="Fragmented datagrams that are remembered, for each IP family.")
+    ] = 1 << 13
+    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.")] = 60
+    timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Seconds until an idle TCP flow ends.")] = 8000
+    timeout_udp: Annotated[
+        int, Meta(ge=5, le=16000, description="Seconds until an idle UDP flow with replies ends.")
+    ] = 120
+    timeout_closing: Annotated[
+        int, Meta(ge=1, le=600, description="Seconds until a TCP flow ends after FIN or RST.")
+    ] = 20
+    resync_interval: Annotated[
+        int, Meta(ge=1, le=86400, description="Seconds between comparisons of the maps with what was written.")
+    ] = 60
+    sweep_interval: Annotated[int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.")] = 10
+
+    @property
+    def snat_port_range(self) -> tuple[int, int]:
+        """First and last SNAT port."""
+        first, _, last = self.snat_ports.partition("-")
+        return int(first), int(last)
+
+    @property
+    def name_of_node(self) -> str:
+        """The configured node name, else the host's."""
+        return self.node_name or socket.gethostname()
+
+
+class Option(NamedTuple):
+    """One key as the command line shows it."""
+
+    field: str
+    key: str
+    kind: Literal["text", "number", "switch", "list", "choice"]
+    choices: Words
+    default: Any
+    help: str
+    least: int | None = None
+    most: int | None = None
+
+    @property
+    def flag(self) -> str:
+        """Long flag."""
+        return "--" + self.key
+
+    @property
+    def env(self) -> str:
+        """Environment variable."""
+        return ENV_PREFIX + self.field.upper()
+
+
+def options() -> tuple[Option, ...]:
+    """List every key in the order of the record."""
+    return tuple(_option(item) for item in msgspec.structs.fields(Config))
+
+
+def _option(item: msgspec.structs.FieldInfo) -> Option:
+    kind_type, meta = get_args(item.type)
+    choices: Words = ()
+    if get_origin(kind_type) is Literal:
+        kind, choices = "choice", get_args(kind_type)
+    else:
+        kind = {str: "text", int: "number", bool: "switch"}.get(kind_type, "list")
+    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description, meta.ge, meta.le)  # type: ignore[arg-type]
+
+
+OPTIONS = options()
+BY_KEY = {option.key: option for option in OPTIONS}

@@ -1,0 +1,66 @@
+"""What the Shadow keeps of one frontend: the SVC whose entries the maps hold, or those entries where they are not of one SVC."""
+
+from __future__ import annotations
+
+import struct
+
+from msgspec import Struct
+
+from lbagent.maps import frontend_codec
+from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.model.family import Family
+from lbagent.model.service import SVC, Algorithm
+
+
+class PartialFrontend(Struct):
+    """A frontend whose entries are not those of one SVC: just read from the maps, or a plan that broke off.
+
+    `pins` are backends that must not be deleted, because its slots may name them. `slots` are (slot, value) side by side
+    that are not in `rest`: a start holds 100,000 of them for a moment.
+    """
+
+    rest: FrontendEntries
+    pins: frozenset[int] = frozenset()
+    slots: bytes = b""
+
+    @property
+    def entries(self) -> FrontendEntries:
+        """The entries; do not change them."""
+        if not self.slots:
+            return self.rest
+        rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
+        return FrontendEntries(
+            rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table
+        )
+
+
+_SLOT_AND_VALUE = struct.Struct("=H12s")
+ShadowFrontend = SVC | PartialFrontend
+
+
+def map_entries(entry: ShadowFrontend | None) -> FrontendEntries | None:
+    """Return what the maps hold for an entry."""
+    if entry is None:
+        return None
+    return entry.entries if isinstance(entry, PartialFrontend) else frontend_codec.encode(entry)
+
+
+def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]:
+    """Return how many entries of which map an entry takes."""
+    if isinstance(entry, SVC) and not (
+        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
+    ):
+        return {
+            family.map("service"): frontend_codec.entry_count(entry),
+            family.map("reverse_nat"): int(bool(entry.id)),
+        }
+    entries = map_entries(entry)
+    if entries is None:
+        return {}
+    return {
+        family.map("service"): len(entries.slots),
+        family.map("reverse_nat"): int(bool(entries.reverse)),
+        "lb_affinity_match": len(entries.affinity),
+        family.map("source_range"): len(entries.ranges),
+        family.map("maglev"): int(entries.has_table),
+    }

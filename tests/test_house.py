@@ -1,0 +1,109 @@
+"""The house: file names, sizes of files and folders, the place of each test, and that comments name modules that exist."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE, TESTS = ROOT / "lbagent", ROOT / "tests"
+STUB = PACKAGE / "bpf" / "stub"  # named as the kernel's own headers are
+SOURCES = {
+    path: path.read_text(encoding="utf-8")
+    for suffix in ("*.py", "*.h", "*.c")
+    for path in sorted(PACKAGE.rglob(suffix))
+    if STUB not in path.parents
+}
+
+SHARED_NAMES = {"__init__.py", "__main__.py", "source.py"}  # the folder is what tells them apart
+MIN_ENTRIES, MAX_ENTRIES = 4, 15
+OTHER_SIZES = {
+    "lbagent": "one entry a layer, and the errors",
+    "lbagent/sources/kube": "the place of a source to come",
+}
+MAX_LINES = {".py": 400, ".h": 250, ".c": 250}
+WHOLE = {"packet", "e2e", "lab", "scenario", "docs", "packaging"}  # tests of the whole, and what they share
+
+MENTION = re.compile(r"(?<![\w.*{<-])(?:[\w.-]+/)*\w[\w-]*\.(?:py|h|c)\b(?![(\w*])")
+PLACEHOLDER = re.compile(r"(?:^|[_/])[A-Z]{2,}(?:[_./]|$)")  # sources/NAME/source.py, hook_NAME.h
+FOREIGN = re.compile(
+    r"(?:^|/)(?:include/uapi|linux|kernel/bpf|net/core|bpf/lib)/"  # the kernel's, and Cilium's
+    r"|^(?:version|libbcc)\.py$|^x\.h$"  # BCC's; an example
+)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def folders() -> Iterator[Path]:
+    for path in (PACKAGE, *PACKAGE.rglob("*")):
+        if path.is_dir() and path.name != "__pycache__" and path != STUB and STUB not in path.parents:
+            yield path
+
+
+def test_a_file_name_is_there_once() -> None:
+    places = defaultdict(list)
+    for path in SOURCES:
+        if path.name not in SHARED_NAMES and path.parent != PACKAGE / "cli" / "verbs":
+            places[path.name].append(relative(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_folder_has_4_to_15_entries() -> None:
+    sizes = Counter(path.parent for path in SOURCES)
+    sizes.update(folder.parent for folder in folders())
+    found = {relative(folder): sizes[folder] for folder in folders()}
+    odd = {name: size for name, size in found.items() if not MIN_ENTRIES <= size <= MAX_ENTRIES}
+    assert odd.keys() == OTHER_SIZES.keys(), odd
+
+
+def test_a_file_is_not_too_long() -> None:
+    lines = {relative(path): (text.count("\n"), MAX_LINES[path.suffix]) for path, text in SOURCES.items()}
+    assert {name: count for name, (count, most) in lines.items() if count > most} == {}
+
+
+def test_tests_mirror_the_package() -> None:
+    """tests/sync/target/test_plan.py tests lbagent/sync/target; only this file tests no folder."""
+    odd = []
+    for path in TESTS.rglob("test_*.py"):
+        folder = path.parent.relative_to(TESTS)
+        if folder.parts and folder.parts[0] not in WHOLE and not (PACKAGE / folder).is_dir():
+            odd.append(relative(path))
+    assert odd == []
+    assert [path.name for path in TESTS.glob("test_*.py")] == [Path(__file__).name]
+
+
+def test_a_module_has_a_docstring() -> None:
+    modules = [path for path in SOURCES if path.suffix == ".py" and SOURCES[path].strip()]
+    assert [relative(path) for path in modules if not SOURCES[path].startswith('"""')] == []
+    headers = [path for path in SOURCES if path.suffix == ".h"]
+    assert [relative(path) for path in headers if "/*" not in SOURCES[path][:400]] == []
+
+
+def missing(text: str, there: frozenset[str]) -> list[str]:
+    """Return the files that a text names and that are not `there` (ends of paths)."""
+    named = {found for found in MENTION.findall(text) if not (PLACEHOLDER.search(found) or FOREIGN.search(found))}
+    return sorted(named - there)
+
+
+@pytest.fixture(scope="module")
+def there() -> frozenset[str]:
+    """Every end of a path by which a comment may name a file of the project: plan.py, target/plan.py, ..."""
+    files = [*SOURCES, *TESTS.rglob("*.py"), *(ROOT / "bench").rglob("*.[pch]*"), *ROOT.glob("*.py")]
+    parts = [path.relative_to(ROOT).parts for path in files]
+    return frozenset("/".join(each[at:]) for each in parts for at in range(len(each)))
+
+
+def test_comments_name_files_that_exist(there: frozenset[str]) -> None:
+    found = {relative(path): missing(text, there) for path, text in SOURCES.items()}
+    assert {name: files for name, files in found.items() if files} == {}
+
+
+def test_a_file_that_is_gone_is_found(there: frozenset[str]) -> None:
+    text = '"""As sync/target/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
+    assert missing(text, there) == ["gone/plan.py", "nowhere.h"]
