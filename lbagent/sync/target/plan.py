@@ -17,7 +17,6 @@ from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
-from lbagent.model.family import Family
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import Since, State, same_ends
 from lbagent.sync.target.backends import BackendPlanner
@@ -173,7 +172,7 @@ class Capacity:
 
     def take(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
-        family = Family.of(frontend.address)
+        family = frontend.family
         needs = {family.map("service"): len(new.slots) - len(old.slots)}
         if new.affinity:
             needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
@@ -194,7 +193,7 @@ class Capacity:
 def _service_steps(
     steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
 ) -> None:
-    family = Family.of(frontend.address)
+    family = frontend.family
     _slot_steps(steps, owner, frontend, old, new)
     _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
     _affinity_steps(steps, owner, old, new)
@@ -207,7 +206,7 @@ def _service_steps(
 
 
 def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:
-    name = Family.of(frontend.address).map("service")
+    name = frontend.family.map("service")
     head, tail = frontend_codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
     have, number, slot_in = old.slots, U16.pack, steps.at(Phase.SLOT_IN, name)
