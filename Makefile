@@ -1,4 +1,4 @@
-# What a person types. Each target installs what it needs first (vagrant/provision.sh; the second time that takes no time).
+# The commands of this checkout. Each target first installs what it needs (vagrant/provision.sh; nothing to do the second time).
 PYTHON := .venv/bin/python
 N ?= 200000
 ARGS ?=
@@ -6,7 +6,7 @@ ARGS ?=
 .NOTPARALLEL:
 .PHONY: help setup build demo demo-shell test bench fuzz lint format vm-test clean need-root
 
-help: ## this list
+help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
 	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
@@ -20,35 +20,35 @@ setup: ## install packages and the virtual environment
 build: setup ## compile the BPF programs (only when their sources changed)
 	@$(PYTHON) -m lbagent.bpf.build
 
-demo: need-root build ## two minutes of lbagent at work, in namespaces of its own (ATTACH=tc shows the other way)
+demo: need-root build ## show the agent at work on real traffic, ten seconds (ATTACH=tc: the other hook)
 	@exec $(PYTHON) examples/demo/run.py $(ARGS)
 
-demo-shell: need-root build ## the same set-up, left standing to play with
+demo-shell: need-root build ## set up the namespaces of the demo and open a shell there
 	@exec $(PYTHON) examples/demo/run.py --shell $(ARGS)
 
-test: need-root build ## all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
+test: need-root build ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
 	@exec $(PYTHON) -m pytest $(ARGS)
 
-bench: need-root build ## tables of ratios, and bench/results.json
+bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
 
-fuzz: need-root build ## N=1000000 random and broken packets against the programs
+fuzz: need-root build ## run random and broken packets through the programs (N=1000000: how many)
 	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)
 
-lint: setup ## ruff, mypy strict, who may import whom
+lint: setup ## check the code: ruff, mypy strict, which module may import which
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports --no-logo
 
-format: setup ## let ruff put the code in order
+format: setup ## format the code with ruff
 	@$(PYTHON) -m ruff check --fix --exit-zero .
 	@$(PYTHON) -m ruff format .
 
-vm-test: need-root build ## the packet tests on Debian's own kernel (6.1), in a virtual machine (KERNEL=trixie: 6.12)
+vm-test: need-root build ## run the packet tests on Debian's kernel 6.1 in a virtual machine (KERNEL=trixie: 6.12)
 	@exec vagrant/vm.sh $(ARGS)
 
-clean: ## take away what was built and installed here (not the apt packages)
+clean: ## remove what was built and installed in this checkout (not the apt packages)
 	rm -rf .venv build dist lbagent/bpf/lbagent.bpf.json* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

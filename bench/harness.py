@@ -93,7 +93,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Spread:
 
 @contextlib.contextmanager
 def pinned(cpu: int | None = None) -> Iterator[None]:
-    """Keep this thread on one CPU (the last one), before others in line; put both back afterwards."""
+    """Keep this thread on one CPU (`cpu`, or the last one) and raise its priority; restore both afterwards."""
     before, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     os.sched_setaffinity(0, {max(before) if cpu is None else cpu})
     with contextlib.suppress(PermissionError):

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from bench import world as worlds
 from bench.wrapper import CLIENT_MAC, NODE_MAC
+from lbagent.maps.layout import PATH_L4_SHIFT, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes
-from lbagent.model.address import format_ip
+from lbagent.model.address import L4Type, format_ip
 from lbagent.model.maglev import lookup_table
 from tests.packet.craft import FAMILIES, ROUTER_MAC
 from tests.packet.harness import open_world
@@ -77,9 +78,8 @@ class Ours:
 
     def _snat(self, row: BackendRow, node: bytes) -> None:
         """Translate to the world's node address."""
-        from lbagent.maps.layout import PathFlag
-
-        flags = PathFlag.LIVE | PathFlag.SELECTABLE | (PathFlag.UDP if row.proto == 17 else 0)
+        l4 = PathL4[L4Type.from_number(row.proto).name]
+        flags = PathFlag.LIVE | PathFlag.SELECTABLE | l4 << PATH_L4_SHIFT
         self.kernel.path(row, flags=flags, nexthop=self.hop, snat=format_ip(node))
 
     def counted(self, *reasons: Reason) -> int:

@@ -37,47 +37,77 @@ Words = tuple[str, ...]
 class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """Every setting of the agent. Times are seconds, sizes are entries."""
 
-    manifests: Annotated[str, Meta(description="Folder of manifests to serve.")] = ""
-    synthetic: Annotated[str, Meta(description="Made-up services to measure with, SERVICES:BACKENDS.")] = ""
-    device: Annotated[Words, Meta(description="Device that takes service traffic (repeatable).")] = ()
-    pod_device: Annotated[Words, Meta(description="Pattern of devices behind which pods live (repeatable).")] = ()
-    attach: Annotated[Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How devices are attached.")] = (
-        "auto"
-    )
+    manifests: Annotated[str, Meta(description="Folder with the Kubernetes manifests to serve.")] = ""
+    synthetic: Annotated[
+        str, Meta(description="Generated Services for measurements, SERVICES:BACKENDS (10000:10).")
+    ] = ""
+    device: Annotated[Words, Meta(description="Device by which service traffic arrives (repeatable).")] = ()
+    pod_device: Annotated[
+        Words, Meta(description="Pattern of the devices behind which this node's pods are (repeatable).")
+    ] = ()
+    attach: Annotated[
+        Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How programs are attached to devices.")
+    ] = "auto"
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
-    node_ip: Annotated[Words, Meta(description="Address for NodePorts and SNAT (repeatable).")] = ()
-    socket: Annotated[str, Meta(description="Unix socket of the API.")] = "/run/lbagent/agent.sock"
-    bpffs: Annotated[str, Meta(description="Directory of the pins, on a bpf file system.")] = "/sys/fs/bpf/lbagent"
-    state_dir: Annotated[str, Meta(description="What set-state wrote, kept over restarts.")] = "/var/lib/lbagent"
-    artifact: Annotated[str, Meta(description="Compiled programs to load (default: the packaged ones).")] = ""
-    log_format: Annotated[Literal["text", "json"], Meta(description="Form of the log lines.")] = "text"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level logged.")] = "info"
-    metrics_address: Annotated[str, Meta(description="ADDRESS:PORT for Prometheus metrics (default: none).")] = ""
-    external_clusterip: Annotated[bool, Meta(description="Sources outside the node reach ClusterIPs.")] = True
-    snat_ports: Annotated[str, Meta(description="Ports for translated sources, FIRST-LAST.")] = "1024-29999"
+    node_ip: Annotated[Words, Meta(description="Address of this node for NodePorts and SNAT (repeatable).")] = ()
+    socket: Annotated[str, Meta(description="Path of the Unix socket that serves the API.")] = "/run/lbagent/agent.sock"
+    bpffs: Annotated[str, Meta(description="Folder of the pins, on a bpf file system.")] = "/sys/fs/bpf/lbagent"
+    state_dir: Annotated[
+        str, Meta(description="Folder of what is kept over restarts: backend states, good manifests.")
+    ] = "/var/lib/lbagent"
+    artifact: Annotated[str, Meta(description="File of compiled programs (default: the one in the package).")] = ""
+    log_format: Annotated[Literal["text", "json"], Meta(description="Format of the log lines.")] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
+    ] = "info"
+    metrics_address: Annotated[
+        str, Meta(description="ADDRESS:PORT that serves Prometheus metrics (default: none).")
+    ] = ""
+    external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
+    snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
+        "1024-29999"
+    )
     reject_rate: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="Answers a second and CPU to refused packets.")
+        int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to refused packets, a second and CPU.")
     ] = 1000
-    maglev_table_size: Annotated[int, Meta(description="Entries of a Maglev table (251 to 131071, prime).")] = 16381
-    flow_table_size: Annotated[int, Meta(description="IPv4 flow table entries (power of two).")] = 1 << 20
-    flow6_table_size: Annotated[int, Meta(description="IPv6 flow table entries (0: half of IPv4).")] = 0
+    maglev_table_size: Annotated[
+        int, Meta(description="Entries of a Maglev table: one of ten primes, 251 to 131071.")
+    ] = 16381
+    flow_table_size: Annotated[int, Meta(description="Entries of the IPv4 flow table, a power of two.")] = 1 << 20
+    flow6_table_size: Annotated[int, Meta(description="Entries of the IPv6 flow table (0: half of IPv4's).")] = 0
     snat_table_size: Annotated[
-        int, Meta(description="IPv4 SNAT slots (0: as the flow table), one a port at least.")
+        int, Meta(description="IPv4 SNAT slots, at least one a port (0: as flow table entries).")
     ] = 0
     snat6_table_size: Annotated[
-        int, Meta(description="IPv6 SNAT slots (0: as the flow table), one a port at least.")
+        int, Meta(description="IPv6 SNAT slots, at least one a port (0: as flow table entries).")
     ] = 0
-    max_service_slots: Annotated[int, Meta(ge=64, le=1 << 22, description="Service map entries, a family.")] = 1 << 19
-    max_backends: Annotated[int, Meta(description="Backend ids (power of two).")] = 1 << 17
-    max_source_ranges: Annotated[int, Meta(ge=1, le=1 << 20, description="Source ranges, a family.")] = 1 << 16
-    max_affinities: Annotated[int, Meta(ge=64, le=1 << 22, description="Remembered clients, a family.")] = 1 << 16
-    max_spilled_flows: Annotated[int, Meta(ge=64, le=1 << 22, description="Overflow entries, a family.")] = 1 << 16
-    max_fragments: Annotated[int, Meta(ge=64, le=1 << 20, description="Remembered datagrams, a family.")] = 1 << 13
-    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Life of a flow without an answer.")] = 60
-    timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Idle life of a TCP flow.")] = 8000
-    timeout_udp: Annotated[int, Meta(ge=5, le=16000, description="Idle life of an answered UDP flow.")] = 120
-    timeout_closing: Annotated[int, Meta(ge=1, le=600, description="Life of a TCP flow after FIN or RST.")] = 20
-    resync_interval: Annotated[int, Meta(ge=1, le=86400, description="Seconds between comparisons with the maps.")] = 60
+    max_service_slots: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the service map, for each IP family.")
+    ] = 1 << 19
+    max_backends: Annotated[int, Meta(description="Number of backend ids, a power of two.")] = 1 << 17
+    max_source_ranges: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Entries of the source range map, for each IP family.")
+    ] = 1 << 16
+    max_affinities: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the session affinity map, for each IP family.")
+    ] = 1 << 16
+    max_spilled_flows: Annotated[
+        int, Meta(ge=64, le=1 << 22, description="Entries of the spill map, for each IP family.")
+    ] = 1 << 16
+    max_fragments: Annotated[
+        int, Meta(ge=64, le=1 << 20, description="Fragmented datagrams that are remembered, for each IP family.")
+    ] = 1 << 13
+    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.")] = 60
+    timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Seconds until an idle TCP flow ends.")] = 8000
+    timeout_udp: Annotated[
+        int, Meta(ge=5, le=16000, description="Seconds until an idle UDP flow with replies ends.")
+    ] = 120
+    timeout_closing: Annotated[
+        int, Meta(ge=1, le=600, description="Seconds until a TCP flow ends after FIN or RST.")
+    ] = 20
+    resync_interval: Annotated[
+        int, Meta(ge=1, le=86400, description="Seconds between comparisons of the maps with what was written.")
+    ] = 60
     sweep_interval: Annotated[int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.")] = 10
 
     @property
@@ -340,13 +370,22 @@ _POWERS: Sequence[tuple[str, int, int]] = (
 )
 
 
+MIN_SNAT_PORT = 256  # a flow's entry keeps its way of forwarding where a lower port would be (docs/datapath.md)
+
+
 def _check_ports(text: str, place: str) -> None:
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
         raise ConfigError(f"{place}: {text!r} is not a port range; write FIRST-LAST, for example 1024-29999")
     low, high = int(first), int(last)
-    if not 1 <= low <= high <= 65535 or high - low < 63:
-        raise ConfigError(f"{place}: {text} must hold at least 64 ports between 1 and 65535, the smaller one first")
+    if low < MIN_SNAT_PORT:
+        raise ConfigError(
+            f"{place}: {text} begins below {MIN_SNAT_PORT}; choose at least 64 ports between {MIN_SNAT_PORT} and 65535"
+        )
+    if not low <= high <= 65535 or high - low < 63:
+        raise ConfigError(
+            f"{place}: {text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
+        )
 
 
 def _is_no_device(name: str) -> bool:

@@ -62,6 +62,7 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("device: a-name-that-is-too-long\n", ("device", "a-name-that-is-too-long")),
         ("snat-ports: 5000\n", ("snat-ports", "FIRST-LAST")),
         ("snat-ports: 5000-4000\n", ("snat-ports", "5000-4000")),
+        ("snat-ports: 255-1000\n", ("snat-ports", "255-1000 begins below 256")),
         ("maglev-table-size: 16384\n", ("maglev-table-size", "16381")),
         ("maglev-table-size: 7\n", ("maglev-table-size", "251")),
         ("metrics-address: 127.0.0.1\n", ("metrics-address", "ADDRESS:PORT")),

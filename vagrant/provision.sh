@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what lbagent needs on Debian 12/13 and Ubuntu 22.04/24.04: some packages by apt, the rest into .venv of this checkout.
-# `make` runs it before everything else, Vagrant once in the box. A second run finds its stamp and ends at once.
+# `make` runs it before everything else, Vagrant runs it once in the virtual machine. A second run finds its stamp and ends at once.
 #   usage: vagrant/provision.sh [CHECKOUT]
 set -eu
 
@@ -29,8 +29,8 @@ installed() {
 packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certificates"
 python=/usr/bin/python3
 
-command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are installed by themselves; elsewhere install BCC's Python" \
-    "module, python >= 3.11, iproute2 and nftables, then: python3 -m venv --system-site-packages .venv && .venv/bin/pip install -e '.[dev]'"
+command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \
+    "module, python >= 3.11, iproute2 and nftables, then run: python3 -m venv --system-site-packages .venv && .venv/bin/pip install -e '.[dev]'"
 
 if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/build/compile.py)
@@ -43,7 +43,7 @@ for package in $packages; do
     installed "$package" || missing="$missing $package"
 done
 if [ -n "$missing" ]; then
-    [ "$(id -u)" = 0 ] || fail "these packages are missing:$missing. Run it with sudo."
+    [ "$(id -u)" = 0 ] || fail "these packages are missing:$missing. Run this with sudo to install them."
     say "apt: installing$missing"
     export DEBIAN_FRONTEND=noninteractive
     # a fresh cloud image may still be running its own apt
@@ -59,7 +59,7 @@ if [ ! -x "$here/.venv/bin/pip" ] || ! "$here/.venv/bin/python" -c '' 2>/dev/nul
 fi
 cd "$here"
 .venv/bin/python -m pip --disable-pip-version-check install --quiet --root-user-action=ignore -e '.[dev]' ||
-    fail "pip could not install the Python packages; what pip said is above"
+    fail "pip could not install the Python packages; its output is above"
 
 echo "$want" >"$stamp"
 say "installed"

@@ -3,7 +3,7 @@
 # the packet tests there, with programs compiled outside. KVM is used where it works, software emulation elsewhere.
 #
 #   vagrant/vm.sh                          tests/packet, attaching and upgrading, on the kernel of this Debian release
-#   vagrant/vm.sh COMMAND...               something else, in the checkout, in the machine
+#   vagrant/vm.sh COMMAND...               another command, in the checkout, in the virtual machine
 #   KERNEL=trixie vagrant/vm.sh            the kernel of another Debian release: trixie 6.12, bullseye 5.10 (too old: the agent says so, exit 77)
 #   KERNEL=/path/linux-image.deb           another kernel package
 #   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=7200 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
@@ -23,7 +23,7 @@ fail() {
 }
 
 [ "$(id -u)" = 0 ] || fail "this needs root (it reads the whole file system): sudo make vm-test"
-[ "$(uname -m)" = x86_64 ] || fail "only x86_64 hosts are prepared"
+[ "$(uname -m)" = x86_64 ] || fail "only x86_64 hosts are supported"
 
 missing=
 for package in qemu-system-x86 busybox-static cpio kmod; do
@@ -63,7 +63,7 @@ case $deb in
     fi
     # shellcheck disable=SC2086 # words
     package=$(apt-cache $options depends linux-image-amd64 | awk '/Depends: linux-image-/ {print $2; exit}')
-    [ -n "$package" ] || fail "apt knows no linux-image-amd64; set KERNEL=/path/to/linux-image.deb"
+    [ -n "$package" ] || fail "apt does not know linux-image-amd64; set KERNEL=/path/to/linux-image.deb"
     deb=$(find "$cache" -maxdepth 1 -name "${package}_*.deb" | head -n1)
     if [ -z "$deb" ]; then
         echo "== downloading $package" >&2
@@ -141,7 +141,7 @@ chmod +x "$work/root/init"
 # --- run it ---
 accel=${VM_ACCEL:-}
 if [ -z "$accel" ]; then
-    # /dev/kvm may be there and still run nothing (a virtual machine without nesting): let it boot to a word
+    # /dev/kvm may exist and not work (a virtual machine without nesting): boot until a word is printed
     accel=tcg
     if [ -w /dev/kvm ]; then
         mkdir -p "$work/probe/bin"

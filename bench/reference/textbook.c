@@ -191,7 +191,7 @@ inline_fn u64 hash(struct tuple *t)
 	return h ^ h >> 29;
 }
 
-/* The reply entry reserves the SNAT port: inserting it fails where somebody else has that port towards this backend. */
+/* The reply entry reserves the SNAT port: inserting it fails when another flow has that port towards this backend. */
 inline_fn u16 reserve(struct packet *p, struct backend *b, struct connection *c, u64 h)
 {
 	struct tuple back = { .src = b->addr, .dst = b->snat, .sport = b->port, .proto = p->t.proto };

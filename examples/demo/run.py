@@ -1,7 +1,7 @@
-"""`sudo make demo`: lbagent at work on real traffic, in network namespaces of its own, in less than a minute.
+"""`sudo make demo`: the agent at work on real traffic, in network namespaces of its own, in about ten seconds.
 
-Every line with `ok` was checked; the exit code is 1 if one was not true. ATTACH=tc shows the other hook; `--shell` leaves the
-laboratory up and gives a shell. Everything made here is gone afterwards, also after Ctrl-C.
+Every line with `ok` was checked; the exit code is 1 if a check failed. ATTACH=tc shows the other hook; `--shell` sets up the
+namespaces and opens a shell there. Everything that was made is removed at the end, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAP = """client 10.77.0.2 ──wan── node ──lan1── b1  10.77.1.2   
 
 
 class Demo:
-    """The story, chapter by chapter."""
+    """The chapters of the demo."""
 
     def __init__(self, lab: Lab, show: Show, attach: str) -> None:
         self.lab, self.show = lab, show
@@ -89,7 +89,7 @@ class Demo:
         self.show.claim(fair and len(web) == len(dns) == 3, "every backend got about a third", f"{web} {dns}")
 
     def maintenance(self) -> None:
-        """One backend rests while a download from it goes on."""
+        """One backend goes into maintenance while a download from it goes on."""
         self.show.title("b1 goes into maintenance while a download from it is under way")
         downloads = []
         while sum(item.backend == "b1" for item in downloads) < 2:  # by chance: three backends, four at a time
@@ -117,7 +117,7 @@ class Demo:
             line = f'  - {{addresses: ["{address}"], nodeName: node-2, conditions: {{ready: true}}}}\n'
             text = text.replace(line, line + line.replace(address, address[:-1] + "4"))
         (self.manifests / ".web.yaml").write_text(text)
-        (self.manifests / ".web.yaml").rename(file)  # by rename: nobody reads half a file
+        (self.manifests / ".web.yaml").rename(file)  # by a rename: the agent never reads half a file
         self.show.command("vi web.yaml    # + 10.77.2.4 and fd77:2::4")
         wait_for(lambda: "10.77.2.4:8080" in self.agent.cli("backend", "list").stdout, "the new backend in the maps")
         spread = self.ask_web()
@@ -171,9 +171,11 @@ class Demo:
             nft, nft_lost = self.bursts(wire, 20_000)
         wire.close()
         self.show.say(
-            "64 flows of 64-byte UDP: made, received by the node, translated, sent to the backend, counted there"
+            "64 flows of 64-byte UDP packets: sent by the client, translated in the node, counted at the backend"
         )
-        self.show.say(f"lbagent ({self.agent.attach}) {ours:.0f} ns a packet, nft {nft:.0f} ns: {nft / ours:.1f} times")
+        self.show.say(
+            f"lbagent ({self.agent.attach}) {ours:.0f} ns a packet, nft {nft:.0f} ns: nft takes {nft / ours:.1f} times as long"
+        )
         self.show.claim(
             ours < nft and not ours_lost and not nft_lost,
             "ours costs less, and no packet was lost by either",
@@ -202,7 +204,7 @@ ask() {{ client {sys.executable} -c 'import sys, urllib.request; print(urllib.re
 cd {demo.manifests}
 """
     )
-    demo.show.title("Yours. `exit` takes everything away")
+    demo.show.title("A shell in the node. `exit` removes everything")
     demo.show.block(
         """ask http://10.96.0.10/                 one request from the client (ask 'http://[fd00:96::10]/')
 for i in $(seq 12); do ask http://10.96.0.10/; done
@@ -210,7 +212,7 @@ lbagent svc get demo/web               the service in full
 lbagent backend set-state maintenance 10.77.1.2:8080
 lbagent map dump                       what is in the kernel
 lbagent status                         devices, sources, what is wrong
-lbagent metrics | grep packets_total   why packets got their verdicts
+lbagent metrics | grep packets_total   verdicts on packets, and their reasons
 vi web.yaml                            save it, then: lbagent svc list
 client ip route                        any command on the client's side"""
     )
@@ -221,17 +223,18 @@ def arguments() -> argparse.Namespace:
     """Read the command line; ATTACH is an environment variable so that `make` can pass it on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attach", choices=("xdp", "tc"), default=os.environ.get("ATTACH", "xdp"))
-    parser.add_argument("--shell", action="store_true", help="leave the laboratory up and give a shell")
+    parser.add_argument("--shell", action="store_true", help="set up the namespaces and open a shell there")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Tell the story."""
+    """Run the chapters."""
     options, show = arguments(), Show()
-    sys.stdout.reconfigure(errors="replace")  # a terminal without bars gets question marks
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show the bars gets question marks
     if os.geteuid() != 0:
         print(
-            "the demo makes network namespaces and loads BPF programs: run it as root (sudo make demo)", file=sys.stderr
+            "the demo makes network namespaces and loads BPF programs, which needs root: sudo make demo",
+            file=sys.stderr,
         )
         return 1
     for number in (
@@ -249,18 +252,18 @@ def main() -> int:
                 for chapter in (demo.set_up, demo.spread, demo.maintenance, demo.grow, demo.kill, demo.cost):
                     chapter()
     except KeyboardInterrupt:
-        print("\nstopped; everything that was made is gone", file=sys.stderr)
+        print("\nstopped; everything that was made has been removed", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (LabError, LbError, OSError) as error:
-        print(f"\nthe demo broke off: {error}", file=sys.stderr)
+        print(f"\nthe demo failed: {error}", file=sys.stderr)
         return 1
     if options.shell:
         return 0
     left = [name for name in run("ip", "netns", "list").split() if name.startswith(f"lbx{os.getpid()}-")]
-    show.title("Everything is gone")
+    show.title("Clean-up")
     show.claim(
         not left and not lab.folder.exists(), "no namespace, no pin, no process, no file is left", " ".join(left)
     )

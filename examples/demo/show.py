@@ -21,7 +21,7 @@ def paint(text: str, code: str) -> str:
 
 
 class Show:
-    """Prints the story and keeps count of what turned out not to be true."""
+    """Prints the demo and keeps a list of the claims that were not true."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
@@ -35,7 +35,7 @@ class Show:
         print(f"\n{stamp}  {paint(f'{self.chapter}. {text}', '1;36')}", flush=True)
 
     def say(self, text: str) -> None:
-        """Print a line of the story."""
+        """Print a paragraph."""
         print(textwrap.fill(text, TEXT_WIDTH, initial_indent=INDENT, subsequent_indent=INDENT), flush=True)
 
     def block(self, text: str) -> None:

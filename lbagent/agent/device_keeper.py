@@ -68,7 +68,7 @@ class DeviceKeeper:
                 await self._attach(self._network)
             except LbError as error:
                 self.problems["devices"] = str(error)
-                log.error("devices could not be attached", extra={"error": str(error), "retry_s": RETRY_S})
+                log.error("programs could not be attached", extra={"error": str(error), "retry_s": RETRY_S})
                 await asyncio.sleep(RETRY_S)
                 self._done = None
                 self._changed.set()
@@ -84,11 +84,11 @@ class DeviceKeeper:
             hooks = await asyncio.to_thread(self._datapath.attach, config.attach, names, config.pod_device)
             before, self.attached = self.attached, tuple(hooks)
             self.problems = {
-                name: f"device {name} has gone; its programs return with it"
+                name: f"device {name} is gone; programs are attached again when it comes back"
                 for name in config.device
                 if name not in names
             }
-            self.problems |= {name: f"device {name} found no room in lb_device" for name in left_out}
+            self.problems |= {name: f"map lb_device has no room for device {name}" for name in left_out}
             self._done = (wanted, config)
             for name, text in self.problems.items():
                 log.warning("a device takes no traffic", extra={"device": name, "error": text})

@@ -263,7 +263,7 @@ def unwritable(folder: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     if not os.path.isdir(path):
-        return f"cannot be used ({path} is no folder)"
+        return f"cannot be used ({path} is not a folder)"
     return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
 
 

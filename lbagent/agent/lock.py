@@ -30,7 +30,7 @@ class AgentLock:
             os.close(fd)
             who = f"pid {pid}" if pid else "another process"
             raise Conflict(
-                f"an agent already runs on {self._directory} ({who}); this one changed nothing; stop that one or give --bpffs"
+                f"an agent already runs on {self._directory} ({who}); nothing was changed; stop it, or give another --bpffs"
             ) from None
         self._fd = fd
 

@@ -120,7 +120,10 @@ class NetworkFollower:
         except LbError as error:
             log.error("next hops could not be written", extra={"error": str(error)})
         if self.table.full:
-            log.warning("the next-hop table is full: some neighbours cost a FIB look-up", extra={"limit": CAPACITY})
+            log.warning(
+                "the next-hop table is full: packets to further neighbours cost a FIB look-up",
+                extra={"limit": CAPACITY},
+            )
         if _same_paths(old, network) and all(self.table.index_of(hop) == index for hop, index in before.items()):
             self.finder.network = network
         else:
@@ -143,10 +146,10 @@ class NetworkFollower:
             try:
                 await self.keeper.keep(self._asked, self.watcher.permanent)
             except OSError as error:
-                log.warning("neighbours could not be asked for", extra={"error": str(error)})
+                log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
             if self.keeper.left_out:
                 log.warning(
-                    "too many neighbours to keep resolved: the rest costs a FIB look-up",
+                    "too many neighbours to keep resolved: packets to the rest cost a FIB look-up",
                     extra={"kept": MAX_MANAGED, "left_out": self.keeper.left_out},
                 )
 

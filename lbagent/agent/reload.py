@@ -47,14 +47,14 @@ class Reloader:
             try:
                 self._parts.problems[:] = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the configuration was not taken over: {error}", is_unfinished(self._parts.maps)
+                text, again = f"the new configuration was not applied: {error}", is_unfinished(self._parts.maps)
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
                     )
                     asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
                 self._parts.problems[:] = [text]
-                log.error("the configuration was not taken over", extra={"error": str(error), "again": again})
+                log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")
 
     async def reload(self, new: Config) -> list[str]:
@@ -66,7 +66,7 @@ class Reloader:
         changed = changed_keys(old, new)
         later = keys(changed - RELOADABLE)
         if later:
-            log.warning("some keys take effect at the next start", extra={"keys": later})
+            log.warning("some settings take effect only at the next start", extra={"keys": later})
         require_devices(parts.network.network, new, old.device)
         merged = merge(old, new)
         problems = await self._programs(derive.sizes(merged), derive.program_settings(merged))
@@ -80,7 +80,7 @@ class Reloader:
         if parts.sweeper is not None:
             parts.sweeper.interval_s = merged.sweep_interval
         parts.config = merged
-        log.info("configuration taken over", extra={"keys": keys(changed & RELOADABLE)})
+        log.info("configuration applied", extra={"keys": keys(changed & RELOADABLE)})
         return problems
 
     async def _programs(self, sizes: Sizes, settings: Settings) -> list[str]:

@@ -125,7 +125,7 @@ class AgentClient:
         except BlockingIOError:  # its queue is full
             raise self._overrun() from None
         except PermissionError:
-            raise LbError(f"no right to open the agent's socket unix://{self.path}; run as root") from None
+            raise LbError(f"no permission to open the agent's socket unix://{self.path}; run as root") from None
         except OSError as error:
             raise self._unreachable(error) from None
         except http.client.HTTPException:
@@ -157,4 +157,6 @@ class AgentClient:
         return _ERRORS.get(code, LbError)(text)
 
     def _not_an_agent(self) -> AgentUnreachable:
-        return AgentUnreachable(f"what answers on unix://{self.path} is no lbagent agent of this version")
+        return AgentUnreachable(
+            f"the process that answers on unix://{self.path} is not an lbagent agent of this version"
+        )

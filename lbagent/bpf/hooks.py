@@ -26,7 +26,7 @@ class Context:
 
     @property
     def flag(self) -> str:
-        """The compiler flag by which the C sources know their context (include/hook.h)."""
+        """The compiler flag by which the C sources know their context (include/hook/hook.h)."""
         return f"-DLB_HOOK_{self.name.upper()}"
 
 

@@ -25,14 +25,17 @@ VERBS = {
     "svc": ("lbagent.cli.verbs.svc:svc", "Services: list, get."),
     "backend": ("lbagent.cli.verbs.backend:backend", "Backends: list, set-state, drain."),
     "map": ("lbagent.cli.verbs.maps:maps", "The kernel's maps: dump."),
-    "status": ("lbagent.cli.verbs.status:status", "How the agent is."),
-    "plan": ("lbagent.cli.verbs.plan:plan", "What a folder of manifests would write to the maps; no agent, no root."),
-    "verify": ("lbagent.cli.verbs.verify:verify", "Whether the maps hold together."),
-    "doctor": ("lbagent.cli.verbs.doctor:doctor", "What this machine supports and what will be used."),
+    "status": ("lbagent.cli.verbs.status:status", "Show whether the agent is ready, and what is wrong."),
+    "plan": (
+        "lbagent.cli.verbs.plan:plan",
+        "Show the map entries that manifests stand for; needs no agent and no root.",
+    ),
+    "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),
+    "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),
     "config": ("lbagent.cli.verbs.config:config", "The configuration: check, show."),
-    "metrics": ("lbagent.cli.verbs.status:metrics", "The agent's Prometheus text."),
-    "cleanup": ("lbagent.cli.verbs.cleanup:cleanup", "Take programs, links and maps away."),
+    "metrics": ("lbagent.cli.verbs.status:metrics", "Print the agent's metrics as Prometheus text."),
+    "cleanup": ("lbagent.cli.verbs.cleanup:cleanup", "Remove programs, links, maps and pins from the kernel."),
     "completion": ("lbagent.cli.verbs.completion:completion", "Print a shell's completion script."),
 }
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -101,9 +104,10 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings=CONTEXT)
 @click.version_option(lbagent.__version__, prog_name="lbagent")
 def cli() -> None:
-    """Service load balancer of this node, in BPF.
+    """Balance service traffic on this node with BPF programs.
 
-    Exit codes: 0 ok, 1 failed or differs, 2 usage, 3 not found, 4 refused, 5 agent unreachable, 6 timed out, 77 not supported.
+    Exit codes: 0 ok, 1 failed or differs, 2 usage, 3 not found, 4 refused, 5 agent unreachable, 6 timed out, 77 not
+    supported by this kernel.
     """
 
 

@@ -23,7 +23,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 def socket_option(command: F) -> F:
     """Add --socket; the command gets the text, '' when not given."""
     return click.option(
-        "--socket", default="", envvar="LBAGENT_SOCKET", metavar="PATH", help="The agent's socket (or unix://PATH)."
+        "--socket", default="", envvar="LBAGENT_SOCKET", metavar="PATH", help="The agent's socket: PATH or unix://PATH."
     )(command)
 
 
@@ -35,7 +35,7 @@ def bpffs_option(command: F) -> F:
         show_default=True,
         envvar="LBAGENT_BPFFS",
         metavar="DIR",
-        help="Where the pins are.",
+        help="Folder of the pins.",
     )(command)
 
 
@@ -47,7 +47,7 @@ def pins_option(command: F) -> F:
         default="",
         envvar="LBAGENT_BPFFS",
         metavar="DIR",
-        help=f"Where the pins are (default: the running agent's, else {DEFAULT_BPFFS}).",
+        help=f"Folder of the pins (default: the running agent's, else {DEFAULT_BPFFS}).",
     )
     @functools.wraps(command)
     def wrapped(*args: Any, bpffs: str, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def form_option(*forms: str) -> Callable[[F], F]:
         type=click.Choice(forms),
         default=forms[0],
         show_default=True,
-        help="Form of the output.",
+        help="Format of the output.",
     )
 
 
@@ -80,9 +80,9 @@ def list_options(command: F) -> F:
     """Add -o, -w, --no-headers and --sort-by; the command gets them as `style`."""
 
     @form_option(*FORMATS)
-    @click.option("-w", "--watch", is_flag=True, help="Print rows again as they change.")
+    @click.option("-w", "--watch", is_flag=True, help="Keep running and print each row again when it changes.")
     @click.option("--no-headers", is_flag=True, help="Print no header line.")
-    @click.option("--sort-by", default="", metavar="COLUMN", help="Sort by a column or JSON field.")
+    @click.option("--sort-by", default="", metavar="COLUMN", help="Sort by this column or JSON field.")
     @functools.wraps(command)
     def wrapped(*args: Any, form: str, watch: bool, no_headers: bool, sort_by: str, **kwargs: Any) -> Any:
         return command(*args, style=Style(form, not no_headers, sort_by, watch), **kwargs)

@@ -22,7 +22,7 @@ def setting_options(*fields: str) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         for option in reversed([item for item in options() if not fields or item.field in fields]):
             command = _flag(option)(command)
-        return click.option("--config", "file", default="", metavar="FILE", help="YAML file of settings.")(command)
+        return click.option("--config", "file", default="", metavar="FILE", help="YAML file with settings.")(command)
 
     return decorate
 

@@ -55,12 +55,12 @@ def _mount(target: Path, bpffs: str | Path) -> None:
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         used = any(target.iterdir())
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"--bpffs {bpffs}: {target} is no folder; nothing was changed; give a folder") from None
+        raise ConfigError(f"--bpffs {bpffs}: {target} is not a folder; nothing was changed; give a folder") from None
     except OSError as error:
         raise kernel_error("create", error.errno or 0, str(target)) from None
     if used:
         raise ConfigError(
-            f"--bpffs {bpffs}: {target} is no bpf file system and not empty; nothing was mounted over it; give an empty folder,"
+            f"--bpffs {bpffs}: {target} is neither a bpf file system nor empty; nothing was mounted over it; give an empty folder,"
             f" or one under {_SYSTEM_MOUNT}"
         )
     if _LIBC.mount(b"bpf", os.fsencode(target), b"bpf", ctypes.c_ulong(_MOUNT_FLAGS), b"mode=0700") != 0:

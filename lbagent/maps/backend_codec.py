@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB4_BACKEND, LB4_PATH, LB6_BACKEND, LB6_PATH, PathFlag
+from lbagent.maps.layout import LB4_BACKEND, LB4_PATH, LB6_BACKEND, LB6_PATH, PATH_L4_SHIFT, PathFlag, PathL4
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 
-_LIVE, _SELECTABLE, _LOCAL, _HOST, _UDP = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_LIVE, _SELECTABLE, _LOCAL, _HOST = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
 def backend_value(address: L3n4Addr, state: BackendState) -> bytes:
@@ -45,6 +46,11 @@ class PathRecord(Struct, frozen=True, gc=False):
         """Whether the backend exists."""
         return bool(self.flags & PathFlag.LIVE)
 
+    @property
+    def protocol(self) -> PathL4:
+        """The backend's protocol."""
+        return PathL4(self.flags >> PATH_L4_SHIFT & max(PathL4))
+
 
 def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) -> bytes:
     """Return the live record of a backend."""
@@ -53,7 +59,7 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) 
     flags |= _SELECTABLE if selectable else 0
     flags |= _LOCAL if info.local else 0
     flags |= _HOST if info.host else 0
-    flags |= _UDP if address.protocol is L4Type.UDP else 0
+    flags |= _L4_FLAGS[address.protocol]
     raw, port = address.address, address.port.to_bytes(2, "big")
     snat = info.snat if len(info.snat) == len(raw) else bytes(len(raw))
     if len(raw) == 4:

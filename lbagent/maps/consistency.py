@@ -127,7 +127,7 @@ def _slot(view: _View, group: _Frontend, slot: int, count: int) -> Iterator[str]
     yield from (f"{group}: slot {slot}: {text}" for text in _backend(view, ident))
     path = view.paths.get(ident)
     if slot <= count and path and not path.flags & PathFlag.SELECTABLE:
-        yield f"{group}: slot {slot}: a new flow may be given backend {ident}, whose path says no"
+        yield f"{group}: slot {slot}: a new flow may select backend {ident}, whose path record takes no new flow"
 
 
 def _backend(view: _View, ident: int) -> Iterator[str]:
@@ -152,14 +152,14 @@ def _tables(view: _View) -> Iterator[str]:
 def _filter(view: _View) -> Iterator[str]:
     for group in view.frontends:
         if 0 in group.slots and not _bit(view, prefilter.vip_bit(group.frontend.address)):
-            yield f"{group}: the filter lets its packets pass by"
+            yield f"{group}: the prefilter passes its packets untouched"
     for ident, path in view.paths.items():
         if (
             path.flags & PathFlag.LOCAL
             and ident in view.backends
             and not _bit(view, prefilter.source_bit(path.address))
         ):
-            yield f"local backend {ident}: the filter lets its replies pass by"
+            yield f"local backend {ident}: the prefilter passes its replies untouched"
 
 
 def _bit(view: _View, number: int) -> int:
@@ -192,7 +192,7 @@ def _leftovers(view: _View) -> Iterator[str]:
 def _verdicts(maps: LBMaps) -> Iterator[str]:
     for name in ("lb4_source_range", "lb6_source_range"):
         if odd := sum(value[0] in (SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT) for _, value in maps.items(name)):
-            yield f"{odd} entries of {name} are those of a change of rules that broke off"
+            yield f"{odd} entries of {name} are left over from an interrupted change of rules"
 
 
 def _affinity(view: _View) -> Iterator[str]:

@@ -164,13 +164,24 @@ class MigrateWhat(IntEnum):
 
 
 class PathFlag(IntEnum):
-    """Bits of lb{4,6}_path.flags."""
+    """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more, the highest two are not used."""
 
     LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale as well)
     SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
     LOCAL = 4  # on this node: keep the client's address, hand the packet up
     HOST = 8  # the address is the node's own (a socket here, not a pod)
-    UDP = 16  # the backend's protocol is UDP (else TCP): part of the SNAT slot's hash
+
+
+PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, part of the SNAT slot's hash
+
+
+class PathL4(IntEnum):
+    """A protocol as two bits: in lb{4,6}_path.flags, and in the owner word of a flow entry (enum l4 in bpf/include/l4.h)."""
+
+    TCP = 0
+    UDP = 1
+    SCTP = 2
+    NONE = 3  # no protocol with ports
 
 
 class DeviceFlag(IntEnum):

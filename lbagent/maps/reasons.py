@@ -14,38 +14,38 @@ class Reason(IntEnum):
 
     NONE = 0  # never counted
     # forwarded
-    FWD_ESTABLISHED = 1  # flow table hit, sent to its backend
-    FWD_NEW = 2  # new flow, backend selected
+    FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend
+    FWD_NEW = 2  # new flow: a backend was selected
     FWD_REPLY = 3  # reply translated back to the frontend
-    FWD_LOCAL = 4  # rewritten and handed up to a backend of this node
+    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node
     FWD_ICMP = 5  # ICMP error about a flow, translated
     FWD_RESELECTED = 6  # flow moved because its backend is gone or takes no new flows
-    FWD_SPILL = 7  # flow kept in the overflow table
+    FWD_SPILL = 7  # the flow is in the spill map
     FWD_NO_STATE = 8  # forwarded by selection alone: the flow table had no room for a SYN
     FWD_FRAGMENT = 9  # later fragment of a known datagram
     # passed untouched
-    PASS_NOT_SERVICE = 16  # counted only where the prefilter took the packet for one of a service
-    PASS_UNSUPPORTED = 17  # protocol or header we do not translate
-    PASS_TTL = 18  # TTL 1: the stack answers
-    PASS_MTU = 19  # larger than the way out, DF clear: the stack fragments
+    PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
+    PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
+    PASS_TTL = 18  # TTL 1: the kernel's stack answers
+    PASS_MTU = 19  # larger than the MTU on its way, DF clear: the kernel's stack fragments it
     # answered by the program
-    REJECT_NO_BACKEND = 32
-    REJECT_BACKEND_GONE = 33
-    REJECT_UNDEFINED_PORT = 34
-    ANSWER_TOO_BIG = 35
-    ANSWER_TTL = 36
+    REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
+    REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
+    REJECT_UNDEFINED_PORT = 34  # a ClusterIP address, and no service has that port: RST or port unreachable
+    ANSWER_TOO_BIG = 35  # larger than the MTU on its way: fragmentation needed, packet too big
+    ANSWER_TTL = 36  # TTL or hop limit 1: time exceeded
     # dropped
-    DROP_NO_BACKEND = 64  # reject rate exceeded
-    DROP_SOURCE_RANGE = 65
-    DROP_NO_LOCAL_BACKEND = 66  # Local policy: no backend on this node, some on other nodes
+    DROP_NO_BACKEND = 64  # an answer was due, but the reject rate is used up
+    DROP_SOURCE_RANGE = 65  # the source ranges of the service do not admit the client
+    DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
-    DROP_RACE = 69  # two CPUs inserted into one bucket twice in a row
-    DROP_NO_NEIGHBOR = 70  # no next hop and the FIB has none either
+    DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
+    DROP_NO_NEIGHBOR = 70  # no next hop is known, and the FIB has none either
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram
-    DROP_MISSING_BACKEND = 73  # a slot pointed at nothing: must stay 0
-    DROP_MALFORMED = 74  # a source that is no host: 0/8, 127/8, ::, ::1, a group
-    DROP_INTERNAL = 75
+    DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
+    DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group
+    DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
 
 
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow

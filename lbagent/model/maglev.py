@@ -29,7 +29,7 @@ def lookup_table(backends: Sequence[Member], size: int = DEFAULT_TABLE_SIZE) -> 
     than places those of the largest weight, then key, get one.
     """
     if size not in TABLE_SIZES:
-        raise ValueError(f"{size} is no Maglev table size; use one of {', '.join(map(str, TABLE_SIZES))}")
+        raise ValueError(f"{size} is not a Maglev table size; use one of {', '.join(map(str, TABLE_SIZES))}")
     members = tuple(sorted((member for member in backends if member[1] > 0), key=_key))
     return _table(members, size)[:]
 

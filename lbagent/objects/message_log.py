@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lbagent.objects.records import Message
 
-WARNING = "warning about what was read"
+WARNING = "warning about an object"
 MAX_LOGGED = 200  # messages logged in one go; `lbagent status` shows more
 
 
@@ -28,6 +28,6 @@ class MessageLog:
             level, event = (logging.WARNING, WARNING) if message.warning else (logging.ERROR, self._event)
             self._log.log(level, event, extra={"error": str(message)})
         if len(new) > MAX_LOGGED:
-            self._log.warning("more is refused than is logged", extra={"left_out": len(new) - MAX_LOGGED})
+            self._log.warning("too many messages: the rest is not logged", extra={"left_out": len(new) - MAX_LOGGED})
         if known and not messages:
-            self._log.info("nothing is refused any more")
+            self._log.info("the input has no faults any more")

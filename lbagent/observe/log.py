@@ -1,6 +1,6 @@
 """Log lines on stderr, text or JSON: one event, one line, a constant message and its fields.
 
-Code logs with the standard library: `logging.getLogger(__name__).info("services applied", extra={"generation": 4})`.
+Code logs with the standard library: `logging.getLogger(__name__).info("plan applied", extra={"entries": 12})`.
 Field names that a LogRecord has itself (name, args, module, ...) are refused by the library.
 """
 
@@ -62,7 +62,7 @@ def _area(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T08:44:08.123Z INFO sync.reconcile: services applied generation=4`; always one line."""
+    """`2026-11-21T08:44:08.123Z INFO sync.target.bpf_target: plan applied entries=12`; always one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one line; an exception's last line is its `error` field, its traceback follows at level debug only."""

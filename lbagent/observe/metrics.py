@@ -78,9 +78,9 @@ def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) 
 def _agent(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
     yield _one("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", s.ready)
-    yield _one("process_resident_memory_bytes", "gauge", "Resident memory.", s.resident_bytes)
-    yield _one("process_cpu_seconds_total", "counter", "CPU time used.", s.cpu_s)
-    yield _one("process_start_time_seconds", "gauge", "Start, seconds since the epoch.", s.started_at)
+    yield _one("process_resident_memory_bytes", "gauge", "Resident memory of the agent.", s.resident_bytes)
+    yield _one("process_cpu_seconds_total", "counter", "CPU time used, in seconds.", s.cpu_s)
+    yield _one("process_start_time_seconds", "gauge", "Start of the agent, in seconds since the epoch.", s.started_at)
 
 
 def _sync(s: Snapshot) -> Iterator[MetricFamily]:
@@ -88,50 +88,76 @@ def _sync(s: Snapshot) -> Iterator[MetricFamily]:
     yield _one("lbagent_services", "gauge", "Services served.", len({svc.name for svc in s.state.services}))
     yield _one("lbagent_frontends", "gauge", "Frontend rows, wildcards not counted.", _frontends(s.state))
     yield _one("lbagent_failing_frontends", "gauge", "Frontends whose last write failed.", s.failing)
-    yield _one("lbagent_restored_frontends", "gauge", "Served as found in the maps: no object names them.", s.restored)
     yield _one(
-        "lbagent_conflicts", "gauge", "Refused between objects: contested frontends, no node address.", s.conflicts
-    )
-    yield _one("lbagent_syncs_total", "counter", "Plans applied.", s.syncs)
-    yield _one(
-        "lbagent_sync_errors_total", "counter", "Writes that failed and were or will be tried again.", s.sync_errors
+        "lbagent_restored_frontends",
+        "gauge",
+        "Frontends that no object names, served as they were found in the maps.",
+        s.restored,
     )
     yield _one(
-        "lbagent_sync_duration_seconds", "gauge", "Time the last plan took to be in the kernel.", s.sync_duration_s
+        "lbagent_conflicts",
+        "gauge",
+        "Frontends that could not be made: contested by another object, or without a node address.",
+        s.conflicts,
     )
-    yield _one("lbagent_map_writes_total", "counter", "Map entries written or removed.", s.map_writes)
+    yield _one("lbagent_syncs_total", "counter", "Plans that were applied.", s.syncs)
+    yield _one("lbagent_sync_errors_total", "counter", "Writes that failed; each is tried again.", s.sync_errors)
+    yield _one(
+        "lbagent_sync_duration_seconds",
+        "gauge",
+        "Seconds that the last plan took to be in the kernel.",
+        s.sync_duration_s,
+    )
+    yield _one("lbagent_map_writes_total", "counter", "Map entries that were written or removed.", s.map_writes)
     named = [((("source", source.name),), source) for source in s.sources]
     yield MetricFamily(
-        "lbagent_source_synced", "gauge", "Whether the first list was read.", [(n, x.synced) for n, x in named]
+        "lbagent_source_synced",
+        "gauge",
+        "Whether the source has given its first list.",
+        [(n, x.synced) for n, x in named],
     )
-    yield MetricFamily("lbagent_source_objects", "gauge", "Objects held.", [(n, x.objects) for n, x in named])
     yield MetricFamily(
-        "lbagent_source_messages", "gauge", "Objects or fields refused now.", [(n, x.messages) for n, x in named]
+        "lbagent_source_objects", "gauge", "Objects that the source holds.", [(n, x.objects) for n, x in named]
     )
     yield MetricFamily(
-        "lbagent_source_warnings", "gauge", "Words without effect now.", [(n, x.warnings) for n, x in named]
+        "lbagent_source_messages",
+        "gauge",
+        "Objects or fields that are refused now.",
+        [(n, x.messages) for n, x in named],
+    )
+    yield MetricFamily(
+        "lbagent_source_warnings",
+        "gauge",
+        "Annotations and objects that have no effect now.",
+        [(n, x.warnings) for n, x in named],
     )
     yield MetricFamily(
         "lbagent_source_trusted",
         "gauge",
-        "Whether what the last list did not hold is really gone.",
+        "Whether objects that are not in the last list count as deleted.",
         [(n, x.trusted) for n, x in named],
     )
     by_state = [((("state", x.text),), s.states.get(x, 0)) for x in BackendState if x is not BackendState.INVALID]
-    yield MetricFamily("lbagent_backends", "gauge", "Backends by state.", by_state)
+    yield MetricFamily("lbagent_backends", "gauge", "Backends, by state.", by_state)
 
 
 def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
     by_reason = [((("reason", label(reason)),), counter) for reason, counter in s.reasons.items()]
-    yield MetricFamily("lbagent_packets_total", "counter", "Packets by verdict.", [(n, c[0]) for n, c in by_reason])
-    yield MetricFamily("lbagent_bytes_total", "counter", "Bytes by verdict.", [(n, c[1]) for n, c in by_reason])
+    yield MetricFamily(
+        "lbagent_packets_total", "counter", "Packets, by reason of their verdict.", [(n, c[0]) for n, c in by_reason]
+    )
+    yield MetricFamily(
+        "lbagent_bytes_total", "counter", "Bytes, by reason of their verdict.", [(n, c[1]) for n, c in by_reason]
+    )
     by_map = [((("map", name),), usage) for name, usage in s.maps.items()]
-    yield MetricFamily("lbagent_map_entries", "gauge", "Entries in use.", [(n, c[0]) for n, c in by_map])
-    yield MetricFamily("lbagent_map_max_entries", "gauge", "Room of the map.", [(n, c[1]) for n, c in by_map])
+    yield MetricFamily("lbagent_map_entries", "gauge", "Entries of the map in use.", [(n, c[0]) for n, c in by_map])
+    yield MetricFamily(
+        "lbagent_map_max_entries", "gauge", "Entries that the map can hold.", [(n, c[1]) for n, c in by_map]
+    )
     yield MetricFamily(
         "lbagent_device_attached",
         "gauge",
-        "Whether the device takes service traffic.",
+        "Whether programs are attached to the device.",
         [((("device", name),), up) for name, up in s.devices.items()],
     )
 
@@ -167,7 +193,10 @@ def _per_backend(s: Snapshot) -> Iterator[MetricFamily]:
             )
     if s.live_flows:
         yield MetricFamily(
-            "lbagent_backend_flows", "gauge", "Live flows, last sweep.", _backend_samples(s, s.live_flows)
+            "lbagent_backend_flows",
+            "gauge",
+            "Live flows to a backend, counted by the last sweep.",
+            _backend_samples(s, s.live_flows),
         )
 
 

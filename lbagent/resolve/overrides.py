@@ -57,7 +57,7 @@ class Contradiction(NamedTuple):
         """Return the warning about the one that does not act."""
         holds, ignored = self
         problem = f"BackendState {holds.name} ({holds.origin.place}) says {holds.state.text} of {holds.subject}"
-        kept = f"that one comes first and holds, not {ignored.state.text}"
+        kept = f"it comes first and holds, not {ignored.state.text}"
         subject, origin = f"BackendState {ignored.name}", ignored.origin
         return Message(problem, kept, "spec.state", subject, origin.file, origin.line, warning=True)
 

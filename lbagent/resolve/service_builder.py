@@ -275,7 +275,7 @@ class ServiceBuilder:
         for port in service.ports:
             if port.protocol is L4Type.SCTP:
                 field = path_text(("spec", "ports", port.index, "protocol"))
-                self._warn(field, "SCTP packets are not balanced yet", "they pass as for no service")
+                self._warn(field, "SCTP packets are not balanced yet", "they pass untouched")
 
     def _warn(self, field: str, problem: str, kept: str) -> None:
         subject, origin = f"Service {self._service.key}", self._service.origin

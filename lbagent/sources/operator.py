@@ -58,7 +58,7 @@ class OperatorSource:
     async def run(self, on_change: OnChange) -> None:
         """Give what was said before; `set_states` gives later changes."""
         self._on_change = on_change
-        MessageLog(logging.getLogger(__name__), "remembered states refused").tell(self._problems)
+        MessageLog(logging.getLogger(__name__), "saved backend states refused").tell(self._problems)
         on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
@@ -136,7 +136,7 @@ class OperatorSource:
             parsed = documents.parse(read_text(self._path), self._path, self.name)
         except UnreadableManifest as error:
             self._broken = True
-            kept = "what the operator said before is not known; the file is put aside by the next set-state"
+            kept = "the states that were set before are unknown; the next set-state puts the file aside"
             self._problems.append(msgspec.structs.replace(error.message, kept=kept))
             return
         self._problems += (*parsed.messages, *parsed.unidentified)

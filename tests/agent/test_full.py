@@ -1,4 +1,4 @@
-"""Maps of the kernel that fill up: one frontend waits, nobody else does, and more room heals it without a manifest's change."""
+"""Maps of the kernel that fill up: only the frontend without room waits, and it is written as soon as there is room, without a change of a manifest."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_sighup_takes_a_new_configuration_over_and_keeps_the_old_one_when_it_is_
 
     config.write_text("log-format: json\nreject-rate: 7\n")
     hangup()
-    wait_for(lambda: '"message": "configuration taken over"' in box.agent.log.read_text(), "reload")
+    wait_for(lambda: '"message": "configuration applied"' in box.agent.log.read_text(), "reload")
     assert box.agent.json("status")["artifact"] != artifact  # the rate is part of the programs
     config.write_text("log-format: xml\n")
     hangup()
@@ -233,7 +233,7 @@ def test_a_folder_that_goes_or_is_emptied_takes_nothing_away(box: Box) -> None:
     box.agent.kill()
     box.agent.start(wait=False)
     wait_for(
-        lambda: box.socket.exists() and "nothing is taken away yet" in box.agent.log.read_text(), "the agent to hold on"
+        lambda: box.socket.exists() and "nothing is removed yet" in box.agent.log.read_text(), "the agent to hold on"
     )
     waiting = box.agent.cli("status", "--wait", "0.2s", check=False)
     assert waiting.returncode == 6
@@ -256,7 +256,7 @@ def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, 
     if not copies:
         shutil.rmtree(place)
     box.agent.start(wait=False)
-    wait_for(lambda: box.socket.exists() and "nothing is taken away yet" in box.agent.log.read_text(), "the first pass")
+    wait_for(lambda: box.socket.exists() and "nothing is removed yet" in box.agent.log.read_text(), "the first pass")
     listed = box.agent.cli("svc", "list")
     assert "10.96.0.10:80/TCP" in listed.stdout
     assert ("box/web" if copies else "?/restored") in listed.stdout
@@ -264,7 +264,7 @@ def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, 
     status = box.agent.api.status()
     assert not status["ready"]
     assert (status["frontends"], status["backends"]) == (1, 2)
-    assert any("folder has no good list yet" in text for text in status["problems"])
+    assert any("folder has given no complete list yet" in text for text in status["problems"])
     assert f"lbagent_restored_frontends {int(not copies)}" in box.agent.cli("metrics").stdout
     assert 'lbagent_source_trusted{source="folder"} 0' in box.agent.cli("metrics").stdout
     assert box.agent.dump() == before

@@ -29,7 +29,7 @@ def test_a_hangup_during_the_start_is_taken_when_it_is_over(box: Box) -> None:
     config.write_text("reject-rate: 6\n")
     hangup(box)
     box.agent.wait_ready()
-    wait_for(lambda: 'configuration taken over keys=["reject-rate"]' in box.agent.log.read_text(), "the reload")
+    wait_for(lambda: 'configuration applied keys=["reject-rate"]' in box.agent.log.read_text(), "the reload")
 
 
 def test_a_device_that_has_gone_does_not_hold_a_reload_up(box: Box) -> None:
@@ -43,7 +43,7 @@ def test_a_device_that_has_gone_does_not_hold_a_reload_up(box: Box) -> None:
     wait_for(lambda: box.agent.json("status")["devices"][0]["problem"], "the device to go")
     config.write_text("log-level: debug\n")
     hangup(box)
-    wait_for(lambda: 'configuration taken over keys=["log-level"]' in box.agent.log.read_text(), "the reload")
+    wait_for(lambda: 'configuration applied keys=["log-level"]' in box.agent.log.read_text(), "the reload")
 
 
 def test_signs_of_life_for_the_watchdog(box: Box) -> None:

@@ -81,7 +81,7 @@ class Agent:
         }
         self.bpffs = ""
         self.changed = asyncio.Event()
-        self.loop: asyncio.AbstractEventLoop | None = None  # the one somebody waits in
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop in which `wait_change` waits
 
     def state(self) -> State:
         return self.current

@@ -54,6 +54,6 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 
 @pytest.fixture
 def no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody behind $LBAGENT_SOCKET, nothing under $LBAGENT_BPFFS."""
+    """No agent answers on $LBAGENT_SOCKET, and nothing is pinned under $LBAGENT_BPFFS."""
     monkeypatch.setenv("LBAGENT_SOCKET", str(tmp_path / "none.sock"))
     monkeypatch.setenv("LBAGENT_BPFFS", str(tmp_path / "none"))

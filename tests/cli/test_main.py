@@ -90,6 +90,8 @@ def test_every_command_has_help(lb: Run, command: str) -> None:
         done = lb(*command.split(), flag)
         assert done.code == 0
         assert done.out.startswith(f"Usage: lbagent {command}")
+        assert "\\" not in done.out, "what click reads as a mark is shown"
+        assert "..." not in done.out.partition("Commands:")[2], "a line of the list is cut"
 
 
 @pytest.mark.parametrize(
@@ -154,16 +156,16 @@ def test_map_dump_without_maps(lb: Run, no_agent: None, tmp_path: Path) -> None:
 
 
 def test_no_rights_end_with_one(tmp_path: Path) -> None:
-    """A socket one may not open: run as nobody."""
+    """A socket without permission to open it: the command runs as the user nobody."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     directory = tmp_path / "closed"
     directory.mkdir(mode=0o700)
     script = f"import os; os.setuid(65534); from lbagent.cli.main import main; main(['svc', 'list', '--socket', '{directory}/a.sock'])"
     code = "import lbagent.cli.verbs.svc, lbagent.cli.main; " + script  # loaded before the rights go
     done = python("-c", code)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: no right to open")
+    assert done.stderr.startswith("error: no permission to open")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -256,7 +258,7 @@ def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pyte
 
 
 def test_a_defect_is_one_sentence_that_says_where(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's mistake but ours: no traceback, and enough to find it."""
+    """A defect of lbagent: no traceback, and enough in the sentence to find it."""
 
     def failing(_flags: object) -> None:
         raise ExceptionGroup("tasks", [LbError("x"), ValueError("two\nlines")])

@@ -95,10 +95,10 @@ def test_times(lb: Run, no_agent: None, word: str) -> None:
 
 
 def test_without_an_agent(lb: Run, no_agent: None) -> None:
-    """What is left is said on stdout, that nobody answers on stderr; JSON stays clean."""
+    """Stdout shows what still serves, stderr that no agent answers; with -o json stdout stays empty."""
     done = lb("status")
     assert done.code == 5
-    assert "nothing readable" in done.out
+    assert "no maps can be read at" in done.out
     assert lb("status", "-o", "json").out == ""
 
 

@@ -18,7 +18,7 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
-    0: "ok", 1: "failed, or something was refused, failing or different", 2: "usage: a flag, key, argument or configuration is wrong",
+    0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
     3: "not found: service, backend, device", 4: "refused: invalid transition, another agent, conflict", 5: "no agent answers on the socket",
     6: "timed out", 77: "this kernel lacks what is needed",
 }  # fmt: skip

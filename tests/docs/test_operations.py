@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from lbagent.api.types import TargetStatus
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
 from tests.docs.tables import FILE, TABLES, written
@@ -78,3 +79,25 @@ def test_the_unit_starts_the_agent_with_flags_that_exist() -> None:
     assert {word for word in words if word.startswith("--")} <= flags
     assert lines["Type"] == "notify"
     assert lines["ExecReload"].endswith("HUP $MAINPID")
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[str]:
+    """Return what is in backquotes in the first cell of each row."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+def test_fields_of_targets() -> None:
+    assert [row for row in rows(section("Run as a service")) if row in TargetStatus.__struct_fields__] == list(
+        TargetStatus.__struct_fields__
+    )
+
+
+def test_log_events_exist() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "lbagent").rglob("*.py"))
+    events = rows(section("Log"))
+    assert "attachments changed" in events
+    assert [event for event in events if f'"{event}"' not in source] == []

@@ -1,4 +1,4 @@
-"""Where the pins go: a bpf file system is mounted where there is none, and never over somebody's files."""
+"""Where the pins go: a bpf file system is mounted where there is none, and never over a folder with files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_is_mounted_where_there_is_none(tmp_path: Path) -> None:
 
 def test_never_over_a_folder_that_holds_something(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty; nothing was mounted over it"):
+    with pytest.raises(ConfigError, match="neither a bpf file system nor empty; nothing was mounted over it"):
         ensure_bpffs(tmp_path)
     assert not is_bpffs(tmp_path)
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
@@ -38,7 +38,7 @@ def test_never_over_a_folder_that_holds_something(tmp_path: Path) -> None:
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="is no folder; nothing was changed"):
+    with pytest.raises(ConfigError, match="is not a folder; nothing was changed"):
         ensure_bpffs(tmp_path / "file" / below)
 
 

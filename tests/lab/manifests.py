@@ -78,7 +78,7 @@ def _endpoint(member: Endpoint) -> dict[str, Any]:
 
 
 def put(folder: Path, name: str, text: str) -> Path:
-    """Write a file of the folder in one go: nobody reads half of it."""
+    """Write a file of the folder and rename it into place: the agent never reads half of it."""
     hidden = folder / f".{name}.new"
     hidden.write_text(text)
     os.replace(hidden, folder / name)

@@ -51,7 +51,7 @@ def test_a_missing_backend(node):
     [
         (bytes((0, 80, 0, 0, 0, 0, 0, 0)), "backend 1 has no live path"),
         (bytes((0, 81, 0, 3, 0, 0, 0, 0)), "the path of backend 1 leads elsewhere"),
-        (bytes((0, 80, 0, 1, 0, 0, 0, 0)), "backend 1, whose path says no"),
+        (bytes((0, 80, 0, 1, 0, 0, 0, 0)), "backend 1, whose path record takes no new flow"),
     ],
 )
 def test_a_path_that_does_not_fit(node, meta, sentence):
@@ -74,8 +74,8 @@ def test_a_missing_table_and_a_table_with_a_stranger(node):
 def test_a_clear_filter(node):
     with node.maps.window("lb_filter", 0, 384 * 1024) as view:
         view[:] = bytes(384 * 1024)
-    breaks(node, "10.96.0.1:80/TCP: the filter lets its packets pass by")
-    breaks(node, "local backend 1: the filter lets its replies pass by")
+    breaks(node, "10.96.0.1:80/TCP: the prefilter passes its packets untouched")
+    breaks(node, "local backend 1: the prefilter passes its replies untouched")
 
 
 def test_leftovers_are_wrong_only_when_settled(node):

@@ -86,7 +86,7 @@ def test_flags() -> None:
 
 
 def test_defaults() -> None:
-    """A backend nobody said anything about is active with weight 100."""
+    """A backend without any setting is active with weight 100."""
     backend = Backend(address=L3n4Addr.parse("10.0.0.1:80"))
     assert (backend.id, backend.state, backend.weight, DEFAULT_BACKEND_WEIGHT) == (0, BackendState.ACTIVE, 100, 100)
     assert backend.with_state(BackendState.ACTIVE) is backend

@@ -37,7 +37,7 @@ def test_monotonic_and_stable() -> None:
 
 
 def test_a_released_id_rests() -> None:
-    """Not reused at once: only when all others were given."""
+    """A released id is reused only when every other id has been given."""
     ids: IdAllocator[str] = IdAllocator(first=1, limit=5)
     for key in "abc":
         ids.allocate(key)

@@ -26,7 +26,7 @@ def test_sizes_are_cilium_primes() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 100, 1000])
 def test_equal_weights_differ_by_one(count: int) -> None:
-    """Everybody gets size/count entries, rounded one way or the other."""
+    """Each backend gets size/count entries, rounded up or down."""
     table = lookup_table(_members(count))
     shares = Counter(table)
     assert len(table) == 16381
@@ -49,14 +49,14 @@ def test_weights() -> None:
     assert shares[1] / shares[2] == pytest.approx(3, rel=0.01)
 
 
-def test_nobody() -> None:
+def test_no_backend() -> None:
     """No backend, or none of weight, no table."""
     assert len(lookup_table([])) == 0
     assert len(lookup_table(_members(3, weight=0))) == 0
 
 
 def test_more_backends_than_places() -> None:
-    """Every place has somebody; nothing fails."""
+    """Every entry of the table has a backend; nothing fails."""
     assert max(Counter(lookup_table(_members(300), 251)).values()) == 1
 
 

@@ -63,7 +63,7 @@ def test_terminating_fallback() -> None:
     assert picked.has_any
 
 
-def test_nobody() -> None:
+def test_no_endpoint() -> None:
     """Only endpoints that cannot serve: rejected, not dropped."""
     picked = select([_endpoint(1, DEAD), _endpoint(2, TERM_DEAD)])
     assert _groups(picked.cluster) == ([], [2], [], [1])
@@ -218,7 +218,7 @@ endpoints = st.builds(
 
 @given(st.lists(endpoints, max_size=12, unique_by=lambda endpoint: endpoint.address), st.randoms())
 def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> None:
-    """Each endpoint is in exactly one group of each set; order of arrival does not count; somebody serves if anybody can."""
+    """Each endpoint is in exactly one group of each set; order of arrival does not count; if one can serve, at least one does."""
     picked = select(members, node_name="n1", zone="a")
     for chosen in (picked.cluster, picked.local):
         placed = chosen.selectable + chosen.unselectable + chosen.slotless + chosen.filtered

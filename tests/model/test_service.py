@@ -73,7 +73,7 @@ def test_affinity_timeout() -> None:
 
 
 def test_backends_in_slot_order() -> None:
-    """selectable, then others, then resting."""
+    """Selectable backends first, then those with a slot behind COUNT, then those without a slot."""
     one, two, three = (Backend(address=L3n4Addr.parse(f"10.0.0.{i}:80")) for i in (1, 2, 3))
     svc = SVC(L3n4Addr.parse("10.96.0.1:80"), selectable=(three,), unselectable=(one,), slotless=(two,))
     assert svc.backends == (three, one, two)

@@ -65,7 +65,7 @@ async def test_a_file_that_does_not_parse(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def told_end(caplog: pytest.LogCaptureFixture) -> bool:
-    return any(record.getMessage() == "nothing is refused any more" for record in caplog.records)
+    return any(record.getMessage() == "the input has no faults any more" for record in caplog.records)
 
 
 async def test_a_folder_that_disappears(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +84,7 @@ async def test_a_folder_that_disappears(tmp_path: Path, caplog: pytest.LogCaptur
 async def test_a_folder_that_was_never_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with following(tmp_path / "none"):
         pass
-    [(level, error)] = told(caplog, "warning about what was read")
+    [(level, error)] = told(caplog, "warning about an object")
     assert level == "WARNING"
     assert "No such file or directory" in error
 
@@ -95,7 +95,7 @@ async def test_remembered_states_that_cannot_be_read(tmp_path: Path, caplog: pyt
     task = asyncio.create_task(source.run(lambda _changes: None))
     await asyncio.wait_for(source.synced.wait(), 10)
     task.cancel()
-    [(level, error)] = told(caplog, "remembered states refused")
+    [(level, error)] = told(caplog, "saved backend states refused")
     assert level == "ERROR"
     assert FILE in error
 
@@ -108,4 +108,4 @@ async def test_a_thousand_faulty_files_do_not_fill_the_log(tmp_path: Path, caplo
     async with following(folder):
         pass
     assert len(told(caplog)) == 200
-    assert [record.left_out for record in caplog.records if "than is logged" in record.getMessage()] == [300]  # type: ignore[attr-defined]
+    assert [record.left_out for record in caplog.records if "too many messages" in record.getMessage()] == [300]  # type: ignore[attr-defined]

@@ -203,7 +203,7 @@ def _errors(
 
 
 def _odd(scene: Scene, fam: Family) -> None:
-    """Add fragments, options, extension headers, pings and what is nobody's."""
+    """Add fragments, options, extension headers, pings and packets of no service."""
     lb0 = scene.world.net.lb0
     ip = fam.ip(fam.client, fam.vip)
     layers = [UdpLayer(sport=40100, dport=80, chksum=0) / Raw(b"none"), TcpLayer(sport=40101, dport=80, flags="S")]

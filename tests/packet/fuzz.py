@@ -1,6 +1,6 @@
 """Fuzzer of the packet programs: `python -m tests.packet.fuzz [N] [--seed S]`.
 
-Whatever comes in: a valid verdict, no packet to anybody who is neither backend nor client, right checksums wherever the ones
+For every packet: a valid verdict, no packet to an address that is neither backend nor client, right checksums wherever the ones
 that came in were right, payload and hop count as they must be. What cannot be parsed is never forwarded and never touched.
 """
 

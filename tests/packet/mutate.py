@@ -173,7 +173,7 @@ SOURCES = {
         "10.2.0.1",
     ),
     6: ("::", "::1", "ff02::1", "fe80::1", "2001:db8:113::10", "2001:db8:2::1", "fd00::1", "fd00:1::1", "fd00:2::1"),
-}  # nobody, groups, a VIP, the node, backends
+}  # no host, groups, a VIP, the node, backends
 
 
 def any_source(rng: Random, frame: bytes, _other: bytes) -> bytes:

@@ -158,7 +158,7 @@ def test_padding_is_not_quoted(world: World, fam: Family, hook: str) -> None:
     ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"],
 )
 @pytest.mark.parametrize("proto", [TCP, UDP])
-def test_nobody_to_answer_to(world: World, hook: str, source: str, proto: int) -> None:
+def test_source_that_cannot_be_answered(world: World, hook: str, source: str, proto: int) -> None:
     """Unspecified, loopback, multicast and broadcast senders get nothing. Source: RFC 1122 §3.2.2, RFC 4443 §2.4."""
     fam = craft.FAMILIES[6 if ":" in source else 4]
     empty_service(world, fam, proto)
@@ -255,7 +255,7 @@ def test_wire_reads_answers(world: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_node_as_a_client_is_answered(world: World, fam: Family, proto: int) -> None:
-    """What was leaving the node comes back to it: its own process learns at once that nobody serves."""
+    """The answer to a packet that was leaving the node comes back to it: its own process learns at once that no backend serves."""
     world.service(fam, fam.vip, 80, proto)
     frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.vip, 80, "S"), src=NODE_MAC, dst=ROUTER_MAC)
     out = world.run(TC_EGRESS, frame, world.net.lb0)

@@ -95,7 +95,7 @@ def test_fragmented_reply_of_a_local_backend(world: World, fam: Family) -> None:
 
 
 def test_later_fragment_of_an_unknown_datagram(world: World, fam: Family, hook: str) -> None:
-    """Without its first fragment nobody can say whose it is: never forwarded."""
+    """A later fragment without its first one has no ports, so no flow is found: it is never forwarded."""
     service(world, fam, local=False)
     out = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53)[1:])[0]
     assert not out.forwarded

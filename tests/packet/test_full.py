@@ -148,7 +148,7 @@ def test_more_established_flows_than_entries(tiny_world: World, fam: Family, pro
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_syn_flood_beside_established_flows(tiny_world: World, fam: Family, *, local: bool) -> None:
-    """120 established flows in a table of 256, 2,000 SYNs each sent twice: nobody established is moved or dropped."""
+    """120 established flows in a table of 256, 2,000 SYNs each sent twice: no established flow is moved or dropped."""
     backends = serve(tiny_world, fam, local=local)
     places = {n: establish(tiny_world, fam, n, backends) for n in range(120)}
     answered = Counter[bool]()

@@ -275,7 +275,7 @@ def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None
 
 
 def test_error_for_a_backend_that_is_gone(world: World, fam: Family, hook: str) -> None:
-    """An error about a reply of a removed backend is not sent to whoever has its record now."""
+    """An error about a reply of a removed backend is not sent to the backend that has its path record now."""
     flow = Flow(world, fam, TCP, local=False)
     answer = expect.remote_reply(fam, TCP, flow.backend, flow.snat[1], "PA")
     reply = world.run(hook, answer, world.net.lb1)

@@ -115,7 +115,7 @@ def test_address_reused_by_another_backend(world: World, fam: Family, hook: str)
 
 
 def test_late_reply_of_a_removed_backend(world: World, fam: Family, hook: str) -> None:
-    """What a removed backend still sends is either translated as before or not forwarded; never to somebody else."""
+    """What a removed backend still sends is translated as before or not forwarded; it never goes to another client."""
     scene = Scene(world, fam, hook, TCP)
     world.remove_backend(scene.held)
     out = scene.reply()

@@ -57,7 +57,7 @@ def test_packet_that_may_be_fragmented_goes_to_the_stack(world: World, hook: str
 
 
 def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: str) -> None:
-    """MTU 0 means that nobody knows it."""
+    """MTU 0 means that it is unknown."""
     backend = world.backend(fam, fam.remote(1), 8080, mtu=0)
     world.service(fam, fam.vip, 80, TCP, [backend])
     frame = big(fam, 2900)

@@ -1,4 +1,4 @@
-"""Tables of another size while flows live: whoever had a backend and a SNAT port keeps both, at every step of the change."""
+"""Tables of another size while flows live: every flow keeps its backend and its SNAT port, at every step of the change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB_MIGRATE, MigrateWhat
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
-from lbagent.model import family as families
+from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import SEEDS, SMALL, open_world
@@ -51,7 +51,7 @@ class Change:
 
     def some(self, share: float) -> None:
         """Move the first part of every table."""
-        for family in families.Family:
+        for family in IpFamily:
             count = int(getattr(self.old, f"flow{family}") * share)
             data = LB_MIGRATE.pack(0, count, MigrateWhat.FLOWS, 0, 0, 0, 0, 0)
             bpf_prog.prog_test_run(self.both.programs[f"migrate{family}"], data, repeat=count)
@@ -148,7 +148,7 @@ class Talk:
         assert expect.destination(out) == (self.fam.client, port)
 
     def check(self) -> None:
-        """Everybody is where they were, both ways, and no port is given twice."""
+        """Every flow has its old backend, in both directions, and no port is given twice."""
         for port, place in self.places.items():
             out = self.send(port)
             assert (expect.destination(out), expect.source(out)) == place, port
@@ -276,7 +276,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
 
 @pytest.mark.parametrize(("before", "after"), [(1 << 8, 1 << 10), (1 << 10, 1 << 8)])
 def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int, after: int) -> None:
-    """While both kinds of maps are in use: whoever found room in a trial finds it afterwards too, however many came meanwhile."""
+    """While both kinds of maps are in use: a flow that had room in the trial has room afterwards too, however many new ones came meanwhile."""
     old = dataclasses.replace(SMALL, snat4=before, snat6=before)
     new = dataclasses.replace(SMALL, snat4=after, snat6=after)
     for change in changes(old, new):

@@ -145,7 +145,7 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
 
 
 def test_cluster_ip_from_outside_by_default(world: World, fam: Family, hook: str) -> None:
-    """As kube-proxy, the default lets everybody in."""
+    """By default every client is admitted, as by kube-proxy."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend], flags=0)
     assert world.run(hook, syn(fam, fam.client)).forwarded
@@ -197,7 +197,7 @@ def test_affinity_to_a_backend_that_left_the_service(world: World, fam: Family, 
 
 
 def test_affinity_ends_with_its_time(world: World, fam: Family, hook: str) -> None:
-    """An entry older than the time-out holds nobody, and not a moment sooner. `last_used` is set back (ns since boot)."""
+    """A client is held by its entry until the time-out, and not after it. `last_used` is set back (ns since boot)."""
     backends = [world.backend(fam, fam.remote(n), 8080) for n in range(1, 9)]
     world.service(fam, fam.vip, 80, TCP, backends, affinity_s=10)
     name = f"lb{fam.version}_affinity"

@@ -1,4 +1,4 @@
-"""SNAT ports all held: the oldest one whose flow never proved to live is taken, after 8 to 16 ticks; nobody else's."""
+"""All SNAT ports are held: the oldest one whose flow was never established is taken, after 8 to 16 ticks, and no other."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NO_HOST = {
 @pytest.mark.parametrize("proto", [TCP, UDP])
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_source_that_is_no_host(world: World, fam: Family, hook: str, proto: int, *, local: bool) -> None:
-    """Nobody could answer it: it is dropped, never given a source of ours, whatever the port."""
+    """No host could be answered at such a source: the packet is dropped, never translated, whatever the port."""
     address = fam.local(1) if local else fam.remote(1)
     world.service(fam, fam.vip, 80, proto, [world.backend(fam, address, 8080, proto, local=local)])
     for source in NO_HOST[fam.version]:
@@ -45,7 +45,7 @@ def test_client_port_zero(world: World, fam: Family, hook: str) -> None:
 
 
 def test_reply_to_another_address(world: World, fam: Family, hook: str) -> None:
-    """A backend's packet to the number of a SNAT port, but not to the address the flow is sent from, is somebody else's.
+    """A backend's packet to the number of a SNAT port, but not to the address the flow is sent from, is not a reply.
 
     So is one to an address that only shares the SNAT address's place in the filter.
     """

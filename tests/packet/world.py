@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout, prefilter
-from lbagent.maps.layout import DeviceFlag, PathFlag
+from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import MapType
 from tests.packet import craft
@@ -205,7 +205,7 @@ class World:
             )
             nexthop = self.nexthop(*hop)
         flags = PathFlag.LIVE | (PathFlag.LOCAL if local else 0) | (PathFlag.HOST if host else 0)
-        flags |= PathFlag.UDP if proto == UDP else 0
+        flags |= (PathL4.UDP if proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
         flags |= PathFlag.SELECTABLE if (state == STATE_ACTIVE if selectable is None else selectable) else 0
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
         if local:

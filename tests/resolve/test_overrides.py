@@ -75,14 +75,14 @@ def test_contradictions_name_the_place_or_the_source() -> None:
     assert [str(each.message()).split("; ") for each in found] == [
         [
             "BackendState a-kube: spec.state: BackendState a-folder (a.yaml:3) says active of 10.0.0.1:80/TCP",
-            "that one comes first and holds, not maintenance",
+            "it comes first and holds, not maintenance",
         ]
     ]
     _, found = rank_overrides([of_pod(ACTIVE, API, "x"), of_pod(MAINTENANCE, API, "y")], SOURCES)
     assert [str(each.message()).split("; ") for each in found] == [
         [
             "BackendState y: spec.state: BackendState x (source kube) says active of pod/shop/web-0",
-            "that one comes first and holds, not maintenance",
+            "it comes first and holds, not maintenance",
         ]
     ]
 

@@ -144,7 +144,7 @@ def test_the_agent_differs_only_by_resting_rows_of_what_exists(history):
             assert [b.address for b in mine.selectable] == [b.address for b in theirs.selectable]
             assert [b.address for b in mine.unselectable] == [b.address for b in theirs.unselectable]
         after = {backend.address for svc in rows for backend in svc.backends}
-        assert after <= before | fresh.backends.keys()  # a row is never made for an endpoint that serves nobody
+        assert after <= before | fresh.backends.keys()  # a row is never made for an endpoint that no service selects
         assert before & offered(snapshot, rows) <= after  # and never taken away while the endpoint is there
         before = after
 

@@ -159,7 +159,7 @@ async def test_a_full_map_stops_one_service_and_names_what_to_raise() -> None:
 
 
 async def test_a_service_that_failed_and_went_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits for its next try: it does not fail any more the moment it is gone; tries in vain are not told twice."""
+    """A frontend that is deleted fails no more from that moment on, without another try; a repeated failure is logged once."""
     caplog.set_level(logging.INFO)
     maps = MemoryMaps(SMALL)
     source = ListSource()

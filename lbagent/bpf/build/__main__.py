@@ -18,9 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `python -m lbagent.bpf.build`."""
     parser = argparse.ArgumentParser(prog="python -m lbagent.bpf.build", description="compile the BPF programs")
     parser.add_argument(
-        "--check", action="store_true", help="show every program to the verifier, with fresh unpinned maps"
+        "--check",
+        action="store_true",
+        help="load every program once, with maps of its own, and print the verifier's figures",
     )
-    parser.add_argument("--force", action="store_true", help="compile even what did not change")
+    parser.add_argument("--force", action="store_true", help="compile also units that did not change")
     options = parser.parse_args(arguments)
     try:
         made = build(force=options.force)

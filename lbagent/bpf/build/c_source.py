@@ -24,6 +24,10 @@ from lbagent.model.family import Family
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
 INCLUDE_DIR = BPF_DIR / "include"
+# headers are named without their folder: a name is there once
+INCLUDE_DIRS = tuple(
+    INCLUDE_DIR / folder for folder in ("base", "hook", "parse", "service", "flow", "forward", "program")
+)
 ARTIFACT_PATH = BPF_DIR / "lbagent.bpf.json"
 
 # -nostdinc: a header of the build machine must never slip in; the rest comes from stub/
@@ -56,7 +60,7 @@ UNITS: tuple[Unit, ...] = tuple(
 )
 
 
-def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
+def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
     """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
     family = _FAMILIES.get(unit.path.name)
     return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.context, family) if family else "")
@@ -76,7 +80,7 @@ def programs_text(hook: str, family: Family) -> str:
     return "\n".join(lines) + "\n"
 
 
-def flatten(path: Path, include_dirs: tuple[Path, ...] = (INCLUDE_DIR,)) -> str:
+def flatten(path: Path, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
     """Return the file with its local includes in place, each only once (`#pragma once` is implied).
 
     `#include "x.h"` is looked for beside the including file, then in `include_dirs`; `<...>` includes are left alone.
@@ -137,6 +141,7 @@ def prelude() -> str:
 
 _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("PATH", layout.PathFlag),
+    ("PATH_L4", layout.PathL4),
     ("DEVICE", layout.DeviceFlag),
     ("CONFIG", layout.ConfigFlag),
     ("MIGRATE", layout.MigrateWhat),

@@ -39,7 +39,7 @@ class DeviceAttacher:
         """
         device = self.present.get(target.name)
         if device is None:
-            raise NotFound(f"device {target.name} has gone; its programs went with it")
+            raise NotFound(f"device {target.name} is gone, and its programs with it")
         if clsact.uses_filter(hook):
             clsact.set_filter(self.root, self.netlink, device, hook, programs[hook.program])
             return hook

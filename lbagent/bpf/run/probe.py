@@ -79,7 +79,9 @@ def _rights() -> Iterator[Finding]:
         yield Finding(Level.OK, "BPF programs can be loaded")
     elif error in (errno.EPERM, errno.EACCES):
         yield Finding(
-            Level.ERROR, "no right to load BPF programs", "run as root (or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)"
+            Level.ERROR,
+            "no permission to load BPF programs",
+            "run as root (or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)",
         )
     else:
         yield Finding(
@@ -99,7 +101,9 @@ def _kernel() -> Iterator[Finding]:
     jit = features.jit_enabled()
     if jit is False:
         yield Finding(
-            Level.WARNING, "the BPF JIT is off: packets cost several times more", "sysctl -w net.core.bpf_jit_enable=1"
+            Level.WARNING,
+            "the BPF JIT is off: packets cost several times as much",
+            "sysctl -w net.core.bpf_jit_enable=1",
         )
     elif jit:
         yield Finding(Level.OK, "the BPF JIT is on")
@@ -146,8 +150,8 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
         names = ", ".join(name for name, item in present.items() if not item.loopback)
         yield Finding(
             Level.NOTE,
-            f"no --device given; there are {names or 'none'}",
-            "name the devices service traffic comes in by",
+            f"no --device is given; this machine has {names or 'none'}",
+            "give --device for each device by which service traffic arrives",
         )
     for name in question.device:
         try:
@@ -201,11 +205,10 @@ def _ports(question: ProbeOptions) -> Iterator[Finding]:
         ranges["the ephemeral range of local sockets (net.ipv4.ip_local_port_range)"] = (int(local[0]), int(local[1]))
     clash = [f"{what} {low}-{high}" for what, (low, high) in ranges.items() if first <= high and low <= last]
     for what in clash:
-        yield Finding(
-            Level.WARNING, f"--snat-ports {first}-{last} overlaps {what}: connections may be mixed up", "choose a range apart"
-        )  # fmt: skip
+        overlap = f"--snat-ports {first}-{last} overlaps {what}: connections may be mixed up"
+        yield Finding(Level.WARNING, overlap, "choose a range that does not overlap")
     if not clash:
-        yield Finding(Level.OK, f"SNAT ports {first}-{last}: apart from NodePorts and local sockets")
+        yield Finding(Level.OK, f"SNAT ports {first}-{last}: no overlap with NodePorts or local sockets")
 
 
 def _forwarding() -> Iterator[Finding]:

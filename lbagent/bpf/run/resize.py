@@ -52,7 +52,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
     """Bring maps that are in use to `wanted`. The caller takes over what the outcome holds. Raises LbError as `resize_at_start`."""
     stage = pins.pin_dir(maps.bpffs) / STAGE
     if stage.exists():
-        raise LbError(f"a change of sizes was broken off ({stage}); it has to be finished first")
+        raise LbError(f"an interrupted change of map sizes ({stage}) has to be finished first")
     began = time.monotonic()
     try:
         _check_backends(maps, wanted)
@@ -64,7 +64,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
     except LbError as error:
         log.error("the maps keep their sizes", extra={"error": str(error)})
         return ResizeOutcome(maps.sizes, [f"the maps keep their sizes: {error}"])
-    log.info("maps change their sizes; flows are kept", extra={"maps": change.names})
+    log.info("map sizes are being changed; flows are kept", extra={"maps": change.names})
     try:
         change.load(built)
     except LbError as error:
@@ -78,7 +78,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         change.close()
         raise
     outcome.problems[:0] = problems
-    log.info("maps have other sizes", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
+    log.info("map sizes were changed", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
     return outcome
 
 
@@ -93,7 +93,7 @@ def is_unfinished(maps: KernelMaps) -> bool:
 def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
     """Go on with a change that was broken off while flows were being moved. Raises LbError; then it can be tried again."""
     change = SizeChange.begun(maps, settings)
-    log.warning("a change of map sizes was broken off; it is finished now", extra={"maps": change.names})
+    log.warning("an interrupted change of map sizes is being finished", extra={"maps": change.names})
     try:
         change.load(artifact())
         return change.run()

@@ -138,4 +138,4 @@ class Sweeper:
             if self._said.get(reason, 0.0) <= now:
                 self._said[reason] = now + REPEAT_WARNING_S
                 what, option = FULL_REASONS[reason]
-                log.warning(what, extra={"packets": more, "raise": option, "reason": reason.name.lower()})
+                log.warning(what, extra={"packets": more, "setting": option, "reason": reason.name.lower()})

@@ -35,7 +35,7 @@ BACKENDS = Listing(
 
 @click.group()
 def backend() -> None:
-    """Backends of all services."""
+    """List backends, set their state, drain them."""
 
 
 @backend.command("list")
@@ -60,12 +60,12 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [word for word in (*STATES[:3], *known) if word.startswith(incomplete)]
 
 
-@backend.command("set-state")
+@backend.command("set-state", short_help="Set the state of backends.")
 @click.argument("words", nargs=-1, required=True, metavar="BACKEND STATE | STATE BACKEND...", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
-    r"""Set a backend to active, maintenance or quarantined; it survives restarts of the agent.
+    """Set the state of backends: active, maintenance or quarantined. The agent keeps it over restarts.
 
     BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod, now and later.
 
@@ -73,7 +73,7 @@ def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
     lbagent backend set-state 10.0.0.1:8080/TCP maintenance
     lbagent backend set-state maintenance 10.0.0.1:8080 10.0.0.2:8080
     lbagent backend set-state maintenance pod/shop/web-0
-    """
+    """  # noqa: D301 - click looks for the character, not for a backslash and a b
     state, addresses = split_words(words)
     rows = AgentClient(socket).set_state(addresses, state)
     output.show(BACKENDS, rows, Style(form))
@@ -95,16 +95,23 @@ def _is_backend(word: str) -> bool:
     return ":" in word or "/" in word
 
 
-@backend.command()
+@backend.command(short_help="Set backends to maintenance and wait for their last flow.")
 @click.argument("addresses", nargs=-1, required=True, metavar="BACKEND...", shell_complete=_complete)
 @socket_option
-@click.option("--timeout", "timeout_s", type=Duration(), default=300.0, show_default="5m", help="How long to wait.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default=300.0,
+    show_default="5m",
+    help="How long to wait, like 30s or 5m.",
+)
 def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
     """Set backends to maintenance and wait until their last flow has ended.
 
     BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod.
 
-    On a time-out (exit code 6) they stay in maintenance.
+    Exit code 6: some flows are left; the backends stay in maintenance.
     """
     client = AgentClient(socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
     deadline = time.monotonic() + timeout_s

@@ -9,15 +9,15 @@ from lbagent.errors import ConfigError
 
 @click.group()
 def bpf() -> None:
-    """The BPF programs."""
+    """Build the BPF programs."""
 
 
 @bpf.command()
-@click.option("-o", "--output", default="", metavar="FILE", help="Where to write (default: the packaged place).")
-@click.option("--force", is_flag=True, help="Compile even what did not change.")
-@click.option("--check", is_flag=True, help="Show every program to the verifier (root).")
+@click.option("-o", "--output", default="", metavar="FILE", help="File to write (default: the one in the package).")
+@click.option("--force", is_flag=True, help="Compile also units that did not change.")
+@click.option("--check", is_flag=True, help="Load every program once and print the verifier's figures (needs root).")
 def build(output: str, force: bool, check: bool) -> int:
-    """Compile all programs into one artifact."""
+    """Compile all programs into one file, the artifact. Needs BCC."""
     from pathlib import Path
 
     from lbagent.bpf.build.builder import build as compile_all

@@ -10,7 +10,10 @@ from lbagent.cli.options import bpffs_option
 @click.command()
 @bpffs_option
 def cleanup(bpffs: str) -> None:
-    """Remove programs, links and maps; connections through them end. Refused (4) while an agent runs."""
+    """Remove programs, links, maps and pins from the kernel. Connections through them end.
+
+    Exit code 4: an agent is running, and nothing was removed.
+    """
     from lbagent.agent.removal import cleanup as remove_all
 
     gone = remove_all(bpffs)

@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the completion script: `source <(lbagent completion bash)`."""
+    """Print the completion script of a shell. Use: `source <(lbagent completion bash)`."""
     from click.shell_completion import get_completion_class
 
     from lbagent.cli.main import cli

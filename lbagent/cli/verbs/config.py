@@ -13,22 +13,22 @@ from lbagent.cli.setting_options import from_flags, setting_options
 
 @click.group()
 def config() -> None:
-    """The configuration: flags over environment over file over defaults."""
+    """Check or show the configuration: flags beat environment, environment beats file, file beats default."""
 
 
-@config.command()
+@config.command(short_help="Check file, environment and flags.")
 @setting_options()
 def check(**flags: Any) -> None:
-    """Check file, environment and flags; exit code 2 and the place when something is wrong."""
+    """Check file, environment and flags. Exit code 2: a value is wrong, and the message names its place."""
     from_flags(flags)
     click.echo(f"{flags['file'] or 'configuration'}: ok")
 
 
-@config.command()
+@config.command(short_help="Print every key with its value.")
 @form_option("yaml", "json")
 @setting_options()
 def show(form: str, **flags: Any) -> None:
-    """Print every key with the value that holds; the output can be used as a --config file."""
+    """Print every key with the value in force. The YAML output can be used as a --config file."""
     import msgspec
 
     document(msgspec.to_builtins(from_flags(flags)), form)

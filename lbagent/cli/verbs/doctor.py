@@ -18,10 +18,10 @@ UNSUPPORTED = 77
 @form_option("table", "json", "yaml")
 @setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports")
 def doctor(form: str, **flags: Any) -> int:
-    """Examine rights, kernel, programs, devices and settings; changes nothing.
+    """Examine rights, kernel, programs, devices and settings. Nothing is changed.
 
-    Exit code 0: the agent can run (warnings may be there). 1: an error is named. 3: nothing is wrong but a --device that is not
-    there. 77: this kernel is too old, or has no bpf(2).
+    Exit code 0: the agent can run; there may be warnings. 1: there is an error. 3: the only error is a --device that does not
+    exist. 77: this kernel is too old, or has no bpf(2).
     """
     from lbagent.bpf.load.loader import MIN_KERNEL
     from lbagent.bpf.run.probe import ProbeOptions, findings

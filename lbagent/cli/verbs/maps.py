@@ -9,13 +9,13 @@ from lbagent.cli.options import pins_option
 
 @click.group()
 def maps() -> None:
-    """The kernel's maps."""
+    """Show the kernel's maps."""
 
 
 @maps.command()
 @pins_option
 def dump(bpffs: str) -> None:
-    """Print one sorted line an entry: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
+    """Print one line for each entry, sorted: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
     from lbagent.maps.dump import dump as lines
     from lbagent.maps.kernel_maps import KernelMaps
 

@@ -11,12 +11,26 @@ from lbagent.cli.output import document
 
 
 @click.command()
-@click.option("-f", "--manifests", "folder", required=True, metavar="DIR|FILE|-", help="The manifests; - is stdin.")
 @click.option(
-    "--node", default="", envvar="LBAGENT_NODE_NAME", metavar="NAME", help="Plan for this node (default: this host)."
+    "-f",
+    "--manifests",
+    "folder",
+    required=True,
+    metavar="DIR|FILE|-",
+    help="Folder or file of manifests; - reads stdin.",
 )
 @click.option(
-    "--node-ip", multiple=True, metavar="IP", help="Address of NodePorts (repeatable; default: the Node object's)."
+    "--node",
+    default="",
+    envvar="LBAGENT_NODE_NAME",
+    metavar="NAME",
+    help="Plan for this node (default: the host's name).",
+)
+@click.option(
+    "--node-ip",
+    multiple=True,
+    metavar="IP",
+    help="Address for NodePorts (repeatable; default: those of the Node object).",
 )
 @click.option(
     "--maglev-table-size",
@@ -28,9 +42,10 @@ from lbagent.cli.output import document
 )
 @form_option("dump", "json", "yaml")
 def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: int, form: str) -> int:
-    """Print what these manifests mean, as `map dump` would show it.
+    """Print the map entries that these manifests stand for, in the form of `map dump`.
 
-    Exit code 0: all of it was good. 1: something was refused (named on stderr); the rest is printed. 2: no such folder.
+    Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
+    no such folder.
     """
     from lbagent.sync.dry_run import dry_run
 

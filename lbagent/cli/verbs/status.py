@@ -21,13 +21,14 @@ FULL = 0.8  # maps fuller than this are shown without -o wide
 @socket_option
 @bpffs_option
 @click.option(
-    "--wait", "wait_s", type=Duration(), metavar="TIME", help="Wait until the first full sync is in the kernel."
+    "--wait", "wait_s", type=Duration(), metavar="TIME", help="Wait this long for the first full sync, like 30s."
 )
 @form_option("table", "wide", "json", "yaml")
 def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
-    """Show how the agent is; without one, what still serves.
+    """Show the state of the agent; when none answers, what the kernel still serves.
 
-    Exit code 0: ready and nothing fails. 1: not ready, or a service could not be written. 5: no agent. 6: not ready in time.
+    Exit code 0: ready and nothing fails. 1: not ready, or a service could not be written. 5: no agent answers. 6: not ready
+    in time.
     """
     try:
         found = _wait(AgentClient(socket, ATTEMPT_S), wait_s) if wait_s is not None else AgentClient(socket).status()
@@ -129,7 +130,7 @@ def _without_agent(bpffs: str) -> None:
             rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
             backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))
     except (LbError, OSError):
-        click.echo(_fact("datapath", f"nothing readable at {bpffs}"))
+        click.echo(_fact("datapath", f"no maps can be read at {bpffs}"))
         return
     click.echo(_fact("datapath", f"{rows} service rows, {backends} backends at {bpffs}; still served without an agent"))
     click.echo(_fact("devices", ", ".join(sorted(hooks)) or "none attached"))
@@ -138,5 +139,5 @@ def _without_agent(bpffs: str) -> None:
 @click.command()
 @socket_option
 def metrics(socket: str) -> None:
-    """Print the agent's Prometheus text."""
+    """Print the agent's metrics as Prometheus text."""
     click.echo(AgentClient(socket).metrics(), nl=False)

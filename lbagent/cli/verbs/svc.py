@@ -64,12 +64,12 @@ MEMBERS = (
 
 @click.group()
 def svc() -> None:
-    """Services as they are in the maps."""
+    """List services, or show one, as they are in the maps."""
 
 
 @svc.command("list")
 @socket_option
-@click.option("-n", "--namespace", default="", help="Only this namespace.")
+@click.option("-n", "--namespace", default="", help="List only this namespace.")
 @list_options
 def list_(socket: str, namespace: str, style: Style) -> None:
     """List all frontends."""
@@ -115,12 +115,12 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [name for name in dict.fromkeys(map(_service, rows)) if name.startswith(incomplete)]
 
 
-@svc.command()
+@svc.command(short_help="Show one service.")
 @click.argument("name", metavar="NAMESPACE/NAME", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def get(name: str, socket: str, form: str) -> None:
-    """Show one service: its frontends, each with its backends in slot order."""
+    """Show one service: its frontends, each with its backends in the order of their slots."""
     namespace, slash, short = name.rpartition("/")
     if not short or "/" in namespace or (slash and not namespace):
         raise ConfigError(f"{name!r} is not a service name like NAMESPACE/NAME")

@@ -10,9 +10,9 @@ from lbagent.cli.options import pins_option
 @click.command()
 @pins_option
 def verify(bpffs: str) -> int:
-    """Walk the maps and name what does not hold together: slots, backends, paths, tables, the prefilter.
+    """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
 
-    Exit code 0: all is well, also in the middle of a change. 1: something is named.
+    Exit code 0: the maps are consistent, as they are also in the middle of a change. 1: at least one inconsistency is named.
     """
     from lbagent.maps.consistency import check
     from lbagent.maps.kernel_maps import KernelMaps

@@ -19,7 +19,7 @@ def decode_backend_state(raw: wire.BackendState, _namespace: str, name: str, rep
     """Return the BackendState; None when the backends or the state that it names are wrong."""
     spec = raw.spec or BackendStateSpec()
     if spec.address and spec.ref:
-        report.error(("spec", "ref"), "spec.address is given too; one of them is possible", _LEFT_OUT)
+        report.error(("spec", "ref"), "spec.address is given too; give only one of them", _LEFT_OUT)
         return None
     if any(("spec", field) in report.wrong_type_fields for field in ("address", "ref")):
         return None  # said already; the other one may be left over from before

@@ -19,7 +19,7 @@ from lbagent.sync.target.shadow import PIN, Partial, Shadow, ShadowEntry, is_sel
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
-_LIVE, _SELECTABLE, _LOCAL, _UDP = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL", "UDP"))
+_LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL"))
 
 
 def reference_counts(entry: ShadowEntry | None) -> dict[int, tuple[int, Backend | None]]:
@@ -218,7 +218,7 @@ def _also(owner: Owner | None, another: int) -> Owner:
 
 def _endpoint(record: bytes) -> tuple[bytes, int, int]:
     path = backend_codec.path_of(record)
-    return path.address, path.port, path.flags & _UDP
+    return path.address, path.port, path.protocol
 
 
 def each_backend(state: State) -> Iterator[Backend]:

@@ -57,7 +57,7 @@ class BpfTarget:
         self.ready = asyncio.Event()  # the first full State is in the maps
         self.first_pass = asyncio.Event()  # ready, or something is held back while what is in the maps goes on serving
         self.wake = asyncio.Event()
-        self.waiting = ""  # why nothing is taken away yet
+        self.waiting = ""  # why nothing is removed yet
         self.state = State()  # as it is in the maps
         self.wanted = State()  # without ids; also what found no id
         self.counts = Counts()
@@ -242,7 +242,7 @@ class BpfTarget:
             return desired.state
         state = retention.add_to(desired.state, desired.provenance)
         if retention.reason != self.waiting:
-            log.warning("nothing is taken away yet", extra={"reason": retention.reason})
+            log.warning("nothing is removed yet", extra={"reason": retention.reason})
         self.waiting = retention.reason
         return state
 

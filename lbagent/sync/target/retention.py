@@ -41,13 +41,13 @@ class Retention(Struct):
 
     @property
     def reason(self) -> str:
-        """Why nothing is taken away, in one sentence."""
-        text = f"{', '.join(self.sources)} has no good list yet: nothing is taken away until it has"
+        """Why nothing is removed, in one sentence."""
+        text = f"{', '.join(self.sources)} has given no complete list yet: nothing is removed until it has"
         if not self.sources:
-            text = "the maps could not be read again: nothing is taken away until they can"
+            text = "the maps could not be read again: nothing is removed until they can"
         if not self.kept:
             return text
-        return f"{text}; {self.kept} frontends that no object names now stay as they are in the maps"
+        return f"{text}; {self.kept} frontends that no object names stay as they are in the maps"
 
     def add_to(self, known: State, provenance: Provenance) -> State:
         """Return what is known with what may not be taken away."""

@@ -125,7 +125,7 @@ def as_nobody(work):
 
 def test_without_rights_says_so(netns):
     def look():
-        found = matching(ProbeOptions(), "no right to load BPF programs", Level.ERROR)
+        found = matching(ProbeOptions(), "no permission to load BPF programs", Level.ERROR)
         assert found
         assert "run as root" in found[0]
 

@@ -251,7 +251,7 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
         config.write_text("flow-table-size: 131072\n")
         load.wait_more(50)
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "again=true" in cluster.agent.log.read_text(), "the failure", 120)
+        wait_for(lambda: "will_retry=true" in cluster.agent.log.read_text(), "the failure", 120)
         connections.open += Connections(lab, 4).open  # new flows, most likely while both kinds of maps are in use
         wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 120)
         connections.ask_all()

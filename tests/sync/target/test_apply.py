@@ -1,4 +1,4 @@
-"""What happens when writing fails: one service waits, the others are served."""
+"""What happens when writing fails: the service that fails waits, all other services are served."""
 
 import gc
 
@@ -39,7 +39,7 @@ def test_a_service_that_does_not_fit_fails_alone():
         assert part in str(error)
     assert check(node.maps) == []
     assert backends_of(node.maps, small.frontend) == wanted_of(small)
-    assert backends_of(node.maps, big.frontend) is None, "nobody finds a service that is not whole"
+    assert backends_of(node.maps, big.frontend) is None, "no packet finds a service that is not complete"
 
 
 def test_a_service_that_grows_too_large_keeps_serving_as_it_was():

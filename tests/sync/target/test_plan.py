@@ -131,7 +131,7 @@ def test_who_stops_being_selectable_enters_the_selectable_slots_only_after_the_m
     ("state", "group", "selectable"),
     [
         (ACTIVE, "selectable", True),
-        (TERMINATING, "selectable", True),  # nobody else is left
+        (TERMINATING, "selectable", True),  # no other backend is left
         (TERMINATING, "unselectable", False),
         (QUARANTINED, "unselectable", False),
         (QUARANTINED, "slotless", False),

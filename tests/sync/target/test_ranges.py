@@ -1,4 +1,4 @@
-"""While the source ranges of a frontend change: whoever both rules let in gets in, whoever neither lets in never does."""
+"""While the source ranges of a frontend change: a client that both rules admit is always admitted, one that neither admits never is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def frontend(family: int, rule, host: int = 1):
 
 
 def admitted(maps, family: int, client: str) -> bool | None:
-    """Say what the program does, from the bytes (bpf/include/service.h); None without a master."""
+    """Say what the program does, from the bytes (bpf/include/service/service.h); None without a master."""
     size, digit = (4, "4") if family == 4 else (16, "6")
     address, port = VIP[family].rsplit(":", 1)
     key = ip_address(address.strip("[]")).packed + int(port).to_bytes(2, "big") + bytes((0, 0, 6, 0, 0, 0))
@@ -105,7 +105,7 @@ class Door(FaultyMaps):
 
 @RELAXED
 @given(worlds)
-def test_nobody_is_let_in_or_kept_out_for_a_moment(world):
+def test_no_client_is_admitted_or_refused_for_a_moment(world):
     family, sequence = world
     node = Node()
     for rule in sequence:

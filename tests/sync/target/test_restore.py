@@ -96,7 +96,7 @@ def test_entries_of_nobody_are_pruned():
 
 
 def test_two_frontends_with_one_id_are_told_apart():
-    """Only somebody else's hand makes this; one of the two gets another id, both are served."""
+    """Only another program can write such maps; one of the two gets another id, both are served."""
     node = Node()
     node.serve(*EVERYTHING[:2])
     for key, value in node.maps.items("lb4_service"):

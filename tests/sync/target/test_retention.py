@@ -1,4 +1,4 @@
-"""A restart while a source cannot vouch for its list: the others are served, and nothing goes that may be the doubtful one's."""
+"""A restart while a source has no complete list: all other sources are served, and nothing is removed that may belong to it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains what one program hands to the next: a per-CPU record, and the tail call to a slot CALL_NAME of the hook.
+ *
+ * The caller fills `pk` and what bpf/tail_calls.py says the program expects, then does lb_call(). A tail call that fails falls
+ * through, so every call is followed by a verdict. The packet in the context is what `pk` describes: nothing was translated yet.
+ * CALL_NAME is IPv4's slot; IPv6's is the next (FAMILY_CALL).
+ */
+#pragma once
+#include "maps.h"
+#include "parse.h"
+
+/* Why a packet of a flow gets a backend chosen. */
+#define CHOICE_NEW 0
+#define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
+
+/* Where a SNAT port is looked for. */
+#define SNAT_PORTS_FIRST 0
+#define SNAT_PORTS_OTHER 1 /* the first ones were all held */
+
+struct lb_scratch {
+	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS; first, where both families find it */
+	struct lb_pkt pk;
+	u64 hash;        /* of the flow: selects its buckets */
+	u64 version;     /* of the primary bucket, read before the look-up that missed */
+	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
+	u32 backend;     /* chosen backend id */
+	u16 service;     /* service id: reverse NAT and counters */
+	u8 backend_gen;
+	u8 choice;       /* CHOICE_* */
+	u8 forward;      /* enum forward */
+	u8 snat_ports;   /* SNAT_PORTS_*, with FORWARD_SNAT */
+	u8 pad[2];
+	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
+	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
+};
+
+_Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
+
+/* Flags that come with the packet from the entry. */
+#define HOOK_FLAGS(s) (HOOK_MARKS_SCOPE ? (s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS) : 0)
+
+/* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
+AI struct lb_scratch *scratch(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAPFD(lb_scratch), &zero);
+}
+
+/* Goes to a slot, a constant. The kernel makes a jump of a call whose slot is constant, and takes 13 ns for one that is not: the
+ * empty statement keeps the compiler from merging two calls into one. */
+#define lb_call(ctx, slot) \
+	do { \
+		tail_call(ctx, (void *)map_word(MAP_WORD_FD, HOOK_CALLS), slot); \
+		asm volatile("" ::"i"(slot)); \
+	} while (0)
+
+/* Counts a verdict under its reason and returns it. */
+AI int verdict(lb_ctx *ctx, u32 reason, int action)
+{
+	count(reason, CTX_LEN(ctx));
+	return action;
+}
+
+/* Answers the sender (CALL_ANSWER). `s->pk` is the untranslated packet. */
+AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
+{
+	s->answer = reason;
+	s->answer_mtu = mtu;
+	lb_call(ctx, FAMILY_CALL(CALL_ANSWER));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}

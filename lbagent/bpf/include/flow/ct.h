@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains finding flows, and the functions by which others use one. Design: docs/datapath.md, "the flow table". Two
+ * buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
+ *
+ * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
+ * proves that no other CPU inserted there since, so one flow never gets two entries.
+ */
+#pragma once
+#include "snat.h"
+
+/* Seen word of an entry or spill row at `sp`. */
+#define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
+#define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
+
+struct spill_value {
+	u64 value, seen;
+};
+
+/* Key of lb{4,6}_spill. IPv4: the flow's two words; IPv6: owner word and both addresses. */
+struct spill_key {
+	struct ct_key key;
+};
+
+_Static_assert(sizeof(struct spill_key) == (LB_FAMILY == 4 ? SPILL4_KEY : SPILL6_KEY), "spill key");
+_Static_assert(sizeof(struct spill_value) == SPILL_VALUE, "spill value");
+
+/* A flow that was found: where its words are (table entry or spill value), and its value as read. */
+struct ct_flow {
+	u64 *value_at, *seen_at;
+	u64 value;
+	u64 *bucket;  /* primary */
+	u64 version;  /* of the primary bucket, before the look-up */
+	bool second;  /* lies in the second bucket */
+	bool spilled; /* lies in the spill map */
+};
+
+AI u64 *ct_bucket(u64 hash)
+{
+	return (u64 *)(FAMILY_VAL(flow) + (hash & CFG_FLOW_MASK & ~(u64)(FLOW_WAYS - 1)) * (CT_ENTRY_WORDS * 8));
+}
+
+#define CT_WAY(b, w) ((b) + (w) * CT_ENTRY_WORDS)
+#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) during an insertion */
+#define CT_VERSION_LOCKED (1ULL << 16)
+#define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + 2) /* [0]: entries lie in the second bucket; [1]: in the spill map */
+
+/* The place of an entry of a bucket. */
+AI u64 *ct_entry_at(u64 *bucket, u64 way)
+{
+	return CT_WAY(bucket, way);
+}
+
+/* Stamps count 256 ticks, 0 = never. They say "until then a look-up must look there too". */
+AI u8 stamp_now(u64 now)
+{
+	u8 n = now >> 8;
+
+	return n ? n : 1;
+}
+
+AI bool stamp_fresh(u8 stamp, u64 now)
+{
+	u64 life = CFG(timeout_tcp) > CFG(timeout_udp) ? CFG(timeout_tcp) : CFG(timeout_udp);
+
+	return stamp && (u8)(stamp_now(now) - stamp) <= (life >> 8) + 1;
+}
+
+/* Notes the entry a flow was found in. */
+AI void ct_flow_at(struct ct_flow *f, u64 *e)
+{
+	f->value_at = e + E_VALUE;
+	f->seen_at = e + E_SEEN;
+}
+
+/* Has this primary bucket entries in second buckets? */
+AI bool ct_second_in_use(u64 *bucket, u64 now)
+{
+	return stamp_fresh(CT_STAMPS(bucket)[0], now);
+}
+
+/* Begins a look-up that does not insert. */
+AI void ct_flow_in(struct ct_flow *f, u64 hash)
+{
+	f->bucket = ct_bucket(hash);
+	f->second = false;
+}
+
+AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
+{
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w);
+
+		if (ct_entry_match(e, key, &f->value)) {
+			ct_flow_at(f, e);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The same for the client's plain frame at `data`. */
+AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, struct ct_flow *f)
+{
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = CT_WAY(bucket, w);
+
+		if (ct_entry_match_frame(e, key, data, &f->value)) {
+			f->seen_at = e + E_SEEN;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Looks in the table only. The spill map is for the slow path. */
+AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	f->bucket = ct_bucket(hash);
+	f->version = RD64(CT_VERSION(f->bucket));
+	f->second = f->spilled = false;
+	MB();
+	if (ct_find_in(f->bucket, key, f))
+		return true;
+	if (!ct_second_in_use(f->bucket, now))
+		return false;
+	f->second = true;
+	return ct_find_in(ct_bucket(hash >> 32), key, f);
+}
+
+AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	struct spill_value *v;
+	struct spill_key k = {*key};
+
+	if (LIKELY(!MIGRATING_FLOWS && !stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
+		return false;
+	v = map_lookup(FAMILY_FD(spill), &k);
+	if (!v)
+		return false;
+	f->value_at = &v->value;
+	f->seen_at = &v->seen;
+	f->value = v->value;
+	f->second = false;
+	f->spilled = true;
+	return true;
+}
+
+/* A bucket of the table that is being left. */
+AI u64 *ct_old_bucket(u64 hash)
+{
+	return (u64 *)(FAMILY_VAL(flow_old) + (hash & CFG_FLOW_OLD_MASK & ~(u64)(FLOW_WAYS - 1)) * (CT_ENTRY_WORDS * 8));
+}
+
+/* Finds a flow off the fast path: wherever it is. One that is being moved is in the new table before it leaves the old one. */
+AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
+{
+	if (ct_find(hash, key, now, f) || ct_find_spilled(key, now, f))
+		return true;
+	if (!MIGRATING_FLOWS)
+		return false;
+	f->second = false;
+	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
+}
+
+/* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */
+AI void ct_prefetch(u64 hash)
+{
+	u64 *b = ct_bucket(hash);
+
+	RD64(b);
+	RD64(b + 8);
+#if LB_FAMILY == 6
+	RD64(b + 16);
+	RD64(b + 24);
+#endif
+}
+
+/* Ticks since the flow was last seen. */
+AI u64 ct_flow_age(const struct ct_flow *f, u64 now)
+{
+	return (now - RD16(f->seen_at)) & 0xffff;
+}
+
+AI bool ct_flow_is_expired(const struct ct_flow *f, u64 l4, u64 now)
+{
+	return ct_flow_age(f, now) > ct_timeout(V_STATE(f->value), l4);
+}
+
+AI u16 ct_flow_service(const struct ct_flow *f)
+{
+	return SEEN_SERVICE(f->seen_at);
+}
+
+/* Returns the index of the next hop towards the client, 0 = not learned. */
+AI u64 ct_flow_nexthop(const struct ct_flow *f)
+{
+	return SEEN_NEXTHOP(f->seen_at);
+}
+
+AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)
+{
+	WR16(&SEEN_NEXTHOP(f->seen_at), index);
+}
+
+#if LB_FAMILY == 6
+/* The entry's last word, for what the caller keeps there of the flow. */
+AI u64 ct_flow_csum(const struct ct_flow *f)
+{
+	return RD64(f->seen_at + 1);
+}
+
+AI void ct_flow_keep_csum(const struct ct_flow *f, u64 word)
+{
+	WR64(f->seen_at + 1, word);
+}
+#endif
+
+/* Replaces the value if it still is as it was read. Returns whether it was. */
+AI bool ct_flow_set(const struct ct_flow *f, u64 next)
+{
+	return CAS(f->value_at, f->value, next) == f->value;
+}
+
+/* Has the flow lost its SNAT port to another flow? */
+AI bool ct_flow_lost_snat(const struct ct_flow *f, const struct ct_key *key)
+{
+	return snat_is_lost(f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
+}
+
+/* Gives back the SNAT port of a value of the flow `key`, if it has one. */
+AI void ct_release_snat(u64 value, const struct ct_key *key)
+{
+	snat_release(value, KEY_OWNER(key), KEY_CLIENT(key));
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains what the flow table knows of a client by itself: all flows of one client address, port and protocol lie in the
+ * same two buckets, whatever their frontend. So a local backend's reply finds its flow, and two flows whose replies could not
+ * be told apart are seen before the second one is made.
+ */
+#pragma once
+#include "ct.h"
+
+/* Finds the flow of a local backend's reply: its client is the packet's destination, its backend the source. */
+AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	NO_UNROLL
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 *e = ct_entry_at(bucket, w), meta;
+		lb_path *path;
+		lb_addr from;
+
+		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || value_forward(f->value) != FORWARD_LOCAL)
+			continue;
+		path = path_of(value_backend(f->value));
+		meta = PATH_META(path);
+		path_addr(path, &from);
+		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && !value_is_outdated(f->value, meta)) {
+			ct_flow_at(f, e);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Has this client a flow of FORWARD_LOCAL to this backend through another frontend? */
+AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
+{
+	u64 clash = 0;
+
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++)
+		clash |= ct_entry_clash(ct_entry_at(bucket, w), key, backend) >> 63;
+	return clash;
+}
+
+/* Its replies and those of the flow `key` to this backend could not be told apart. */
+AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
+{
+	u64 *b = ct_bucket(hash), clash = ct_clash_in(b, key, backend);
+
+	if (UNLIKELY(ct_second_in_use(b, now)))
+		clash |= ct_clash_in(ct_bucket(hash >> 32), key, backend);
+	if (MIGRATING_FLOWS)
+		clash |= ct_clash_in(ct_old_bucket(hash), key, backend) | ct_clash_in(ct_old_bucket(hash >> 32), key, backend);
+	return clash;
+}

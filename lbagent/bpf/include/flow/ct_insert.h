@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the insertion into the flow table. A victim is chosen by class, then age, then round robin by the bucket's
+ * version: free > expired > NEW > MID of 2 ticks. An established flow that lives is never one. The scoring has no branches:
+ * with them the verifier's states multiply beyond its limit.
+ */
+#pragma once
+#include "ct_refresh.h"
+
+#define CT_OK 0
+#define CT_RETRY 1    /* another CPU was faster */
+#define CT_SPILLED 2
+#define CT_NO_STATE 3 /* a SYN found no room: its SNAT slot alone must do */
+#define CT_FULL 4     /* no room anywhere */
+
+/* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
+#define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
+
+/* What scoring depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, read once. */
+struct ct_rules {
+	u64 now, turn, est, other;
+};
+
+AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
+{
+	u64 owner = RD64(e), v = RD64(e + E_VALUE), age = (rules->now - RD16(e + E_SEEN)) & 0xffff, state = V_STATE(v);
+	u64 none, over, young, mid, used, free, class, any, mask, limits;
+
+	OPAQUE(state);
+	OPAQUE(age);
+	limits = ct_timeouts(OWNER_L4(owner), rules->est, rules->other);
+	none = OWNER_IS_HELD(owner) - 1;
+	OPAQUE(none);
+	none >>= 63;
+	free = none & ~(owner >> 15) & 1;
+	used = none ^ 1;
+	over = (limits >> (state << 4) & 0xffff) - age;
+	OPAQUE(over);
+	over >>= 63;
+	young = state - 1;
+	OPAQUE(young);
+	young >>= 63;
+	mid = 1 - age;
+	OPAQUE(mid);
+	mid = mid >> 63 & state >> 1 & state & 1;
+	class = free << 40 | (over & used) << 39 | (young & used) << 38 | (mid & used) << 37;
+	any = 0 - class;
+	OPAQUE(any);
+	any = (u64)((s64)any >> 63);
+	mask = 0 - used;
+	OPAQUE(mask);
+	return (class | (age << 8 & mask) | ((7 - w & ~mask) | (w + rules->turn & 3 & mask)) << 4 | w) & any;
+}
+
+AI u64 max64(u64 a, u64 b) /* both below 2^63 */
+{
+	u64 less = a - b;
+
+	OPAQUE(less);
+	less = (u64)((s64)less >> 63);
+	return a ^ ((a ^ b) & less);
+}
+
+struct ct_best {
+	u64 score, room;
+};
+
+AI void ct_best_of(u64 *bucket, const struct ct_rules *rules, struct ct_best *best)
+{
+	best->score = best->room = 0;
+#pragma unroll
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 s = ct_score(CT_WAY(bucket, w), w, rules);
+
+		best->room += SCORE_ROOM(s);
+		best->score = max64(best->score, s);
+		FENCE(best->score); /* keeps the ways apart: the stack has 512 bytes */
+	}
+}
+
+/* The frequent case: a bucket with two free ways or more. Returns the first one's number, FLOW_WAYS if there are fewer. */
+AI u64 ct_free_way(u64 *bucket)
+{
+	u64 ways = 0, first = FLOW_WAYS;
+
+#pragma unroll
+	for (u64 w = FLOW_WAYS; w > 0; w--) {
+		u64 owner = RD64(CT_WAY(bucket, w - 1)), free = (owner & ~GEN_MASK) - 1; /* neither owned nor busy */
+
+		OPAQUE(free);
+		free = (u64)((s64)(free & ~owner) >> 63);
+		ways -= free;
+		first ^= (first ^ (w - 1)) & free;
+	}
+	OPAQUE(first);
+	return ways < 2 ? FLOW_WAYS : first;
+}
+
+/* Frees the SNAT slot of the flow that is thrown out. Its key is still there, its owner word was `owner`. */
+AI void ct_evict(u64 *e, u64 owner)
+{
+	lb_addr client;
+
+	ct_entry_client(e, &client);
+	if (OWNER_IS_HELD(owner))
+		snat_release(RD64(e + E_VALUE), owner, &client);
+}
+
+/* Takes way `e` over for the flow. Returns false if another CPU took it first. */
+AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, const struct ct_rules *rules, struct ct_flow *f)
+{
+	u64 owner = RD64(e), gen = (owner + 1) & GEN_MASK;
+
+	if (owner & ~GEN_MASK && !ct_score(e, way, rules)) /* it was refreshed, or is busy */
+		return false;
+	if (CAS(e, owner, OWNER_BUSY | gen) != owner)
+		return false;
+	ct_evict(e, owner);
+	f->value = value | gen;
+	f->value_at = e + E_VALUE;
+	f->seen_at = e + E_SEEN;
+	WR16(f->seen_at, rules->now);
+	WR16(&SEEN_SERVICE(f->seen_at), service);
+	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
+	ct_entry_write_key(e, key, gen);
+	WR64(e + E_VALUE, f->value);
+	MB();
+	WR64(e, KEY_OWNER(key) | gen);
+	return true;
+}
+
+/* The overflow table: what finds no way and is no SYN. A flow of FORWARD_LOCAL gets a second row by which its replies find it. */
+AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
+{
+	struct spill_key k = {*key};
+	struct spill_value v = {value, now | service << 32};
+
+	if (map_update(FAMILY_FD(spill), &k, &v, 0))
+		return CT_FULL;
+	if (value_forward(value) == FORWARD_LOCAL) {
+		k.key = *reply;
+		if (map_update(FAMILY_FD(spill), &k, &v, 0))
+			return CT_FULL;
+	}
+	WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
+	return CT_SPILLED;
+}
+
+/* Chooses the way to take. Returns its bucket and number; NULL if every flow in both buckets must stay. */
+AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64 *way)
+{
+	struct ct_best best, other;
+
+	f->second = false;
+	*way = ct_free_way(f->bucket);
+	if (LIKELY(*way < FLOW_WAYS))
+		return f->bucket;
+	ct_best_of(f->bucket, rules, &best);
+	if (best.room < 2) { /* nearly full: the emptier of the two */
+		ct_best_of(ct_bucket(hash >> 32), rules, &other);
+		if (best.room ? other.room > best.room : other.score > best.score) {
+			best.score = other.score;
+			f->second = true;
+		}
+	}
+	*way = best.score & (FLOW_WAYS - 1);
+	if (!best.score)
+		return 0;
+	return f->second ? ct_bucket(hash >> 32) : f->bucket;
+}
+
+/* Makes the flow. f->bucket and f->version are from the look-up that missed. `reply` is the key of its spilled reply row. */
+AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
+		 struct ct_flow *f)
+{
+	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS_EST, TIMEOUTS_OTHER};
+	u64 rc = CT_RETRY, *bucket, way;
+
+	if (f->version & CT_VERSION_LOCKED)
+		return CT_RETRY;
+	if (CAS(CT_VERSION(f->bucket), f->version, f->version + CT_VERSION_LOCKED) != f->version)
+		return CT_RETRY;
+	bucket = ct_victim(hash, &rules, f, &way);
+	if (LIKELY(bucket != 0)) {
+		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, &rules, f)) {
+			if (f->second)
+				WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
+			rc = CT_OK;
+		}
+	} else {
+		f->value = value;
+		rc = syn && value_is_snat(value) ? CT_NO_STATE : ct_spill(key, reply, value, service, now, f);
+	}
+#ifdef LB_ARM64
+	__sync_fetch_and_add(CT_VERSION(f->bucket), CT_VERSION_LOCKED);
+#else
+	MB();
+	WR16((u16 *)CT_VERSION(f->bucket) + 1, (u16)((f->version >> 16) + 2));
+#endif
+	return rc;
+}
+
+/* Gives a flow that was found its new value in place, with the entry's own generation; its service too. Returns false if its value is
+ * no longer `old`. */
+AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
+{
+	u64 next = value_in_entry(value, f->value);
+
+	if (f->value != old || !ct_flow_set(f, next))
+		return false;
+	WR16(&SEEN_SERVICE(f->seen_at), service);
+	f->value = next;
+	return true;
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the value word of a flow entry: backend, state, way of forwarding. It is read and replaced as one word.
+ * Only the headers of the flow table (ct_*.h, snat*.h) know its bits; others use the functions.
+ *
+ * Bits, from the lowest: generation of the entry 14 | SNAT slot generation 2 | state 2 | FIN seen 2 | forward word 16 |
+ * backend's generation 8 | backend 20. The forward word is the SNAT port in network order where the flow has one; else its low byte
+ * is 0 (the configuration allows no SNAT port below 256) and its high byte is enum forward. ct_entry.h has the budget of all words.
+ */
+#pragma once
+#include "forward.h"
+#include "parse.h"
+
+#define GEN_MASK 0x3fffULL
+#define V_BACKEND(v) ((u64)(v) >> 44)
+#define V_BACKEND_GEN(v) ((u64)(v) >> 36 & 0xff)
+#define V_BACKEND_GEN_NONE (0x80ULL << 36) /* turned over: a generation the path record does not have for 128 backends to come */
+#define V_FORWARD_SHIFT 20
+#define V_FORWARD_MASK (0xffffULL << V_FORWARD_SHIFT)
+#define V_SNAT_MASK (0xffULL << V_FORWARD_SHIFT) /* not all 0: there is a SNAT port */
+#define V_MODE_SHIFT (V_FORWARD_SHIFT + 8)
+#define V_STATE(v) ((u64)(v) >> 16 & 3)
+#define V_STATE_MASK (3ULL << 16)
+#define V_FIN_CLIENT (1ULL << 18)
+#define V_FIN_BACKEND (1ULL << 19)
+#define V_SNAT_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
+#define V_SNAT_SLOT_GEN_MASK (3ULL << 14)
+
+#define CT_NEW 0ULL /* a SYN, or another protocol without a reply */
+#define CT_EST 1ULL
+#define CT_CLOSING 2ULL /* RST, or FIN of both sides */
+#define CT_MID 3ULL     /* TCP: the first packet seen was no SYN */
+
+/* Returns the value of a flow without a SNAT port. */
+AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
+{
+	return backend << 44 | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
+}
+
+/* Returns what snat_take() gives: a port (network order) and the generation its slot has now. */
+AI u64 value_snat_part(u16 port, u64 slot_gen)
+{
+	return (u64)port << V_FORWARD_SHIFT | (slot_gen & 3) << 14;
+}
+
+/* Gives a flow its SNAT port. */
+AI u64 value_with_snat(u64 v, u64 snat_part)
+{
+	return (v & ~(V_FORWARD_MASK | V_SNAT_SLOT_GEN_MASK)) | snat_part;
+}
+
+AI u64 value_backend(u64 v)
+{
+	return V_BACKEND(v);
+}
+
+AI u64 value_state(u64 v)
+{
+	return V_STATE(v);
+}
+
+AI u64 value_with_state(u64 v, u64 state)
+{
+	return (v & ~V_STATE_MASK) | state << 16;
+}
+
+/* The client uses its port again: a new connection in the old entry. */
+AI u64 value_reopened(u64 v)
+{
+	return v & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND);
+}
+
+/* Does the flow have a SNAT port? */
+AI bool value_is_snat(u64 v)
+{
+	return v & V_SNAT_MASK;
+}
+
+/* Returns the SNAT port of a flow that has one, network order. */
+AI u16 value_snat_port(u64 v)
+{
+	return v >> V_FORWARD_SHIFT;
+}
+
+/* Returns enum forward. */
+AI u64 value_forward(u64 v)
+{
+	return value_is_snat(v) ? FORWARD_SNAT : v >> V_MODE_SHIFT & 0xff;
+}
+
+/* Returns 0 for FORWARD_LOCAL and some bit else, without a branch. */
+AI u64 value_not_local(u64 v)
+{
+	return v & V_FORWARD_MASK;
+}
+
+/* Do two flows of one client speak of the same SNAT slot? */
+AI bool value_shares_slot(u64 a, u64 b)
+{
+	return !((a ^ b) & (V_FORWARD_MASK | ~0ULL << 44));
+}
+
+/* Returns `v` with the slot generation of `from`. */
+AI u64 value_with_slot_gen(u64 v, u64 from)
+{
+	return (v & ~V_SNAT_SLOT_GEN_MASK) | (from & V_SNAT_SLOT_GEN_MASK);
+}
+
+/* Takes the SNAT port from a flow: it closes, and as no backend has its generation it gets another backend should it come back. */
+AI u64 value_without_snat(u64 v)
+{
+	return value_with_state(v & ~V_FORWARD_MASK, CT_CLOSING) ^ V_BACKEND_GEN_NONE;
+}
+
+/* What stays the same as long as the flow keeps its entry, its backend and its port. */
+AI u64 value_identity(u64 v)
+{
+	return v & ~(V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND);
+}
+
+/* The word of an entry's incarnation `gen` with the contents of another one. */
+AI u64 value_in_entry(u64 v, u64 gen)
+{
+	return (v & ~GEN_MASK) | (gen & GEN_MASK);
+}
+
+/* Is the backend still the one the flow was given? `meta`: its path record's. */
+AI bool value_is_served(u64 v, u64 meta)
+{
+	return ((meta >> 16 ^ V_BACKEND_GEN(v)) & 0x1ff) == PATH_LIVE << 8;
+}
+
+/* Has the backend's id been given to another backend since? */
+AI bool value_is_outdated(u64 v, u64 meta)
+{
+	return META_GEN(meta) != V_BACKEND_GEN(v);
+}
+
+/* Returns a time-out in ticks, 16 bits. That of an established flow depends on its protocol; SCTP has that of TCP, the other one with
+ * connections. */
+AI u64 ct_timeout(u64 state, u64 l4)
+{
+	if (state == CT_CLOSING)
+		return CFG(timeout_closing);
+	if (state != CT_EST)
+		return CFG(timeout_new);
+	switch (l4) {
+	case L4_UDP:
+		return CFG(timeout_udp);
+	case L4_TCP:
+	case L4_SCTP:
+	default:
+		return CFG(timeout_tcp);
+	}
+}
+
+/* The same as tables of 16 bits each: of established flows by protocol, of others by state. */
+#define TIMEOUTS_EST (CFG(timeout_tcp) | CFG(timeout_udp) << 16 | CFG(timeout_tcp) << 32)
+#define TIMEOUTS_OTHER (CFG(timeout_new) | CFG(timeout_closing) << 32 | CFG(timeout_new) << 48)
+
+/* Returns the time-outs of a protocol's four states, 16 bits each, without a branch. `est`, `other`: TIMEOUTS_EST, TIMEOUTS_OTHER. */
+AI u64 ct_timeouts(u64 l4, u64 est, u64 other)
+{
+	return other | (est >> (l4 << 4) & 0xffff) << 16;
+}
+
+/* Returns the value after a packet of the flow, from its client or from its backend. */
+AI u64 value_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
+{
+	u64 flags = pk->tcp_flags, state = V_STATE(v);
+
+	if (pk->proto != PROTO_TCP) /* no flags: a reply establishes it */
+		return from_backend ? value_with_state(v, CT_EST) : v;
+	if (flags & TCP_RST)
+		return value_with_state(v, CT_CLOSING);
+	if (flags & TCP_FIN)
+		v |= from_backend ? V_FIN_BACKEND : V_FIN_CLIENT;
+	if ((v & V_FIN_CLIENT) && (v & V_FIN_BACKEND))
+		return value_with_state(v, CT_CLOSING);
+	/* not by a SYN-ACK: a flood of SYNs would make every flow an established one */
+	if ((state == CT_NEW || state == CT_MID) && !(flags & TCP_SYN))
+		return value_with_state(v, CT_EST);
+	return v;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains walking over the flow table entry by entry, for the programs the agent runs (sweep.h, migrate.h): reading an
+ * entry, its key and age, freeing one, taking one out of the table that is being left.
+ */
+#pragma once
+#include "ct_insert.h"
+
+/* A bucket by its number. */
+AI u64 *ct_bucket_at(u64 number)
+{
+	return ct_bucket(number * FLOW_WAYS);
+}
+
+/* A place in the table that is being left. */
+AI u64 *ct_old_entry_at(u64 position)
+{
+	return ct_old_bucket(0) + (position & (MIGRATING_FLOWS ? CFG_FLOW_OLD_MASK : CFG_FLOW_MASK)) * CT_ENTRY_WORDS;
+}
+
+/* An entry as read. */
+struct ct_entry {
+	u64 *at;
+	u64 owner, value;
+};
+
+/* Returns false if the way holds no flow, or one that is being written. `at`: from ct_entry_at() or ct_old_entry_at(). */
+AI bool ct_entry_read(u64 *at, struct ct_entry *e)
+{
+	e->at = at;
+	e->owner = RD64(at);
+	e->value = RD64(at + E_VALUE);
+	return OWNER_IS_HELD(e->owner);
+}
+
+AI u64 ct_entry_timeout(const struct ct_entry *e)
+{
+	return ct_timeout(V_STATE(e->value), OWNER_L4(e->owner));
+}
+
+AI bool ct_entry_is_expired(const struct ct_entry *e, u64 now, u64 limit)
+{
+	return ((now - RD16(e->at + E_SEEN)) & 0xffff) > limit;
+}
+
+/* Are owner and value of one flow? */
+AI bool ct_entry_is_whole(const struct ct_entry *e)
+{
+	return !((e->owner ^ e->value) & GEN_MASK);
+}
+
+/* Frees an entry that had no packet for `limit` ticks. Between the question and the claim one may come: asked again. */
+AI void ct_entry_expire(const struct ct_entry *e, u64 now, u64 limit)
+{
+	u64 gen = e->owner & GEN_MASK;
+
+	if (CAS(e->at, e->owner, OWNER_BUSY | gen) != e->owner)
+		return;
+	if (!ct_entry_is_expired(e, now, limit)) {
+		WR64(e->at, e->owner);
+		return;
+	}
+	ct_evict(e->at, e->owner);
+	MB();
+	WR64(e->at, gen);
+}
+
+/* Takes an entry out of the old table; what changed since its value was read goes to `f`, its flow in the new one (value_at 0: not
+ * wanted). Returns false if it changed once more. */
+AI bool ct_entry_leave(const struct ct_entry *e, struct ct_flow *f)
+{
+	u64 value = e->value, next;
+
+	NO_UNROLL
+	for (u64 n = 0; n < 2; n++) {
+		next = CAS(e->at + E_VALUE, value, value ^ 1); /* the generation fits no more: no look-up finds it, no change comes through */
+		if (next == value) {
+			WR64(e->at, e->owner & GEN_MASK);
+			return true;
+		}
+		if ((next ^ value) & GEN_MASK)
+			return true;
+		if (f->value_at)
+			ct_flow_set(f, value_in_entry(next, f->value));
+		value = next;
+	}
+	return false;
+}
+
+/* Gives the flow `f` last seen and next hop of the entry it was copied from; `seen`: that entry's seen word. */
+AI void ct_flow_inherit(const struct ct_flow *f, u64 seen)
+{
+	WR16(f->seen_at, seen);
+	WR16(&SEEN_NEXTHOP(f->seen_at), SEEN_NEXTHOP(&seen));
+}
+
+/* Returns an entry's seen word, and the service it names. */
+AI u64 ct_entry_seen(const struct ct_entry *e, u64 *service)
+{
+	u64 seen = RD64(e->at + E_SEEN);
+
+	*service = SEEN_SERVICE(&seen);
+	return seen;
+}
+
+/* Tells a bucket of the new table which flows of the old one's lie in the spill map. */
+AI void ct_carry_stamp(u64 bucket, u64 now)
+{
+	u8 stamp = CT_STAMPS(ct_old_bucket(bucket * FLOW_WAYS))[1], *to = CT_STAMPS(ct_bucket(bucket * FLOW_WAYS)) + 1;
+
+	if (stamp_fresh(stamp, now) && (!stamp_fresh(*to, now) || (u8)(stamp - *to) < 128))
+		WR8(to, stamp);
+}

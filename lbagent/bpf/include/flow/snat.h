@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains SNAT ports: taking one for a flow, its lease, giving it back, and finding the holder of a port. A first
+ * packet gets a short lease (its stamp is put back); what shows that the flow lives renews it. A slot outlives its flow's entry,
+ * which frees it when it goes. snat_slot.h has the layout.
+ */
+#pragma once
+#include "snat_slot.h"
+
+#define OLD_SNAT_ALIASES 8 /* in slots fewer by this factor no live flow loses its slot while they are moved */
+#define SNAT_PROBES 16
+
+/* Frees the slot of a flow that ends. */
+AI void snat_release(u64 value, u64 owner, const lb_addr *client)
+{
+	if (!value_is_snat(value))
+		return;
+	snat_slot_release(snat_slot_of_value(value), value, owner, client);
+	if (MIGRATING_SNAT)
+		snat_slot_release(snat_old_slot_of_value(value), value, owner, client);
+}
+
+/* Prolongs the lease. */
+AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64 now)
+{
+	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
+
+	if (snat_slot_held(s, meta, value, owner, client, service))
+		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, V_STATE(value)));
+}
+
+/* Does the flow with this value hold its port no longer, neither here nor in the slots that are being left? */
+AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
+{
+	u64 *s;
+
+	if (!value_is_snat(value))
+		return false;
+	s = snat_slot_of_value(value);
+	if (snat_slot_held(s, RD64(s + SNAT_SLOT_META), value, owner, client, service))
+		return false;
+	if (!MIGRATING_SNAT)
+		return true;
+	s = snat_old_slot_of_value(value);
+	return !snat_slot_held(s, RD64(s + SNAT_SLOT_META), value, owner, client, service);
+}
+
+AI u64 snat_first(u64 hash, u64 range)
+{
+	return ((hash >> 24 & 0xffffffff) * range) >> 32;
+}
+
+/* The hash that leads to other ports. */
+AI u64 snat_other(u64 hash)
+{
+	return hash * 0x9FB21C651E98DF25ULL;
+}
+
+/* Returns the n-th port (host order) to ask for, 0 if the range is too small for it. Two runs of 8 neighbours, so that at most
+ * four cache lines are read. */
+AI u64 snat_probe(u64 hash, u64 n)
+{
+	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1;
+	u64 at = snat_first(hash, range) + n + (n >> 3) * (range >> 1);
+
+	if (at >= range)
+		at -= range;
+	return at < range ? first + at : 0;
+}
+
+/* Starts the cache miss of the first slot snat_take() will ask for. */
+AI void snat_prefetch(u64 hash, u64 backend)
+{
+	u64 first = CFG(snat_port_min), host = first + snat_first(hash, CFG(snat_port_max) - first + 1);
+
+	RD64(snat_slot_of(backend_hash(backend), HTONS(host)));
+}
+
+/* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts ways. */
+AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
+{
+	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -(s0 >> 16);
+	u64 fresh = snat_slot_age(meta, now) - SNAT_LIFE - 1, other = SNAT_SLOT_BACKEND(meta) ^ backend;
+
+#if LB_FAMILY == 4
+	other |= (s0 >> 16) ^ (owner >> 16);
+#else
+	other |= ((s0 >> 16) ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+#endif
+	other |= -other;
+	OPAQUE(held);
+	OPAQUE(fresh);
+	OPAQUE(other);
+	return (held & fresh & other) >> 63;
+}
+
+/* Will a flow that lives in the slots that are being left need the new slot `index`? No other flow may take it then. Fewer slots: all
+ * old ones that fall together in it are asked, OLD_SNAT_ALIASES at most. */
+AI bool snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
+{
+	u64 awaited = 0;
+
+	NO_UNROLL
+	for (u64 n = 0; n < OLD_SNAT_ALIASES; n++) {
+		u64 *s = snat_old_slot_at(index + n * (CFG_SNAT_MASK + 1));
+
+		awaited |= snat_slot_of_another(s, owner, client, backend, now);
+	}
+	return awaited;
+}
+
+/* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
+ * moment. Returns false if another CPU is quicker. */
+AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
+{
+	u64 s0 = RD64(s);
+
+	if (SNAT_SLOT_IS_HELD(s0)) /* stale, or the flow's own: snat_awaited() has looked */
+		return true;
+	if (CAS(s, s0, taken) != s0)
+		return false;
+	snat_slot_write(s, client, meta);
+	return true;
+}
+
+/* Takes a port for the flow `key` (with this hash) towards a backend. Returns it as value_with_snat() wants it; 0: none is free. */
+AI u64 snat_take(u64 hash, const struct ct_key *key, u64 backend, u64 service, u64 now)
+{
+	u64 bh = backend_hash(backend), stamp = snat_slot_stamp(now, CT_NEW), owner = KEY_OWNER(key);
+	const lb_addr *client = KEY_CLIENT(key);
+
+	NO_UNROLL
+	for (u64 i = 0; i < SNAT_PROBES; i++) {
+		u64 host = snat_probe(hash, i), s0, gen, meta, *s;
+		u16 port;
+
+		if (!host)
+			continue;
+		port = HTONS(host);
+		s = snat_slot_of(bh, port);
+		s0 = RD64(s);
+		if (SNAT_SLOT_IS_HELD(s0)) {
+			bool mine;
+
+			meta = RD64(s + SNAT_SLOT_META);
+			mine = snat_slot_client_is(s, s0, owner, client) && SNAT_SLOT_BACKEND(meta) == backend &&
+			       SNAT_SLOT_SERVICE(meta) == service;
+			if (!mine && !snat_slot_is_stale(meta, now))
+				continue;
+		}
+		if (MIGRATING_SNAT && snat_awaited((bh + host) & CFG_SNAT_MASK, owner, client, backend, now))
+			continue;
+		gen = (s0 + 1) & SNAT_SLOT_GEN;
+		if (CAS(s, s0, SNAT_SLOT_OWNER(owner, gen)) != s0)
+			continue;
+		meta = snat_slot_meta(backend, service, stamp, gen);
+		if (MIGRATING_SNAT && !snat_take_old(snat_old_slot_of(bh, port), client, SNAT_SLOT_OWNER(owner, gen), meta)) {
+			CAS(s, SNAT_SLOT_OWNER(owner, gen), gen);
+			continue;
+		}
+		snat_slot_write(s, client, meta);
+		return value_snat_part(port, gen);
+	}
+	return 0;
+}
+
+/* Does this packet come from the backend to which the holder of the slot has the port? */
+AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
+{
+	u64 path_meta;
+	lb_path *path;
+
+	if (!snat_slot_read(s, view))
+		return false;
+	path = path_of(snat_view_backend(view));
+	path_meta = PATH_META(path);
+	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
+}
+
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free. */
+AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
+{
+	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
+}
+
+/* The same off the fast path: a slot that is being moved is in the new place before it leaves the old one. */
+AI bool snat_find_slow(const struct lb_pkt *pk, struct snat_view *view)
+{
+	if (snat_find(pk, view))
+		return true;
+	if (!MIGRATING_SNAT)
+		return false;
+	return snat_find_at(snat_old_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view) || snat_find(pk, view);
+}
+
+/* Notes a reply to the port of `view`: lease, and the next hop towards the client where one was learned (else 0). */
+AI void snat_view_refresh(const struct snat_view *view, u64 now, u64 learned)
+{
+	u64 meta = RD64(view->slot + SNAT_SLOT_META), next; /* the flow's refresh may have renewed it */
+
+	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | SNAT_SLOT_NEXTHOP_MASK))
+		return;
+	next = (meta & ~SNAT_SLOT_SEEN_MASK) | SNAT_SLOT_UNITS(now) << 4;
+	if (learned)
+		next = (next & ~SNAT_SLOT_NEXTHOP_MASK) | learned << SNAT_SLOT_NEXTHOP_SHIFT;
+	CAS(view->slot + SNAT_SLOT_META, meta, next);
+}
+
+/* Frees a slot whose lease is over: its flow spilled, or was never stored. */
+AI void snat_expire(u64 index, u64 now)
+{
+	u64 *s = snat_slot_at(index), s0 = RD64(s);
+
+	if (SNAT_SLOT_IS_HELD(s0) && snat_slot_is_stale(RD64(s + SNAT_SLOT_META), now))
+		snat_slot_free(s, s0);
+}

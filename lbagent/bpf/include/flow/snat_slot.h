@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the layout of the SNAT slots: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
+ * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol.
+ * Only the headers of the flow table (ct_*.h, snat*.h) know the words; others use functions.
+ *
+ * Bits, from the lowest: IPv4, 2 words: generation 16 | client port 16 | client address 32; meta.
+ * IPv6, 4 words: generation 16 | held 1 | not used 31 (0) | client port 16; client address; meta.
+ * Meta: generation 4 | seen 12 | next hop to the client 12 | service 16 | backend 20 (full). `seen` counts units of 8 ticks.
+ */
+#pragma once
+#include "ct_entry.h"
+
+#define SNAT_SLOT_GEN 0xffffULL
+#define SNAT_SLOT_BACKEND(m) ((u64)(m) >> 44)
+#define SNAT_SLOT_SERVICE(m) ((u16)((m) >> 28))
+#define SNAT_SLOT_NEXTHOP_SHIFT 16
+#define SNAT_SLOT_NEXTHOP_MASK ((u64)(NEXTHOPS - 1) << SNAT_SLOT_NEXTHOP_SHIFT)
+#define SNAT_SLOT_SEEN(m) ((u64)(m) >> 4 & 0xfff)
+#define SNAT_SLOT_SEEN_MASK 0xfff0ULL
+#define SNAT_SLOT_UNITS(ticks) ((u64)(ticks) >> 3 & 0xfff)
+#define SNAT_SLOT_IS_HELD(s0) ((s0) >> 16)
+#define SNAT_SLOT_IS_TORN(s0, meta) (((s0) ^ (meta)) & 15) /* the words are of two holders */
+/* Life of a slot without a sign of its flow: the flow's own, and twice the 256 ticks between two renewals. */
+#define SNAT_LIFE ((CFG(timeout_tcp) > CFG(timeout_udp) ? CFG(timeout_tcp) : CFG(timeout_udp)) / 8 + 64 + 2)
+
+#if LB_FAMILY == 4
+#define SNAT_SLOT_META 1
+#define SNAT_SLOT_BYTES SNAT4_SIZE
+#define SNAT_SLOT_OWNER(owner, gen) (((owner) & ~SNAT_SLOT_GEN) | (gen))
+#else
+#define SNAT_SLOT_META 3
+#define SNAT_SLOT_BYTES SNAT6_SIZE
+#define SNAT_SLOT_OWNER(owner, gen) ((owner) >> 48 << 48 | 1 << 16 | (gen))
+#endif
+
+AI u64 *snat_slot_at(u64 index)
+{
+	return (u64 *)(FAMILY_VAL(snat) + (index & CFG_SNAT_MASK) * SNAT_SLOT_BYTES);
+}
+
+/* A slot of the map that is being left. */
+AI u64 *snat_old_slot_at(u64 index)
+{
+	return (u64 *)(FAMILY_VAL(snat_old) + (index & CFG_SNAT_OLD_MASK) * SNAT_SLOT_BYTES);
+}
+
+/* The slot of a pair; `bh`: backend_hash() or path_hash(). Port in network order, as everywhere. */
+AI u64 *snat_slot_of(u64 bh, u16 port)
+{
+	return snat_slot_at(bh + NTOHS(port));
+}
+
+AI u64 *snat_old_slot_of(u64 bh, u16 port)
+{
+	return snat_old_slot_at(bh + NTOHS(port));
+}
+
+AI u64 path_hash(const lb_path *path, u64 meta)
+{
+	lb_addr a;
+
+	path_addr(path, &a);
+	return addr_hash(&a, META_PORT(meta), l4_number(path_l4(meta)));
+}
+
+AI u64 backend_hash(u64 backend)
+{
+	lb_path *path = path_of(backend);
+
+	return path_hash(path, PATH_META(path));
+}
+
+/* Returns the number of the slot a flow's value speaks of, modulo the number of slots. */
+AI u64 snat_index_of_value(u64 value)
+{
+	return backend_hash(V_BACKEND(value)) + NTOHS(value_snat_port(value));
+}
+
+AI u64 *snat_slot_of_value(u64 value)
+{
+	return snat_slot_at(snat_index_of_value(value));
+}
+
+AI u64 *snat_old_slot_of_value(u64 value)
+{
+	return snat_old_slot_at(snat_index_of_value(value));
+}
+
+/* Returns the stamp of a lease that begins now: a flow that has not shown that it lives gets a short one. */
+AI u64 snat_slot_stamp(u64 now, u64 state)
+{
+	u64 back = state == CT_NEW || state == CT_MID ? SNAT_LIFE - CFG(timeout_new) / 8 - 2 : 0;
+
+	return ((now >> 3) - back & 0xfff) << 4;
+}
+
+AI u64 snat_slot_meta(u64 backend, u64 service, u64 stamp, u64 gen)
+{
+	return backend << 44 | service << 28 | stamp | (gen & 15);
+}
+
+/* Returns the age of the lease in units of 8 ticks, what was put back included. */
+AI u64 snat_slot_age(u64 meta, u64 now)
+{
+	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_SEEN(meta) & 0xfff;
+}
+
+/* The same of the slot at `s`. */
+AI u64 snat_slot_lease_age(u64 *s, u64 now)
+{
+	return snat_slot_age(RD64(s + SNAT_SLOT_META), now);
+}
+
+/* Returns 0 for a free slot. */
+AI u64 snat_slot_holder(u64 *s)
+{
+	return SNAT_SLOT_IS_HELD(RD64(s));
+}
+
+AI bool snat_slot_is_stale(u64 meta, u64 now)
+{
+	return snat_slot_age(meta, now) > SNAT_LIFE;
+}
+
+/* Does the client of the flow with this owner word (IPv6: and address) hold slot word s0? */
+AI bool snat_slot_client_is(u64 *s, u64 s0, u64 owner, const lb_addr *client)
+{
+#if LB_FAMILY == 4
+	return s0 >> 16 == owner >> 16;
+#else
+	return s0 >> 16 == (owner >> 48 << 32 | 1) && RD64(s + 1) == client->w[0] && RD64(s + 2) == client->w[1];
+#endif
+}
+
+/* Is the slot a flow's value speaks of still that flow's? */
+AI bool snat_slot_is_of(u64 *s, u64 s0, u64 value, u64 owner, const lb_addr *client)
+{
+	return snat_slot_client_is(s, s0, owner, client) && (s0 & 3) == V_SNAT_SLOT_GEN(value) &&
+	       SNAT_SLOT_BACKEND(RD64(s + SNAT_SLOT_META)) == V_BACKEND(value);
+}
+
+/* Does the flow (owner word, client, service) still hold the slot, whatever its generation? */
+AI bool snat_slot_held(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *client, u64 service)
+{
+	return snat_slot_client_is(s, RD64(s), owner, client) && SNAT_SLOT_BACKEND(meta) == V_BACKEND(value) && SNAT_SLOT_SERVICE(meta) == service;
+}
+
+/* Writes what follows the first word, which the caller has taken. */
+AI void snat_slot_write(u64 *s, const lb_addr *client, u64 meta)
+{
+#if LB_FAMILY == 6
+	WR64(s + 1, client->w[0]);
+	WR64(s + 2, client->w[1]);
+	MB();
+#endif
+	WR64(s + SNAT_SLOT_META, meta);
+}
+
+/* Frees a slot whose first word was s0. Its generation stays, so that the next holder gets another one. Returns false if it changed. */
+AI bool snat_slot_free(u64 *s, u64 s0)
+{
+	return CAS(s, s0, s0 & SNAT_SLOT_GEN) == s0;
+}
+
+/* Frees a slot if the flow with this value holds it. */
+AI void snat_slot_release(u64 *s, u64 value, u64 owner, const lb_addr *client)
+{
+	u64 s0 = RD64(s);
+
+	if (snat_slot_is_of(s, s0, value, owner, client))
+		snat_slot_free(s, s0);
+}
+
+/* Reads a slot's client address; all of IPv4's is in the first word. */
+AI void snat_slot_client(u64 *s, u64 s0, lb_addr *client)
+{
+#if LB_FAMILY == 4
+	client->w[0] = s0 >> 32;
+#else
+	client->w[0] = RD64(s + 1);
+	client->w[1] = RD64(s + 2);
+#endif
+}
+
+/* A slot as read at one moment: who holds the port. */
+struct snat_view {
+	u64 *slot;
+	u64 word, meta; /* its first and last word */
+	lb_addr client;
+	u16 client_port;
+};
+
+/* Reads a slot. Returns false if it is free, or its holder changes just now. */
+AI bool snat_slot_read(u64 *s, struct snat_view *view)
+{
+	u64 s0 = RD64(s);
+
+	if (!SNAT_SLOT_IS_HELD(s0))
+		return false;
+	MB();
+	view->slot = s;
+	view->word = s0;
+	view->meta = RD64(s + SNAT_SLOT_META);
+	snat_slot_client(s, s0, &view->client);
+#if LB_FAMILY == 4
+	view->client_port = s0 >> 16;
+#else
+	view->client_port = s0 >> 48;
+	MB();
+	if (RD64(s) != s0)
+		return false;
+#endif
+	return !SNAT_SLOT_IS_TORN(s0, view->meta);
+}
+
+AI u64 snat_view_backend(const struct snat_view *view)
+{
+	return SNAT_SLOT_BACKEND(view->meta);
+}
+
+AI u64 snat_view_service(const struct snat_view *view)
+{
+	return SNAT_SLOT_SERVICE(view->meta);
+}
+
+/* Returns the index of the next hop towards the client, 0 = not learned. */
+AI u64 snat_view_nexthop(const struct snat_view *view)
+{
+	return view->meta >> SNAT_SLOT_NEXTHOP_SHIFT & (NEXTHOPS - 1);
+}
+
+/* Was the lease renewed in these 8 ticks? */
+AI bool snat_view_is_stamped(const struct snat_view *view, u64 now)
+{
+	return SNAT_SLOT_SEEN(view->meta) == SNAT_SLOT_UNITS(now);
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the ways a flow's packets are forwarded to its backend. The mode is chosen once, with the backend
+ * (forward_choose), and kept in the flow's value word (ct_value.h: value_forward), so that a flow keeps the mode it was made with.
+ * A new mode needs its line here, its condition in forward_choose(), and an answer wherever modes differ: flow_tuple(),
+ * forward_stays_here() and fast_path_request() send requests, ct_find_reply() and ct_entry_clash() know who sees replies, ct_spill()
+ * which flows need a row for them.
+ */
+#pragma once
+#include "path.h"
+
+/* Kept as u64, as enum l4 is. The numbers stand in flow entries: none may change or be used anew. */
+enum forward {
+	FORWARD_LOCAL = 0,    /* backend on this node: destination translated, source kept, handed to the stack */
+	FORWARD_SNAT = 1,     /* destination and source translated: replies come back to a SNAT port of this node */
+	FORWARD_DSR_IPIP = 2, /* reserved: in an IP tunnel to the backend, which answers the client itself */
+	FORWARD_DSR_L2 = 3,   /* reserved: only the MAC address is changed, the backend answers the client itself */
+	FORWARD_REDIRECT = 4, /* reserved: handed to a device as it is */
+};
+
+/* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record.
+ * `ambiguous`: replies of a local backend could not be told from those of another flow (ct_clash), or the backend would talk to
+ * itself; then it needs a SNAT port as well. */
+AI u64 forward_choose(const struct lb_service *svc, u64 meta, bool ambiguous)
+{
+	return META_IS(meta, PATH_LOCAL) && !ambiguous ? FORWARD_LOCAL : FORWARD_SNAT;
+}

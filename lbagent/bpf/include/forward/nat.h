@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the tuple that a packet is translated to, and by what the checksums change then. hook_write.h writes it.
+ */
+#pragma once
+#include "csum.h"
+#include "parse.h"
+
+/* The tuple a packet shall have. */
+struct lb_tuple {
+	lb_addr saddr, daddr;
+	__be16 sport, dport;
+};
+
+AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
+{
+	t->saddr = pk->saddr;
+	t->daddr = pk->daddr;
+	t->sport = pk->sport;
+	t->dport = pk->dport;
+}
+
+/* A TTL (the low byte of its word: both architectures are little-endian) less 1: ~m + (m - 1). */
+#define HOP_DIFF 0xfffe
+
+AI u64 nat_ports(const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	return (u64)to->sport + to->dport + 2 * 0xffff - ((u64)pk->sport + pk->dport);
+}
+
+AI u64 nat_addresses(const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	return addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
+}
+
+#if LB_FAMILY == 6
+/* Sum of both addresses where they lie: cheaper by halves than of the words that were loaded. */
+AI u64 nat_sum32(const u8 *p)
+{
+	u64 sum = 0;
+
+#pragma unroll
+	for (u64 n = 0; n < 2 * ADDR_HALVES; n++)
+		sum += *(volatile u32 *)(p + n * 4);
+	return sum;
+}
+#endif
+
+AI u64 nat_diff(const u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+#if LB_FAMILY == 4
+	return nat_addresses(pk, to);
+#else
+	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + IP6_SADDR);
+#endif
+}

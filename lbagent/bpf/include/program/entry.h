@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the entry of a frame: prefilter, MAC address, the parser of plain frames, the two frequent cases (a packet of
+ * an established flow, a reply to a SNAT port), and the calls of the programs for all other frames.
+ */
+#pragma once
+#include "prefilter.h"
+#include "fast_path.h"
+
+/* Does the entry of this family ask the prefilter? The IPv4 entry, which every frame meets first, asks for IPv6 as well, but not for
+ * frames on their way out. */
+#define ENTRY_PREFILTERS (LB_FAMILY == 4 || HOOK_HAS_EGRESS)
+
+/* Hands a frame to a program that parses it from the start. */
+AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
+{
+	if (HOOK_MARKS_SCOPE) {
+		struct lb_scratch *s = scratch();
+
+		if (!s)
+			return LB_PASS;
+		s->hook_flags = flags;
+	}
+	lb_call(ctx, slot);
+	return LB_PASS;
+}
+
+/* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
+static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
+
+/* A frame that is not of this family, or too short for the parser of plain frames: VLAN tags and small
+ * datagrams are for parse_full. */
+AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
+{
+	u16 type;
+
+	if (data + ETH_HLEN > end)
+		return LB_PASS;
+	type = *(u16 *)(data + ETH_TYPE);
+	if (type == ETH_FAMILY)
+		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
+	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, CALL_PARSE_FULL) : LB_PASS;
+}
+
+/* Hands a plain frame to another program of this family. */
+AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
+{
+	struct lb_scratch *s = scratch();
+	u8 *data = CTX_DATA(ctx);
+
+	if (s && data + PLAIN_HLEN <= CTX_END(ctx)) {
+		PKT_REPARSE(data, &s->pk);
+		s->pk.concern = concern;
+		s->pk.flags |= flags;
+		pkt_segment_len(ctx, &s->pk);
+		lb_call(ctx, FAMILY_CALL(slot));
+	}
+	return LB_DROP;
+}
+
+/* A plain frame towards a VIP or SNAT address, or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if the program in that slot
+ * must see it. */
+#define TO_REPLY (-2)
+
+AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
+{
+	struct snat_view view;
+	struct lb_pkt pk;
+	struct ct_key key;
+	struct ct_flow flow;
+	u64 hash;
+	int rc;
+
+	if (UNLIKELY(concern != CONCERN_VIP)) {
+		if (concern == CONCERN_SOURCE)
+			return TO_REPLY;
+		PKT_REPARSE(q->data, &pk);
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports come here */
+			rc = fast_path_reply(ctx, q, &view);
+			return LIKELY(rc >= 0) ? rc : TO_REPLY;
+		}
+	}
+	PKT_REPARSE(q->data, &pk);
+	hash = ct_key_make(&key, &pk.saddr, pk.sport, &pk.daddr, pk.dport, pk.proto);
+	if (LIKELY(ct_find_frame(ct_bucket(hash), &key, q->data, &flow)))
+		return fast_path_request(ctx, q, &flow, false);
+	if (ct_second_in_use(ct_bucket(hash), q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
+		return fast_path_request(ctx, q, &flow, true);
+	return TO_SLOW_PATH;
+}
+
+/* The flags of a frame. What the node itself sends has internal scope as well. */
+AI u16 entry_flags(lb_ctx *ctx, u16 flags)
+{
+	if (!HOOK_MARKS_SCOPE || flags & PKT_EGRESS)
+		return flags;
+	return device_scope(CTX_IFINDEX(ctx));
+}
+
+/* Neither address is one of a service. An ICMP error on its way out may still be about one: the node's own, about a packet for a local
+ * backend. */
+AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
+{
+	if (flags & PKT_EGRESS && UNLIKELY(data[ETH_HLEN + IP_PROTO] == PROTO_ICMP_FAMILY))
+		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
+	return LB_PASS;
+}
+
+/* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
+AI int entry(lb_ctx *ctx, u16 flags)
+{
+	struct lb_pkt pk;
+	struct fast_path q;
+	u64 concern;
+	u8 *end;
+	int rc;
+
+	if (!ctx_ready(ctx, flags & PKT_EGRESS, PLAIN_HLEN))
+		return LB_PASS;
+	q.data = CTX_DATA(ctx);
+	end = CTX_END(ctx);
+	if (UNLIKELY(q.data + PLAIN_HLEN > end))
+		return entry_not_plain(ctx, q.data, end, flags);
+#if LB_FAMILY == 4
+	if (UNLIKELY(*(u16 *)(q.data + ETH_TYPE) != ETH_IP4)) {
+		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
+			return entry_not_plain(ctx, q.data, end, flags);
+		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* a frame on its way out may be the node's own ICMP error */
+			return LB_PASS;
+		entry6(ctx);
+		__builtin_unreachable();
+	}
+#endif
+	addrs_load(q.data, &pk);
+	concern = CONCERN_VIP; /* the IPv4 entry has asked; whether it was the SNAT address matters only for a SNAT port */
+	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
+		concern = prefilter_dst(&pk.daddr);
+	if (LIKELY(!concern)) {
+		if (LIKELY(!prefilter_src(&pk.saddr)))
+			return entry_not_service(ctx, q.data, flags);
+		concern = CONCERN_SOURCE;
+	}
+	fast_path_begin(&q);
+	q.ifindex = CTX_IFINDEX(ctx);
+	q.flags = entry_flags(ctx, flags);
+	if (HOOK_CHECKS_MAC && UNLIKELY(!frame_is_for_device(q.ifindex, q.data)))
+		return LB_PASS;
+	q.len = FRAME_LEN(ctx, q.data, end);
+	PKT_REPARSE(q.data, &pk);
+	rc = pkt_kind(q.data, q.len, &pk);
+	if (UNLIKELY(rc == PKT_NOT_PLAIN))
+		return entry_call(ctx, q.flags, FAMILY_CALL(CALL_PARSE_FULL));
+	if (UNLIKELY(rc == PKT_TCP_CONTROL))
+		rc = concern == CONCERN_SOURCE ? TO_REPLY : TO_SLOW_PATH;
+	else
+		rc = entry_established(ctx, &q, concern);
+	if (LIKELY(rc >= 0))
+		return rc;
+	return rc == TO_REPLY ? entry_call_plain(ctx, concern, q.flags, CALL_REPLY) : entry_call_plain(ctx, concern, q.flags, CALL_SLOW_PATH);
+}

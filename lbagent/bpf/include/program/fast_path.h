@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the frequent cases: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
+ * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
+ */
+#pragma once
+#include "ct_refresh.h"
+#include "prefilter.h"
+#include "fwd.h"
+
+#define TO_SLOW_PATH (-1)
+
+/* `index`: of the backend's record, below the number of records. */
+AI void count_flow_in(u8 *row, u64 service, u64 index, u64 bytes)
+{
+	u8 *backends = row + METRIC_BACKEND * sizeof(struct lb_counter) + index * sizeof(struct lb_counter);
+
+	OPAQUE(backends); /* or each field gets an offset too long for an instruction */
+	count_in(row, METRIC_SERVICE + service, bytes);
+	count_in(backends, 0, bytes);
+}
+
+AI void count_flow(u64 service, u64 backend, u64 bytes)
+{
+	count_flow_in(counters(), service, backend & CFG(path_mask), bytes);
+}
+
+/* Returns the tuple of a flow's packet towards its backend. */
+AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 value, struct lb_tuple *to)
+{
+	path_addr(path, &to->daddr);
+	to->dport = META_PORT(meta);
+	to->saddr = pk->saddr;
+	to->sport = pk->sport;
+	if (value_is_snat(value)) {
+		path_snat(path, &to->saddr);
+		to->sport = value_snat_port(value);
+	}
+}
+
+/* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
+ * packet that comes in with the node's own address as its source. A flow of FORWARD_LOCAL whose backend is no longer local (its path
+ * record says so) is forwarded with the client's address, as a router would. */
+AI bool forward_stays_here(u64 meta, u64 forward)
+{
+	return forward == FORWARD_LOCAL && META_IS(meta, PATH_LOCAL);
+}
+
+AI bool flow_stays_here(u64 meta, u64 value)
+{
+	return forward_stays_here(meta, value_forward(value));
+}
+
+#if LB_FAMILY == 6
+/* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
+ * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
+ * value word without its state), and the address it is sent from. Another mark: added up again. */
+AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
+{
+	u64 kept = ct_flow_csum(f), mark, sum;
+	struct lb_tuple to;
+	struct lb_pkt pk;
+	lb_addr from;
+
+	if (port)
+		path_snat(path, &from);
+	else
+		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
+	mark = from.w[0] * 0x9E3779B97F4A7C15ULL + from.w[1];
+	mark = (mark ^ value_identity(f->value)) * 0x9FB21C651E98DF25ULL;
+	if (LIKELY(!((kept ^ mark) >> 16)))
+		return kept & 0xffff;
+	PKT_REPARSE(data, &pk);
+	OPAQUE(path);
+	flow_tuple(&pk, path, path->port, f->value, &to);
+	sum = csum_fold(nat_addresses(&pk, &to) + nat_ports(&pk, &to));
+	ct_flow_keep_csum(f, (mark & ~0xffffULL) | sum);
+	return sum;
+}
+#endif
+
+/* Writes a plain packet of an established flow; `port`: its SNAT port, 0 = none. */
+AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
+{
+	struct lb_tuple to;
+	struct lb_pkt pk;
+	u64 sum = 0, diff = 0;
+
+#if LB_FAMILY == 6
+	if (!HOOK_KERNEL_CSUM) {
+		sum = fast_path_csum(f, data, path, port);
+		OPAQUE(path);
+	}
+#endif
+	PKT_REPARSE(data, &pk);
+	tuple_of(&pk, &to);
+	path_addr(path, &to.daddr);
+	to.dport = path->port;
+	if (port) {
+		path_snat(path, &to.saddr);
+		to.sport = port;
+	}
+#if LB_FAMILY == 4
+	diff = nat_addresses(&pk, &to);
+	sum = diff + nat_ports(&pk, &to);
+#endif
+	return nat_write_plain(ctx, data, &pk, &to, port != 0, diff, sum);
+}
+
+/* Writes a plain reply. */
+AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	u64 diff = HOOK_KERNEL_CSUM ? 0 : nat_diff(data + ETH_HLEN, pk, to);
+
+	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
+}
+
+/* What stays with a packet on the fast path. Clock and CPU are asked for once, at the start: a helper call spills every register that
+ * is in use to the stack. */
+struct fast_path {
+	u8 *data;
+	u64 len, ifindex, now; /* of the frame; it came in by; ticks */
+	u8 *row;               /* counters of this CPU */
+	u16 flags;             /* PKT_*, of the hook */
+};
+
+AI void fast_path_begin(struct fast_path *q)
+{
+	q->now = now_ticks();
+	OPAQUE(q->now); /* or the compiler moves the call to where the clock is used, when more registers are in use */
+	q->row = counters();
+	OPAQUE(q->row);
+}
+
+/* A packet of a flow whose replies come to a SNAT port, to its backend. */
+AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index, u64 port)
+{
+	struct nexthop nh;
+	struct lb_pkt pk;
+
+	PKT_REPARSE(q->data, &pk);
+	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh) || macs_write(q->data, &nh)))
+		return TO_SLOW_PATH;
+	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
+	count_flow_in(q->row, ct_flow_service(f), index, q->len);
+	if (fast_path_write(ctx, q->data, path, port, f))
+		return LB_DROP;
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
+}
+
+/* A packet of a flow that stays on this node. */
+AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
+{
+	if (!META_IS(meta, PATH_LOCAL))
+		return TO_SLOW_PATH;
+	count_in(q->row, REASON_FWD_LOCAL, q->len);
+	count_flow_in(q->row, ct_flow_service(f), index, q->len);
+	return fast_path_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
+}
+
+AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bool second)
+{
+	u64 v = f->value, index = value_backend(v) & CFG(path_mask), port = value_snat_port(v), meta;
+	lb_path *path = path_at(index);
+	struct lb_pkt pk;
+
+	PKT_REPARSE(q->data, &pk);
+	pkt_segment_len(ctx, &pk);
+	meta = PATH_META(path);
+	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
+		return TO_SLOW_PATH;
+	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_fast(f, &pk, second, q->now)))
+		return TO_SLOW_PATH;
+	OPAQUE(port);
+	if (LIKELY(value_is_snat(v)))
+		return fast_path_snat(ctx, q, path, meta, f, index, port);
+	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, meta, f, index) : TO_SLOW_PATH;
+}
+
+/* Loads what the service's clients see. Returns false if the service has gone. */
+AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
+{
+	u32 id = service;
+	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
+
+	if (!r || !r->port)
+		return false;
+	addr_load(vip, &r->address);
+	*vip_port = r->port;
+	return true;
+}
+
+AI bool is_snat_port(u16 port)
+{
+	u64 host = NTOHS(port);
+
+	return host >= CFG(snat_port_min) && host <= CFG(snat_port_max);
+}
+
+/* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
+AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
+{
+	struct lb_tuple to;
+	struct nexthop nh;
+	struct lb_pkt pk;
+
+	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
+		return TO_SLOW_PATH;
+	PKT_REPARSE(q->data, &pk);
+	pkt_segment_len(ctx, &pk);
+	if (UNLIKELY(!snat_view_is_stamped(view, q->now) || pk.ttl <= 1 || !nexthop_load(snat_view_nexthop(view), &nh)))
+		return TO_SLOW_PATH;
+	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
+		return TO_SLOW_PATH;
+	count_in(q->row, REASON_FWD_REPLY, q->len);
+	count_flow_in(q->row, snat_view_service(view), snat_view_backend(view) & CFG(path_mask), q->len);
+	PKT_REPARSE(q->data, &pk);
+	to.daddr = view->client;
+	to.dport = view->client_port;
+	if (fast_path_write_reply(ctx, q->data, &pk, &to))
+		return LB_DROP;
+	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
+}

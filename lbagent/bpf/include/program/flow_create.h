@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program at CALL_FLOW_CREATE: the flow of a packet whose backend is chosen gets its SNAT port and its entry,
+ * then the packet goes its way. One retry when another CPU was faster, then the packet is dropped.
+ */
+#pragma once
+#include "slow_path.h"
+#include "ct_insert.h"
+
+#define FLOW_CREATE_TRIES 2
+#define CT_FOUND 5 /* another CPU made this very flow */
+
+/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, its generation is now ours. */
+AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
+{
+	if (!value_is_snat(value))
+		return;
+	if (value_shares_slot(f->value, value))
+		ct_flow_set(f, value_with_slot_gen(f->value, value));
+	else
+		ct_release_snat(value, key);
+}
+
+AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
+{
+	u64 rc = CT_RETRY;
+
+	f->bucket = ct_bucket(s->hash);
+	f->version = s->version;
+	NO_UNROLL
+	for (u64 n = 0; n < FLOW_CREATE_TRIES; n++) {
+		if ((n || s->choice == CHOICE_RESELECT) && ct_find_slow(s->hash, key, now, f)) {
+			if (s->choice == CHOICE_NEW || f->value != s->old_value)
+				return CT_FOUND;
+			if (ct_flow_replace(f, s->old_value, value, s->service))
+				return CT_OK;
+			continue;
+		}
+		rc = ct_insert(s->hash, key, reply, value, s->service, is_syn(&s->pk), now, f);
+		if (rc != CT_RETRY)
+			break;
+	}
+	return rc;
+}
+
+AI u32 flow_create_reason(const struct lb_scratch *s, u64 rc)
+{
+	if (rc == CT_SPILLED)
+		return REASON_FWD_SPILL;
+	if (rc == CT_NO_STATE)
+		return REASON_FWD_NO_STATE;
+	return s->choice == CHOICE_RESELECT ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
+}
+
+AI int flow_create_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	u64 now = now_ticks(), value, meta, rc;
+	struct ct_key key, reply;
+	struct ct_flow f = {};
+	lb_path *path;
+	lb_addr backend;
+	int limit;
+
+	if (!s)
+		return LB_DROP;
+	path = path_of(s->backend);
+	meta = PATH_META(path);
+	limit = slow_path_limits(ctx, s, meta, forward_stays_here(meta, s->forward));
+	if (limit != CONTINUE)
+		return limit;
+	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
+	path_addr(path, &backend);
+	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
+	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
+	if (s->forward == FORWARD_SNAT) {
+		u64 hash = s->snat_ports == SNAT_PORTS_OTHER ? snat_other(s->hash) : s->hash;
+		u64 port = snat_take(hash, &key, s->backend, s->service, now);
+
+		if (!port) {
+			if (s->snat_ports == SNAT_PORTS_FIRST)
+				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
+			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+		}
+		value = value_with_snat(value, port);
+	}
+	rc = flow_create(s, &key, &reply, value, now, &f);
+	if (rc == CT_RETRY)
+		return verdict(ctx, REASON_DROP_RACE, LB_DROP); /* the SNAT port's first lease is short: it comes back by itself */
+	if (rc == CT_FULL) {
+		ct_release_snat(value, &key);
+		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
+	}
+	if (rc == CT_FOUND) {
+		flow_create_yield(&f, &key, value);
+		return slow_path_send(ctx, &s->pk, f.value, ct_flow_service(&f), REASON_FWD_ESTABLISHED);
+	}
+	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
+		ct_release_snat(s->old_value, &key);
+	return slow_path_send(ctx, &s->pk, f.value, s->service, flow_create_reason(s, rc));
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the translation of ICMP errors about translated flows. The receiver reads about the packet it sent:
+ * quoted addresses, ports and checksums become its own, as far as they are quoted. The outer source becomes the VIP where the
+ * backend itself sent the error, else it stays. Three directions, told apart by what the quoted packet is:
+ *   a request as a remote backend got it (from a SNAT port) -> to the client;
+ *   a reply as the client got it (from the VIP)             -> to the backend: PMTU discovery of downloads;
+ *   a request as a local backend got it (from the client)   -> stays on its way to the client.
+ * Any other error passes untouched. An error is never answered and never keeps a flow alive.
+ */
+#pragma once
+#include "icmp_quote.h"
+#include "reply.h"
+
+/* Sends a rewritten error by the next hop `index`. */
+AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct lb_tuple *outer,
+		    const struct lb_tuple *quoted, u64 index)
+{
+	struct nexthop nh = {};
+	int out;
+
+	if (pk->ttl <= 1)
+		return verdict(ctx, REASON_PASS_TTL, LB_PASS);
+	out = out_client(ctx, index, &pk->daddr, &outer->daddr, &nh);
+	if (out == OUT_NONE)
+		return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
+	count(REASON_FWD_ICMP, CTX_LEN(ctx));
+	if (icmp_write(ctx, pk, q, outer, quoted, out != OUT_STACK))
+		return LB_DROP;
+	return out_go(ctx, pk, out, &nh);
+}
+
+/* About a request that went to a remote backend from the SNAT port of `view`. */
+AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct snat_view *view)
+{
+	struct lb_tuple outer, quoted;
+
+	if (!service_frontend(snat_view_service(view), &quoted.daddr, &quoted.dport))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	quoted.saddr = view->client;
+	quoted.sport = view->client_port;
+	outer.saddr = addr_eq(&pk->saddr, &q->pk.saddr) ? quoted.daddr : pk->saddr;
+	outer.daddr = view->client;
+	return icmp_forward(ctx, pk, q, &outer, &quoted, snat_view_nexthop(view));
+}
+
+/* About a reply the client's side got from the VIP: for the backend of the flow with this value word. */
+AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 value)
+{
+	lb_path *path = path_of(value_backend(value));
+	u64 meta = PATH_META(path);
+	struct lb_tuple outer, quoted, request;
+
+	if (!value_is_served(value, meta))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	flow_tuple(&q->pk, path, meta, value, &request);
+	quoted.saddr = request.daddr;
+	quoted.sport = request.dport;
+	quoted.daddr = request.saddr;
+	quoted.dport = request.sport;
+	outer.saddr = pk->saddr;
+	outer.daddr = request.daddr;
+	if (!flow_stays_here(meta, value))
+		return icmp_forward(ctx, pk, q, &outer, &quoted, META_NEXTHOP(meta));
+	count(REASON_FWD_ICMP, CTX_LEN(ctx));
+	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
+}
+
+/* About a request that a local backend got from the client itself. */
+AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const lb_addr *vip, u16 vip_port)
+{
+	struct lb_tuple outer, quoted;
+
+	quoted.saddr = q->pk.daddr;
+	quoted.sport = q->pk.dport;
+	quoted.daddr = *vip;
+	quoted.dport = vip_port;
+	outer.saddr = addr_eq(&pk->saddr, &q->pk.saddr) ? *vip : pk->saddr;
+	outer.daddr = pk->daddr;
+	count(REASON_FWD_ICMP, CTX_LEN(ctx));
+	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
+}
+
+/* The program CALL_ICMP. */
+AI int icmp_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	struct snat_view view;
+	struct ct_flow flow = {};
+	struct ct_key key;
+	u64 hash, now = now_ticks();
+	struct lb_quote *q;
+	lb_addr vip;
+	u16 vip_port;
+
+	if (!s)
+		return LB_PASS;
+	q = QUOTE_OF(s);
+	ctx_linearize(ctx, QUOTE_PULL);
+	/* an error goes to the sender of the quoted packet; one that does not is forged or another node's */
+	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
+		return icmp_to_client(ctx, &s->pk, q, &view);
+	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
+	if (ct_find_slow(hash, &key, now, &flow))
+		return icmp_to_backend(ctx, &s->pk, q, flow.value);
+	if (reply_find(&q->pk, now, &key, &flow, &vip, &vip_port))
+		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);
+	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+}

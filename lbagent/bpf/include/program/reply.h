@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
+ * tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop towards the
+ * client is learned here.
+ */
+#pragma once
+#include "flow_create.h"
+#include "prefilter.h"
+
+/* Sends a translated reply. On tc_egress the kernel has routed it already. */
+AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, u64 index, u64 *learned, u64 service, u64 backend)
+{
+	struct lb_pkt *pk = &s->pk;
+	bool leaving = pk->flags & PKT_EGRESS;
+	u64 len = CTX_LEN(ctx), mtu;
+	struct nexthop nh = {};
+	int out = OUT_STACK;
+
+	if (!leaving) {
+		out = out_client(ctx, index, &to->saddr, &to->daddr, &nh);
+		if (UNLIKELY(out == OUT_NONE))
+			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
+		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
+			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
+		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
+		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, &nh);
+		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
+			if (pk->flags & PKT_DF)
+				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+			out = OUT_STACK; /* translated it goes up, and the stack cuts it */
+		}
+	}
+	count(REASON_FWD_REPLY, len);
+	count_flow(service, backend, len);
+	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
+		return LB_DROP;
+	return out_go(ctx, pk, out, &nh);
+}
+
+/* The flow's entry learns that its backend answers. */
+AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+{
+	struct ct_key key;
+	struct ct_flow f;
+	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
+
+	if (ct_find_slow(hash, &key, now, &f))
+		ct_refresh(&f, &key, pk, now, true);
+}
+
+AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
+{
+	u64 learned = 0;
+	struct lb_tuple to;
+	int rc;
+
+	if (!service_frontend(snat_view_service(view), &to.saddr, &to.sport))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	to.daddr = view->client;
+	to.dport = view->client_port;
+	reply_refresh(&s->pk, &to, now);
+	rc = reply_send(ctx, s, &to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
+	snat_view_refresh(view, now, learned);
+	return rc;
+}
+
+AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	ct_flow_in(f, hash);
+	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+		return true;
+	f->second = ct_second_in_use(f->bucket, now);
+	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port);
+}
+
+/* In the table that is being left, and again in the one it may have been moved to meanwhile. */
+AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+			  u16 *vip_port)
+{
+	f->second = false;
+	NO_UNROLL
+	for (u64 n = 0; n < 2; n++)
+		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, f, vip, vip_port))
+			return true;
+	return reply_find_in(hash, pk, now, key, f, vip, vip_port);
+}
+
+/* Finds the flow of a local backend's reply, and the frontend it was opened to; `key` is what it was found by. */
+AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+{
+	u64 hash = ct_key_make(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+
+	if (reply_find_in(hash, pk, now, key, f, vip, vip_port))
+		return true;
+	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
+		return true;
+	ct_key_mark_reply(key);
+	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
+}
+
+AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
+{
+	struct lb_pkt *pk = &s->pk;
+	struct lb_tuple to;
+	struct ct_key key;
+	struct ct_flow f = {};
+	u64 learned = 0, index;
+	int rc;
+
+	tuple_of(pk, &to);
+	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	ct_refresh(&f, &key, pk, now, true);
+	index = ct_flow_nexthop(&f);
+	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
+	if (learned && learned != index)
+		ct_flow_learn_nexthop(&f, learned); /* the flow just became established: no other flow takes its entry now */
+	return rc;
+}
+
+AI int reply_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	u64 now = now_ticks();
+	struct snat_view view;
+
+	if (!s)
+		return LB_DROP;
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
+		return reply_snat(ctx, s, &view, now);
+	return reply_local(ctx, s, now);
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the program CALL_SLOW_PATH: a packet towards a frontend that the fast path leaves. Established flows with
+ * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
+ */
+#pragma once
+#include "fast_path.h"
+#include "flow_select.h"
+#include "prefilter.h"
+
+/* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
+#define CONTINUE (-1)
+
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta)))) {
+		if (s->pk.flags & PKT_DF)
+			return answer(ctx, s, REASON_ANSWER_TOO_BIG, META_MTU(meta));
+		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
+	}
+	if (!here && UNLIKELY(s->pk.ttl <= 1))
+		return answer(ctx, s, REASON_ANSWER_TTL, 0);
+	return CONTINUE;
+}
+
+/* To this node itself. A request that was about to leave it (tc_egress) comes back up through the same device. */
+AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
+}
+
+/* The most telling reason: where the packet goes, and what it is, come before how its flow was found. */
+AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
+{
+	if (UNLIKELY(pk->flags & PKT_LATER))
+		return REASON_FWD_FRAGMENT;
+	return here && (reason == REASON_FWD_ESTABLISHED || reason == REASON_FWD_NEW) ? REASON_FWD_LOCAL : reason;
+}
+
+/* Translates and sends a packet of a flow with this value. Limits were checked. */
+AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
+{
+	lb_path *path = path_of(value_backend(value));
+	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
+	bool here = flow_stays_here(meta, value);
+	struct nexthop nh = {};
+	struct lb_tuple to;
+	int out = OUT_STACK;
+
+	flow_tuple(pk, path, meta, value, &to);
+	/* a pod's request that was about to leave goes out by the pod's device: what comes in with the node's own source is no good */
+	if (!here || pk->flags & PKT_EGRESS) {
+		out = out_find(ctx, META_NEXTHOP(meta), &to.saddr, &to.daddr, &nh);
+		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
+			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
+	}
+	count(slow_path_reason(pk, here, reason), len);
+	count_flow(service, value_backend(value), len);
+	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
+		return LB_DROP;
+	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
+}
+
+/* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
+AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
+{
+	ct_flow_set(f, value_with_state(f->value, CT_CLOSING));
+	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
+}
+
+/* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
+ * An expired flow may have lost its SNAT port to another flow. */
+AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
+{
+	bool syn = is_syn(pk);
+
+	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
+		return true;
+	if (LIKELY(!ct_flow_is_expired(f, l4_of(pk->proto), now)))
+		return false;
+	return syn || ct_flow_lost_snat(f, key);
+}
+
+/* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
+AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
+{
+	struct lb_pkt *pk = &s->pk;
+	u64 v = f->value, meta = PATH_META(path_of(value_backend(v)));
+	bool gone = !value_is_served(v, meta);
+	int rc;
+
+	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
+		return slow_path_reset(ctx, s, f);
+	if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
+		s->choice = CHOICE_RESELECT;
+		s->old_value = v;
+		return CONTINUE;
+	}
+	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
+	if (rc != CONTINUE)
+		return rc;
+	if (is_syn(pk) && value_state(v) == CT_CLOSING) /* the client uses its port again */
+		ct_flow_set(f, value_reopened(v));
+	ct_refresh(f, key, pk, now, false);
+	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+}
+
+AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
+{
+	t->client = pk->saddr;
+	t->frontend = pk->daddr;
+	t->client_port = pk->sport;
+	t->frontend_port = pk->dport;
+	t->proto = pk->proto;
+	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+}
+
+/* No frontend has this address and port. */
+AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple5 *t)
+{
+	struct lb_service *wild = service_wildcard(t);
+	u32 reason;
+
+	if (wild) {
+		reason = service_routable(t, wild);
+		if (reason)
+			return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
+		return answer(ctx, s, REASON_REJECT_UNDEFINED_PORT, 0);
+	}
+	if (prefilter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+}
+
+/* Chooses a backend by the service as it is now. Returns CONTINUE with the choice in `s`, or the verdict. */
+AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
+{
+	struct selection chosen = {};
+	struct lb_service *svc;
+	struct lb_tuple5 t;
+	lb_key key;
+	u32 reason;
+
+	if (!HOOK_MARKS_SCOPE)
+		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
+	pkt_tuple5(&s->pk, &t);
+	svc = service_lookup(&t, &key);
+	if (!svc)
+		return slow_path_no_service(ctx, s, &t);
+	reason = service_routable(&t, svc);
+	if (!reason)
+		reason = service_source(&t, svc);
+	if (reason)
+		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
+	if (UNLIKELY(svc->flags2 & SVC2_L7))
+		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
+	if (UNLIKELY(!svc->count)) {
+		reason = service_empty(svc);
+		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+	}
+	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
+		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
+	reason = select_backend(&t, svc, &key, flow, s->hash, now, &chosen);
+	if (reason)
+		return verdict(ctx, reason, LB_DROP);
+	affinity_update(&t, svc, chosen.backend);
+	s->backend = chosen.backend;
+	s->backend_gen = META_GEN(chosen.meta);
+	s->service = NTOHS(svc->rev_nat_index);
+	s->forward = chosen.forward;
+	s->snat_ports = SNAT_PORTS_FIRST;
+	return CONTINUE;
+}
+
+/* A SYN is most likely a new flow, and obeys the service of today even if it is not: it chooses first, so that the cache misses
+ * of its bucket and of its SNAT slot overlap. Other packets look for their flow first. */
+AI int slow_path_main(lb_ctx *ctx)
+{
+	struct lb_scratch *s = scratch();
+	struct snat_view view;
+	struct ct_key key;
+	struct ct_flow f = {};
+	u64 now = now_ticks();
+	int rc;
+
+	if (!s)
+		return LB_DROP;
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
+	s->choice = CHOICE_NEW;
+	if (is_syn(&s->pk)) {
+		rc = slow_path_select(ctx, s, &key, now);
+		if (rc != CONTINUE)
+			return rc;
+		ct_prefetch(s->hash);
+		if (s->forward == FORWARD_SNAT)
+			snat_prefetch(s->hash, s->backend);
+	}
+	if (ct_find_slow(s->hash, &key, now, &f)) {
+		rc = slow_path_established(ctx, s, &key, &f, now);
+		if (rc != CONTINUE)
+			return rc;
+	}
+	s->version = f.version;
+	if (!is_syn(&s->pk)) {
+		rc = slow_path_select(ctx, s, &key, now);
+		if (rc != CONTINUE)
+			return rc;
+	}
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}

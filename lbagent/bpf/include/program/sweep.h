@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. What has expired is freed together
+ * with its SNAT slot, live flows are counted per backend into one half of lb_live.
+ *
+ * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets and moves `first` and `count` on, so that the kernel's
+ * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0.
+ */
+#pragma once
+#include "ct_walk.h"
+
+#define SNAT_SLOTS_PER_BUCKET 4
+
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. */
+AI u64 sweep_flow(u64 *at, u64 now, u64 half)
+{
+	struct ct_entry e;
+	u64 limit, backend;
+
+	if (!ct_entry_read(at, &e))
+		return 0;
+	limit = ct_entry_timeout(&e);
+	if (ct_entry_is_expired(&e, now, limit)) {
+		ct_entry_expire(&e, now, limit);
+		return 0;
+	}
+	backend = (value_backend(e.value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
+	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
+	return 1;
+}
+
+AI int sweep_main(lb_ctx *ctx)
+{
+	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
+	u64 now = now_ticks(), first, count, half, live = 0;
+
+	if ((u8 *)(run + 1) > CTX_END(ctx))
+		return 0;
+	first = run->first;
+	count = run->count < SWEEP_STEP ? run->count : SWEEP_STEP;
+	half = run->half & 1;
+	NO_UNROLL
+	for (u64 n = 0; n < SWEEP_STEP; n++) {
+		u64 *bucket = ct_bucket_at(first + n);
+
+		if (n >= count)
+			break;
+		NO_UNROLL
+		for (u64 w = 0; w < FLOW_WAYS; w++) {
+			live += sweep_flow(ct_entry_at(bucket, w), now, half);
+			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, now);
+		}
+	}
+	run->first = first + count;
+	run->count -= count;
+	run->live += live;
+	return run->live;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the choice of a backend for a packet's flow: the candidates of select.h, the first one that lives and whose
+ * replies can be told apart from those of the client's other flows.
+ */
+#pragma once
+#include "ct_client.h"
+#include "select.h"
+
+#define SELECT_TRIES 4
+
+struct selection {
+	u64 backend, meta, forward;
+};
+
+/* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
+ * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
+AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
+		      const struct ct_key *flow, u64 hash, u64 now, struct selection *out)
+{
+	u64 clashing = 0;
+
+	NO_UNROLL
+	for (u64 n = 0; n < SELECT_TRIES; n++) {
+		u64 id = select_candidate(t, svc, key, hash, n), meta, clash;
+		lb_path *path = path_of(id);
+		lb_addr own;
+
+		meta = PATH_META(path);
+		if (!id || !META_IS(meta, PATH_LIVE))
+			continue;
+		out->backend = id;
+		out->meta = meta;
+		out->forward = forward_choose(svc, meta, false);
+		if (out->forward != FORWARD_LOCAL)
+			return 0;
+		path_addr(path, &own);
+		clash = ct_clash(hash, flow, id, now);
+		if (!clash && !addr_eq(&own, &t->client))
+			return 0;
+		clashing = id;
+	}
+	if (!clashing)
+		return REASON_DROP_MISSING_BACKEND;
+	out->backend = clashing;
+	out->meta = PATH_META(path_of(clashing));
+	out->forward = forward_choose(svc, out->meta, true);
+	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the reading of a backend's path record and of a next hop's. A path's meta word (port, generation, flags,
+ * next hop, MTU) is one load; user space stores it last. A next hop is valid while its ifindex is not 0.
+ */
+#pragma once
+#include "l4.h"
+#include "maps.h"
+#include "wire.h"
+
+typedef struct FAMILY(path) lb_path;
+#define PATH_META(path) RD64((u8 *)(path) + __builtin_offsetof(lb_path, port))
+#define META_PORT(m) ((u16)(m)) /* network order */
+#define META_GEN(m) ((u64)(m) >> 16 & 0xff)
+#define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
+#define META_L4_SHIFT (24 + PATH_L4_SHIFT)
+#define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
+#define META_MTU(m) ((u64)(m) >> 48)
+
+AI lb_path *path_at(u64 index)
+{
+	return (lb_path *)(FAMILY_VAL(path) + index * sizeof(lb_path));
+}
+
+AI lb_path *path_of(u64 backend)
+{
+	return path_at(backend & CFG(path_mask));
+}
+
+AI void path_addr(const lb_path *path, lb_addr *a)
+{
+	addr_load(a, &path->address);
+}
+
+AI void path_snat(const lb_path *path, lb_addr *a)
+{
+	addr_load(a, &path->snat);
+}
+
+/* Is `from` the backend, and `to` the address we talk to it from? They lie side by side. */
+AI bool path_between(const lb_path *path, const lb_addr *from, const lb_addr *to)
+{
+	const u64 *ends = (const u64 *)path;
+
+#if LB_FAMILY == 4
+	return *ends == (from->w[0] | (u64)to->w[0] << 32);
+#else
+	return !((ends[0] ^ from->w[0]) | (ends[1] ^ from->w[1]) | (ends[2] ^ to->w[0]) | (ends[3] ^ to->w[1]));
+#endif
+}
+
+_Static_assert(__builtin_offsetof(lb_path, snat) == sizeof(lb_addr), "address and snat lie side by side");
+
+/* Returns the backend's protocol, enum l4. */
+AI u64 path_l4(u64 meta)
+{
+	return meta >> META_L4_SHIFT & L4_BITS;
+}
+
+/* Is it the backend's protocol? */
+AI bool path_carries(u64 meta, u8 proto)
+{
+	return !((meta ^ L4_FIELD(proto, META_L4_SHIFT)) & L4_BITS << META_L4_SHIFT);
+}
+
+/* Is a datagram of `len` bytes too long for an MTU (0: unknown)? */
+AI bool over_mtu(u64 len, u64 mtu)
+{
+	return UNLIKELY(len > mtu) && mtu;
+}
+
+/* Both MACs and the device, as they lie in lb_nexthop. */
+struct nexthop {
+	u64 macs; /* destination, first 2 bytes of the source */
+	u64 rest; /* last 4 bytes of the source, ifindex 32 */
+};
+
+#define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32))
+
+/* Returns false if there is none, or it was retired. */
+AI bool nexthop_load(u64 index, struct nexthop *nh)
+{
+	u64 *at = (u64 *)((u8 *)MAPVAL(lb_nexthop) + (index & (NEXTHOPS - 1)) * sizeof(struct lb_nexthop));
+
+	nh->macs = RD64(at);
+	nh->rest = RD64(at + 1);
+	return nh->rest >> 32;
+}

@@ -1,0 +1,96 @@
+"""Files, folders and headers that the documents name exist, and docs/datapath.md has one row for each header."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+HEADERS = ROOT / "lbagent" / "bpf" / "include"
+# what `make` and tools create in a checkout: never what a document may name
+MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+# in backquotes with a slash or a suffix, and no file of the checkout: installed files, references, pins
+NOT_OURS = {
+    "lib/systemd/system/lbagent.service",
+    "share/lbagent/lbagent.yaml",
+    "pod/shop/web-0",
+    "pod/NAMESPACE/NAME",
+    "BPFFS/v1/",
+    "v1/resize/",
+}
+# what docs/architecture.md says a coming capability adds; a file that is there leaves this list
+COMING = {
+    "api/page.html", "bpf/load/cgroup_attach.py", "bpf/sock4.c", "sock6.c", "include/hook/hook_sock.h",
+    "include/forward/dsr_ipip.h", "dsr_l2.h", "sources/health/",
+}  # fmt: skip
+SUFFIXES = ("py", "c", "h", "md", "yaml", "toml", "sh", "json", "service", "txt")
+BARE = re.compile(rf"(?<![\w./*{{-])((?:[\w.-]+/)*[\w-]+\.(?:{'|'.join(SUFFIXES)}))(?![\w/])")
+PLACEHOLDER = re.compile(r"NAME|VERB|FILE|DIR")
+
+
+@cache
+def project_paths() -> frozenset[str]:
+    """Return the path of each file, and of each folder with a slash at its end, from the root of the checkout."""
+    found = set()
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in MADE]
+        here = Path(folder).relative_to(ROOT)
+        found.update(str(here / name) for name in files)
+        found.update(f"{here / name}/" for name in folders)
+    return frozenset(found)
+
+
+def exists(path: str) -> bool:
+    """Return whether the project has this path, written from the root or from any folder below it."""
+    asked = "/" + path.removeprefix("./")
+    return any(("/" + known).endswith((asked, asked + "/")) for known in project_paths())
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """Return what looks like a file or folder of the project: in backquotes with a slash, or anywhere with a known suffix."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for quoted in re.findall(r"`([^`\n]+)`", text):
+        looks_like_one = "/" in quoted or quoted.endswith(tuple(f".{suffix}" for suffix in SUFFIXES))
+        if (
+            looks_like_one
+            and re.fullmatch(r"[\w.][\w./-]*", quoted)
+            and not quoted.startswith(("lbagent.io/", "service.cilium.io/"))
+        ):
+            yield quoted
+    yield from BARE.findall(re.sub(r"https?://\S+|`[^`\n]*`|\]\([^)]*\)", "", text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_exist(document: Path) -> None:
+    """A path with a placeholder (`lbagent/sources/NAME/`) needs the folder before it."""
+    wrong = []
+    for path in named_paths(document.read_text()):
+        whole = path.rpartition("/")[0] + "/" if PLACEHOLDER.search(path.rpartition("/")[2]) else path
+        whole = whole[: found.start()] if (found := PLACEHOLDER.search(whole)) else whole
+        if path not in NOT_OURS | COMING and not exists(whole):
+            wrong.append(path)
+    assert not wrong
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+
+
+def test_each_header_has_one_row_in_datapath() -> None:
+    """A row begins with `FOLDER/NAME.h`, or with several of these."""
+    text = (ROOT / "docs" / "datapath.md").read_text()
+    cells = re.findall(r"^\| (`[\w/]+\.h`(?:, `[\w/]+\.h`)*) \|", text, re.MULTILINE)
+    rows = sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+    assert rows == sorted(str(path.relative_to(HEADERS)) for path in HEADERS.rglob("*.h"))
+
+
+def test_coming_files_are_not_there_yet() -> None:
+    assert [path for path in sorted(COMING) if exists(path)] == []

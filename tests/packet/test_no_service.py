@@ -1,0 +1,134 @@
+"""Traffic that is not for a service passes untouched, byte for byte, whatever it is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6
+from scapy.layers.l2 import ARP, Ether
+from scapy.layers.sctp import SCTP, SCTPChunkInit
+from scapy.packet import Raw
+
+from lbagent.maps.reasons import Reason
+from tests.packet import craft, expect, table, wire
+from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
+from tests.packet.world import TC_EGRESS, TCP, UDP, World
+
+
+@pytest.fixture
+def served(world: World, fam: Family) -> World:
+    """Return a world with one service of each protocol on the VIP."""
+    for proto in (TCP, UDP):
+        world.service(fam, fam.vip, 80, proto, [world.backend(fam, fam.remote(1), 8080, proto)])
+    return world
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_other_addresses(served: World, fam: Family, hook: str, proto: int) -> None:
+    """Packets to addresses that are no frontend: no counter moves either."""
+    for n in range(1, 60):
+        dst = f"198.18.0.{n}" if fam.version == 4 else f"2001:db8:bad::{n:x}"
+        frame = craft.frame(craft.segment(fam, proto, fam.client, 1000 + n, dst, 80))
+        out = served.run(hook, frame)
+        expect.untouched(out, frame)
+        assert sum(out.counted[r] for r in out.counted if r is not Reason.PASS_NOT_SERVICE) == 0
+
+
+def test_other_port_of_a_vip(served: World, fam: Family, hook: str) -> None:
+    """A VIP that is no ClusterIP has no say about its other ports: the stack answers."""
+    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 81))
+    expect.untouched(served.run(hook, frame), frame)
+
+
+def test_same_port_other_protocol(world: World, fam: Family, hook: str) -> None:
+    """TCP and UDP on one port are two services."""
+    world.service(fam, fam.vip, 53, UDP, [world.backend(fam, fam.remote(1), 53, UDP)])
+    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 53))
+    expect.untouched(world.run(hook, frame), frame)
+
+
+def test_echo_to_a_vip(served: World, fam: Family, hook: str) -> None:
+    """Ping is the stack's."""
+    echo = ICMP(id=7) / Raw(b"ping") if fam.version == 4 else ICMPv6EchoRequest(id=7, data=b"ping")
+    frame = craft.frame(fam.ip(fam.client, fam.vip) / echo)
+    expect.untouched(served.run(hook, frame), frame)
+
+
+def test_not_ip(served: World, hook: str) -> None:
+    """ARP, neighbour solicitation, spanning tree, unknown ethertypes."""
+    for data in (
+        bytes(Ether(src=ROUTER_MAC, dst="ff:ff:ff:ff:ff:ff") / ARP(pdst="192.0.2.1")),
+        bytes(
+            Ether(src=ROUTER_MAC, dst="33:33:ff:00:00:01")
+            / IPv6(dst="ff02::1:ff00:1", hlim=255)
+            / ICMPv6ND_NS(tgt="::1")
+        ),
+        bytes(Ether(src=ROUTER_MAC, dst=NODE_MAC, type=0x88CC) / Raw(b"lldp" * 20)),
+        bytes.fromhex(NODE_MAC.replace(":", "") + ROUTER_MAC.replace(":", "")) + b"\x00\x26" + bytes(60),
+    ):
+        expect.untouched(served.run(hook, data), data)
+
+
+@pytest.mark.parametrize("proto", [2, 47, 50, 89, 132, 255])
+def test_protocols_we_do_not_balance(served: World, fam: Family, hook: str, proto: int) -> None:
+    """IGMP, GRE, ESP, OSPF, SCTP and nonsense to a VIP pass."""
+    ip = (
+        IP(src=fam.client, dst=fam.vip, proto=proto)
+        if fam.version == 4
+        else IPv6(src=fam.client, dst=fam.vip, nh=proto)
+    )
+    frame = craft.frame(ip / Raw(bytes(range(40))))
+    expect.untouched(served.run(hook, frame), frame)
+
+
+def test_frontend_of_sctp_passes(world: World, fam: Family, hook: str) -> None:
+    """Even with a frontend in the maps SCTP is left to the stack, and no flow is made: no program can write its checksum."""
+    world.service(fam, fam.vip, 80, wire.SCTP, [world.backend(fam, fam.remote(1), 8080, wire.SCTP)])
+    chunk = SCTP(sport=40000, dport=80) / SCTPChunkInit(init_tag=1)
+    frame = craft.frame(fam.ip(fam.client, fam.vip) / chunk)
+    expect.untouched(world.run(hook, frame), frame)
+    assert not table.flows(world, fam)
+
+
+def test_frame_for_another_mac(served: World, fam: Family, hook: str) -> None:
+    """A frame seen in promiscuous mode, for another station, is not touched even if it is for the VIP."""
+    for mac in ("02:00:00:00:99:99", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"):
+        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80), dst=mac)
+        expect.untouched(served.run(hook, frame), frame)
+
+
+def test_short_and_broken_headers_pass(served: World, fam: Family, hook: str) -> None:
+    """Cut anywhere, with a header length of less than five words or more than the packet holds: the stack decides."""
+    whole = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, load=b"payload"))
+    for length in range(14, len(whole)):
+        out = served.run(hook, whole[:length])
+        assert out.packet == whole[:length]
+        assert not out.forwarded
+    if fam.version == 4:
+        for ihl in (0, 1, 4, 15):
+            broken = bytearray(whole)
+            broken[14] = 0x40 | ihl
+            out = served.run(hook, bytes(broken))
+            assert out.packet == broken
+            assert not out.forwarded
+
+
+def test_garbage(served: World, hook: str) -> None:
+    """Random bytes behind a valid Ethernet type come out as they went in."""
+    rng = random.Random(2)
+    for kind in (0x0800, 0x86DD, 0x8100, 0x88A8):
+        head = bytes.fromhex(NODE_MAC.replace(":", "") + ROUTER_MAC.replace(":", "")) + kind.to_bytes(2, "big")
+        for _ in range(50):
+            data = head + rng.randbytes(rng.randrange(1, 90))
+            out = served.run(hook, data)
+            assert out.packet == data
+            assert not out.forwarded
+
+
+def test_egress(served: World, fam: Family) -> None:
+    """Leaving traffic that is no reply of a local backend passes `tc_egress` byte for byte."""
+    for proto in (TCP, UDP):
+        frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.client, 443), src=NODE_MAC, dst=ROUTER_MAC)
+        expect.untouched(served.run(TC_EGRESS, frame), frame)
