@@ -111,7 +111,7 @@ def _frontends(view: _View) -> Iterator[str]:
             yield from _slot(view, group, slot, count)
         if not ident:
             continue
-        reverse = view.reverse.get((Family.of(group.frontend.address), ident))
+        reverse = view.reverse.get((group.frontend.family, ident))
         if reverse is None or frontend_codec.reverse_nat_frontend(reverse) != group.frontend:
             yield f"{group}: service {ident} has no reverse NAT row of its own"
         maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number

@@ -71,7 +71,7 @@ def encode(svc: SVC) -> FrontendEntries:
         if svc.session_affinity:
             rows.affinity = frozenset([backend.id for backend in svc.selectable])
         if svc.source_ranges:
-            family = Family.of(svc.frontend.address)
+            family = svc.frontend.family
             ranges = [cidr for cidr in svc.source_ranges if Family.of(cidr.network) is family]
             rows.ranges = frozenset([source_range_key(svc.id, cidr) for cidr in ranges])
         if svc.algorithm is Algorithm.MAGLEV:

@@ -13,6 +13,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from lbagent.model.family import Family
+
 
 class L4Type(StrEnum):
     """A transport protocol. NONE is "any protocol": the wildcard row of a ClusterIP address."""
@@ -111,6 +113,7 @@ def parse_port(text: str) -> int:
 
 
 _ADDRESS_BYTES = (4, 16)
+_IPV4, _IPV6 = Family.IPV4, Family.IPV6  # a look-up in an enum costs as much as the rest of `family`
 
 
 class L4Addr(Struct, frozen=True, gc=False):
@@ -144,6 +147,11 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
         if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
             raise ValueError(f"{self.address!r}, port {self.port}: 4 or 16 bytes and a port of 0-65535 make an address")
+
+    @property
+    def family(self) -> Family:
+        """The address family."""
+        return _IPV4 if len(self.address) == 4 else _IPV6
 
     @property
     def is_ipv6(self) -> bool:

@@ -75,7 +75,6 @@ class ServiceBuilder:
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._context = context
         self._choices: dict[tuple[int, int], _Choice] = {}
-        self._ranges = _by_family(service)
         self._name = ServiceName(service.namespace, service.name)
         self._ignored_weights: dict[str, None] = {}
 
@@ -102,7 +101,7 @@ class ServiceBuilder:
     # --- rows ---
 
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
-        choice = self._choice(port, Family.of(want.frontend.address))
+        choice = self._choice(port, want.frontend.family)
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
         two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
@@ -145,7 +144,7 @@ class ServiceBuilder:
             algorithm=service.algorithm,
             session_affinity=service.has_affinity,
             session_affinity_timeout_s=service.affinity_timeout_s,
-            source_ranges=self._ranges[Family.of(frontend.address)] if check else (),
+            source_ranges=_ranges_of(service, frontend) if check else (),
             source_ranges_deny=service.ranges_deny and check,
             check_source_range=check,
             flags=flags,
@@ -167,13 +166,13 @@ class ServiceBuilder:
         service, node = self._service, self._context.node
         with_local = service.external_local or service.internal_local  # else no frontend can ask for it
         picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
-        groups: dict[int, _Group] = {}  # by identity: most policies choose the same set
+        cluster = self._group(picked, picked.cluster, port)
+        if not with_local:
+            return _Choice(cluster_ip=cluster, outside=cluster, inside=cluster)
+        local = self._group(picked, picked.local, port)
 
         def group(chosen: EndpointSet) -> _Group:
-            found = groups.get(id(chosen))
-            if found is None:
-                found = groups[id(chosen)] = self._group(picked, chosen, port)
-            return found
+            return local if chosen is picked.local else cluster
 
         return _Choice(
             cluster_ip=group(picked.for_cluster_ip(service.internal_local)),
@@ -262,7 +261,7 @@ class ServiceBuilder:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
         if winner.key == service.key:
-            problem = f"{want.frontend.with_protocol()} is there twice"
+            problem = f"{want.frontend.with_protocol()} is given twice"
         field, kept = path_text(want.field), "the other frontends stay"
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
@@ -308,9 +307,10 @@ def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:
     return SVC(frontend, name=name, flags=flags, wildcard=True)
 
 
-def _by_family(service: Service) -> dict[Family, tuple[CIDR, ...]]:
-    ranges = sorted(service.source_ranges, key=lambda cidr: cidr.sort_key)
-    return {family: tuple(cidr for cidr in ranges if Family.of(cidr.network) == family) for family in Family}
+def _ranges_of(service: Service, frontend: L3n4Addr) -> tuple[CIDR, ...]:
+    """Return the source ranges of the frontend's family, in their order in the map."""
+    ranges = [cidr for cidr in service.source_ranges if cidr.is_ipv6 == frontend.is_ipv6]
+    return tuple(sorted(ranges, key=lambda cidr: cidr.sort_key))
 
 
 def _nat_policy(service: Service, frontend: L3n4Addr) -> SVCNatPolicy:

@@ -19,7 +19,8 @@ from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
-from lbagent.sync.runner import MAX_PAUSE_S, TargetRunner
+from lbagent.sync.pacer import Pacer
+from lbagent.sync.runner import TargetRunner
 from lbagent.sync.target_protocol import Desired, Provenance, Target
 
 log = logging.getLogger(__name__)
@@ -60,15 +61,17 @@ class SyncLoop:
             await source.synced.wait()
         self.waiting = ""
         self.inbox.request()
+        pacer = Pacer()
         async with asyncio.TaskGroup() as group:
             for runner in self.runners:
                 group.create_task(runner.run())
                 group.create_task(runner.target.watch())
             while True:
                 await self.inbox.requests()
+                await pacer.pause()
                 began = time.monotonic()
                 await self._pass()
-                await asyncio.sleep(min(time.monotonic() - began, MAX_PAUSE_S))
+                pacer.passed(began)
 
     async def _pass(self) -> None:
         number, changes = self.inbox.take()

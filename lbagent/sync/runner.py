@@ -9,10 +9,10 @@ import time
 from lbagent.errors import LbError
 from lbagent.model.state import State
 from lbagent.sync.backoff import Failure, delays, failed_again
+from lbagent.sync.pacer import Pacer
 from lbagent.sync.target_protocol import Desired, Target
 
 log = logging.getLogger(__name__)
-MAX_PAUSE_S = 0.2  # pause after a pass: as long as the pass took, at most this
 
 
 class TargetRunner:
@@ -26,6 +26,7 @@ class TargetRunner:
         self._begun = 0  # passes
         self._ended = 0
         self._progress = asyncio.Condition()
+        self._pacer = Pacer()
 
     @property
     def error(self) -> str:
@@ -56,7 +57,7 @@ class TargetRunner:
             async with self._progress:
                 self._ended = self._begun
                 self._progress.notify_all()
-            await asyncio.sleep(min(time.monotonic() - began, MAX_PAUSE_S))
+            self._pacer.passed(began)
 
     async def settled(self) -> None:
         """Return when everything handed over so far is in force, or failing."""
@@ -76,6 +77,7 @@ class TargetRunner:
                     await wake.wait()
             except TimeoutError:
                 pass
+        await self._pacer.pause()
         wake.clear()
 
     async def _reconcile(self, now: float) -> None:

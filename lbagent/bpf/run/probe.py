@@ -124,8 +124,8 @@ def _programs(question: ProbeOptions) -> Iterator[Finding]:
     elif question.artifact:
         yield Finding(
             Level.ERROR,
-            f"--artifact {path} is not there, or not to be read by this user",
-            "leave it out, or `lbagent bpf build -o FILE`",
+            f"--artifact {path} does not exist, or this user may not read it",
+            "leave the flag out, or make the file with `lbagent bpf build -o FILE`",
         )
     elif version:
         yield Finding(Level.NOTE, f"programs are not built yet; BCC {version} will build them", "lbagent bpf build")

@@ -125,7 +125,7 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
     for name in ("lb4_backend", "lb6_backend"):
         highest = max((int.from_bytes(key, "little") for key, _ in maps.items(name)), default=0)
         if highest >= wanted.backends:
-            raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give more")
+            raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give a larger number")
 
 
 def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, list[str]]:

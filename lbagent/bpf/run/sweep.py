@@ -24,7 +24,7 @@ BUCKETS_PER_RUN = 1 << 17  # buckets a run: some ten milliseconds of kernel time
 # What says that a table had no room, and what to raise.
 FULL_REASONS: Mapping[Reason, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
-    Reason.FWD_SPILL: ("flows spilled into the overflow table", "--flow-table-size"),
+    Reason.FWD_SPILL: ("flows spilled into the spill map", "--flow-table-size"),
     Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
 }
 

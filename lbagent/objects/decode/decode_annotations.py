@@ -16,7 +16,7 @@ _STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
 # Words that are understood and that the programs do not act on yet -> what happens instead.
 _NOT_YET = {
     "least-conn": "backends are chosen as with random",
-    "dsr": "packets are sent on with SNAT",
+    "dsr": "packets are forwarded with SNAT",
     "nat46": "only backends of the frontend's own IP family are used",
     "nat64": "only backends of the frontend's own IP family are used",
 }
@@ -42,7 +42,7 @@ def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVC
         _say_not_yet(found[0], nat.value.lower(), report)
     if found := annotation(meta, "stale-flows"):
         if _STALE.fullmatch(found[1]):
-            report.warn(found[0], f"{found[1]} is understood, not acted on yet", _STALE_INSTEAD)
+            report.warn(found[0], f"{found[1]} has no effect yet", _STALE_INSTEAD)
         else:
             problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
             report.error(found[0], problem, "the default is used")
@@ -63,14 +63,14 @@ def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
         report.error(path, "cannot go with sessionAffinity", "it is ignored")
         return 0
     if port:
-        report.warn(path, f"port {port} is understood, not acted on yet", _L7_INSTEAD)
+        report.warn(path, f"port {port} has no effect yet", _L7_INSTEAD)
     return port
 
 
 def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:
     """Warn of a word that is understood and does not act."""
     if instead := _NOT_YET.get(word):
-        report.warn(path, f"{word} is understood, not acted on yet", instead)
+        report.warn(path, f"{word} has no effect yet", instead)
 
 
 def _no_port(found: tuple[FieldPath, str], report: Report) -> int:

@@ -181,14 +181,16 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
         if not port or protocol is None:
             continue
         if (port, protocol) in taken:
-            report.error((*path, "port"), f"{port}/{protocol.value} is there twice", "the first holds")
+            report.error((*path, "port"), f"{port}/{protocol.value} is given twice", "the first one is used")
             continue
         taken.add((port, protocol))
         node_port = 0
         if raw.nodePort and kind in ("NodePort", "LoadBalancer"):
             node_port = report.port((*path, "nodePort"), raw.nodePort, "the NodePort frontends are left out")
             if node_port and (node_port, protocol) in node_ports:
-                report.error((*path, "nodePort"), f"{node_port}/{protocol.value} is there twice", "the first holds")
+                report.error(
+                    (*path, "nodePort"), f"{node_port}/{protocol.value} is given twice", "the first one is used"
+                )
                 node_port = 0
             node_ports.add((node_port, protocol))
         ports.append(ServicePort(raw.name or "", protocol, port, node_port, index))

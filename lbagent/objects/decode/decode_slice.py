@@ -99,7 +99,7 @@ def _endpoint(raw: wire.Endpoint, namespace: str, family: Family, index: int, re
     address = plain_ip(raw.addresses[0]) or report.address(("endpoints", index, "addresses", 0), raw.addresses[0], kept)
     if address is None:
         return None
-    if Family.of(address) != family:
+    if len(address) != family.address_bytes:
         problem = f"{raw.addresses[0]} is not IPv{family} as addressType says"
         report.error(("endpoints", index, "addresses", 0), problem, kept)
         return None

@@ -238,8 +238,8 @@ class ManifestFiles:
             for other in others:
                 found.append(
                     Message(
-                        f"the object is there twice, first in {where}",
-                        "the first holds",
+                        f"the object is given twice, first in {where}",
+                        "the first one is used",
                         "metadata.name",
                         f"{kind} {key}",
                         other.origin.file,

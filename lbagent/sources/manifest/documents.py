@@ -151,14 +151,14 @@ def _refuse_twins(text: str, path: str) -> None:
         json.loads(text, object_pairs_hook=unique)
     except _Twice as error:
         raise UnreadableManifest(
-            Message(f"the key {error.args[0]!r} is there twice", file=path, line=_line_of_twin(text))
+            Message(f"the key {error.args[0]!r} is given twice", file=path, line=_line_of_twin(text))
         ) from None
     except (ValueError, RecursionError):
         return  # not JSON: the decoder says it
 
 
 class _Twice(Exception):
-    """A key of an object is there twice."""
+    """A key of an object is given twice."""
 
 
 def _line_of_twin(text: str) -> int:

@@ -138,7 +138,7 @@ class _Reader:
                 merged.append(value)
                 continue
             if key in out and not self._lines:
-                raise YamlError(_line(event), f"the key {key!r} is there twice")
+                raise YamlError(_line(event), f"the key {key!r} is given twice")
             out[key] = value
         for value in merged:
             for part in value if isinstance(value, list) else [value]:

@@ -141,7 +141,7 @@ class BackendPlanner:
         return found
 
     def _maps_of(self, backend: Backend) -> _FamilyMaps:
-        return self._families[Family.of(backend.address.address)]
+        return self._families[backend.address.family]
 
     def _maps_with(self, ident: int) -> _FamilyMaps:
         four = self._families[Family.IPV4]

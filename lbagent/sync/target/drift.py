@@ -54,7 +54,7 @@ def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
 
 def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
     name = family.map("service")
-    entries = [item for item in shadow.frontends.items() if Family.of(item[0].address) == family]
+    entries = [item for item in shadow.frontends.items() if item[0].family == family]
     sums: dict[bytes, int] = {}
     for keys, values, count in maps.batches(name):
         size, width = len(keys) // count, len(values) // count
@@ -130,9 +130,9 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
             frontend_codec.affinity_match_key(rows.id, ident) + frontend_codec.PRESENT for ident in rows.affinity
         )
         values = dict(rows.verdicts)
-        ranges = wanted[Family.of(frontend.address).map("source_range")]
+        ranges = wanted[frontend.family.map("source_range")]
         ranges.update(key + values.get(key, frontend_codec.PRESENT) for key in rows.ranges)
-        name = Family.of(frontend.address).map("reverse_nat")
+        name = frontend.family.map("reverse_nat")
         current = shadow.frontends.get(frontend) is entry
         if rows.reverse and current and maps.get(name, U32.pack(rows.id)) != rows.reverse:
             yield f"{frontend.with_protocol()}: {name} is not what was written"

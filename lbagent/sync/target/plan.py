@@ -17,7 +17,6 @@ from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
-from lbagent.model.family import Family
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
@@ -174,7 +173,7 @@ class MapCapacity:
 
     def reserve(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
-        family = Family.of(frontend.address)
+        family = frontend.family
         needs = {family.map("service"): len(new.slots) - len(old.slots)}
         if new.affinity:
             needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
@@ -195,7 +194,7 @@ class MapCapacity:
 def _service_steps(
     steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
 ) -> None:
-    family = Family.of(frontend.address)
+    family = frontend.family
     _slot_steps(steps, owner, frontend, old, new)
     _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
     _affinity_steps(steps, owner, old, new)
@@ -208,7 +207,7 @@ def _service_steps(
 
 
 def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:
-    name = Family.of(frontend.address).map("service")
+    name = frontend.family.map("service")
     head, tail = frontend_codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
     have, number, slot_in = old.slots, U16.pack, steps.at(Phase.SLOT_IN, name)

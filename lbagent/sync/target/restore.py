@@ -111,7 +111,7 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
     _attach(maps, groups, found.shadow)
     for frontend, rows in groups.items():
         found.shadow.restore_frontend(frontend, rows, slots.get(frontend, b""))
-        _count(found.shadow, Family.of(frontend.address), rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
+        _count(found.shadow, frontend.family, rows, len(slots.get(frontend, b"")) // _SLOT_BYTES)
 
 
 def _read_slots(maps: LBMaps, family: Family) -> dict[bytes, bytearray]:
@@ -158,7 +158,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
     owners: dict[tuple[int, Family], FrontendEntries] = {}
     for frontend, rows in groups.items():
         if rows.id:
-            owners.setdefault((rows.id, Family.of(frontend.address)), rows)
+            owners.setdefault((rows.id, frontend.family), rows)
     affinity: dict[int, set[int]] = {}
     for key, _ in maps.items("lb_affinity_match"):
         service, backend = frontend_codec.affinity_match_ids(key)

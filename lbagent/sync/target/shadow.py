@@ -119,7 +119,7 @@ class Shadow:
 
     def set_frontend(self, frontend: L3n4Addr, new: ShadowFrontend | None) -> None:
         """Replace what is known of a frontend; None: none of its entries is left."""
-        family, old = Family.of(frontend.address), self.frontends.get(frontend)
+        family, old = frontend.family, self.frontends.get(frontend)
         for name, by in entry_counts(family, new).items():
             self.count(name, by)
         for name, by in entry_counts(family, old).items():

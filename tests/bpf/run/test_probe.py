@@ -107,7 +107,7 @@ def test_without_programs_and_without_bcc_is_an_error(netns, tmp_path, monkeypat
 def test_an_artifact_that_was_named_must_be_there(netns, tmp_path):
     """The agent builds nothing in its place."""
     assert matching(
-        ProbeOptions(artifact=str(tmp_path / "no.json")), f"--artifact {tmp_path}/no.json is not there", Level.ERROR
+        ProbeOptions(artifact=str(tmp_path / "no.json")), f"--artifact {tmp_path}/no.json does not exist", Level.ERROR
     )
 
 

@@ -172,7 +172,7 @@ def test_the_good_one_is_good():
     assert len(parsed.objects) == len(GOOD)
     stale, l7 = map(str, parsed.messages)
     note = "x:1: Service shop/web: metadata.annotations.lbagent.io/"
-    assert stale.startswith(f"{note}stale-flows: keep is understood, not acted on yet; ")
+    assert stale.startswith(f"{note}stale-flows: keep has no effect yet; ")
     assert l7 == f"{note}l7-proxy-port: cannot go with sessionAffinity; it is ignored"
     assert len(resolved(parsed)) > 6
 
@@ -279,13 +279,13 @@ TWINS = """{"apiVersion": "v1",
 def test_a_key_that_is_there_twice_is_refused_in_json_too(text):
     parsed, failure = attempt(text)
     assert parsed is None
-    assert str(failure) == "x:5: the key 'clusterIP' is there twice"
+    assert str(failure) == "x:5: the key 'clusterIP' is given twice"
 
 
 def test_a_key_twice_in_json_that_is_no_yaml():
     parsed, failure = attempt('{"a": 1,\n\t"a": 2}')
     assert parsed is None
-    assert "the key 'a' is there twice" in str(failure)
+    assert "the key 'a' is given twice" in str(failure)
 
 
 def test_too_many_lists_in_one_another_are_said():
