@@ -2,17 +2,18 @@
 PYTHON := .venv/bin/python
 N ?= 200000
 ARGS ?=
+OTHER ?=
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup build demo demo-shell test bench fuzz lint format vm-test clean need-root
+.PHONY: help setup build demo demo-shell test bench bench-compare fuzz lint format vm-test clean need-root
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
 	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
 	  '  and 10 MB of package lists) and 41 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
-	  '  build, demo, demo-shell, test, bench, fuzz, lint, format: nothing more.'
+	  '  build, demo, demo-shell, test, bench, bench-compare, fuzz, lint, format: nothing more.'
 
 setup: ## install packages and the virtual environment
 	@sh vagrant/provision.sh
@@ -31,6 +32,9 @@ test: need-root build ## run all tests, also those that need root, BPF and names
 
 bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
+
+bench-compare: need-root build ## compare the packet programs with those of another built checkout (OTHER=../before)
+	@exec $(PYTHON) -m bench.compare $(OTHER) $(ARGS)
 
 fuzz: need-root build ## run random and broken packets through the programs (N=1000000: how many)
 	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)
