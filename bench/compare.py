@@ -2,7 +2,8 @@
 
 Each round starts the other checkout's datapath benchmark and this one's, in turn changing who is first, in processes of their own:
 where the kernel lays the tables moves a row by 5 % and more, and only fresh tables average that out. Compared is each row's
-ratio to the textbook program of the same process; the other checkout must be built (`make build` there). A round takes four to five minutes; the table is printed after each. Exit code 0.
+ratio to the textbook program of the same process; the other checkout must be built (`make build` there). A round takes four to five
+minutes; the table is printed after each. Exit code 0.
 """
 
 from __future__ import annotations
