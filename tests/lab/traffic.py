@@ -1,9 +1,7 @@
 """Clients: single requests, many requests at a time, a long download, open connections. All of it real sockets.
 
 A lost SYN is sent again a second later and the request succeeds nevertheless; the client's kernel counts these (`syns_again`), and
-its count does not depend on how busy this machine is. It also counts a SYN that met the rest of an older connection of its SNAT port:
-the server answers with a challenge ACK (RFC 5961 section 4), the client resets that one and repeats its SYN within milliseconds. There
-nothing was lost, so a repeated SYN counts only where some request took the second (RFC 6298) that a lost one costs.
+its count does not depend on how busy this machine is.
 """
 
 from __future__ import annotations
@@ -92,9 +90,6 @@ def spread(client: Namespace, count: int, ask: Callable[[], Answer]) -> Counter[
         return Counter(ask().backend for _ in range(count))
 
 
-LOST_SYN_S = 0.9  # the client's first retransmission time-out is one second
-
-
 @dataclass
 class Tally:
     """What became of a load."""
@@ -137,8 +132,7 @@ class Load:
         self._end.set()
         for thread in self._threads:
             thread.join()
-        if self.tally.slowest_s >= LOST_SYN_S:
-            self.tally.syns_again = syns_again(self.client) - self._syns_before
+        self.tally.syns_again = syns_again(self.client) - self._syns_before
 
     def _work(self, number: int) -> None:
         with self.client.entered():
