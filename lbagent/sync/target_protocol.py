@@ -8,6 +8,7 @@ another. To add a target, write a file beside this one, or a folder, and name it
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -88,7 +89,7 @@ class Target(Protocol):
         """Follow for ever what may make the target untrue from outside (drift), and set `wake`; or return at once."""
 
 
-class SnapshotTarget:
+class SnapshotTarget(ABC):
     """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
 
     def __init__(self, name: str) -> None:
@@ -99,9 +100,9 @@ class SnapshotTarget:
         self.waiting, self.error, self.retains = "", "", False
         self.failing: Mapping[L3n4Addr, Failure] = {}
 
+    @abstractmethod
     async def write(self, state: State) -> None:
         """Put a State in force, in place of the one before. Raises LbError, OSError: it is called again."""
-        raise NotImplementedError
 
     async def reconcile(self, desired: Desired) -> None:
         """Write the State."""
@@ -109,7 +110,7 @@ class SnapshotTarget:
         self.generation = desired.state.generation
         self.ready.set()
 
-    async def watch(self) -> None:
+    async def watch(self) -> None:  # noqa: B027 - most targets need none
         """Nothing changes it from outside."""
 
     def retry_at(self) -> float | None:
