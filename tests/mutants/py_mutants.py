@@ -76,10 +76,14 @@ def _search(node: ast.AST, *, inside: bool, found: list[Edit]) -> None:
 
 
 def _is_told(node: ast.AST) -> bool:
-    """Say whether a node is only for people: a log line, an error's text, a docstring."""
+    """Say whether a node is only for people (a log line, an error's text, a docstring), or only lets other tasks run (a yield)."""
     if isinstance(node, ast.JoinedStr | ast.FormattedValue):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    if isinstance(node, ast.If) and not node.orelse and all(map(_is_pause, node.body)):
+        return True
+    if _is_pause(node):
         return True
     call = node.value if isinstance(node, ast.Expr) else node
     return (
@@ -87,6 +91,15 @@ def _is_told(node: ast.AST) -> bool:
         and isinstance(call.func, ast.Attribute)
         and isinstance(call.func.value, ast.Name)
         and call.func.value.id in {"log", "logger"}
+    )
+
+
+def _is_pause(node: ast.AST) -> bool:
+    """Say whether a statement is a yield of nothing, as in model/cooperative.py."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Yield)
+        and (node.value.value is None or (isinstance(node.value.value, ast.Constant) and node.value.value.value == ""))
     )
 
 

@@ -20,6 +20,8 @@ from tests.mutants.trial import Result, Surveys, attempt, survey
 
 SURVEY_S = 1800  # at most for all tests
 C_TESTS = ("packet",)
+SLOW_MODULES = {"test_race.py", "test_fuzz.py"}
+MIGRATE_MODULE = "test_migrate.py"  # loads every program three times in each test: only for mutants of such files
 # the tests of a package, and of those that are built on it
 PYTHON_TESTS = {
     "sync": ("sync", "scenario"),
@@ -64,7 +66,9 @@ class Run:
     def _items(self, session: pytest.Session, folders: Sequence[str]) -> list[pytest.Item]:
         wanted = [ROOT / "tests" / name for name in folders]
         found = [item for item in session.items if any(folder in Path(item.path).parents for folder in wanted)]
-        return [item for item in found if self.slow or not _is_slow(item)]
+        left_out = set() if any("migrate" in mutant.path for mutant in self.c.values()) else {MIGRATE_MODULE}
+        left_out |= SLOW_MODULES
+        return [item for item in found if self.slow or not (_is_slow(item) or Path(item.path).name in left_out)]
 
     def _take_switches(self) -> frozenset[int]:
         reached = frozenset(self.switch.reached)
@@ -137,7 +141,7 @@ class Run:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None or Path(item.path).name in {"test_race.py", "test_fuzz.py"}
+    return item.get_closest_marker("slow") is not None
 
 
 def _shares(items: Sequence[pytest.Item], count: int) -> Iterable[list[pytest.Item]]:

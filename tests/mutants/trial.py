@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from _pytest.runner import call_and_report
 
-HEAVY = {"test_migrate.py"}
 SLACK_S, SLACK_FACTOR = 10.0, 20  # a test may take so much longer with a mutant, on a busy machine
 
 
@@ -50,16 +49,12 @@ class Surveys:
         return [name for name, survey in self.found.items() if not survey.passed]
 
     def tests_of(self, path: str, reached: int | None) -> list[str]:
-        """Return the tests that come there (None: all), those that killed other mutants of the file first, then the fastest.
-
-        Tests that take half a minute are for what no other test reaches.
-        """
-        every = [
+        """Return the tests that come there (None: all), those that killed other mutants of the file first, then the fastest."""
+        names = [
             name
             for name, survey in self.found.items()
             if survey.passed and (reached is None or reached in survey.reached)
         ]
-        names = [name for name in every if not HEAVY.intersection(name.split("::")[0].split("/"))] or every
         return sorted(names, key=lambda name: (-self.killers.get((path, name), 0), self.found[name].seconds))
 
     def killed(self, path: str, name: str) -> None:

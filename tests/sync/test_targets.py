@@ -97,6 +97,8 @@ async def test_one_that_fails_is_tried_again_with_pauses_and_no_other_waits(capl
         assert not other.ready.is_set()
         assert not found.in_sync
         assert "No space left" in found.error
+        assert found.failure is not None
+        assert isinstance(found.failure.error, LbError)
         assert other.tries < 6, "not at each change"
         await asyncio.wait_for(other.ready.wait(), 5)
         await loop.settled()

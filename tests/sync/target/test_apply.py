@@ -11,6 +11,8 @@ from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
 from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
+from lbagent.sync.target.drift import drift
+from tests.sync.target import plans
 from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
 
 
@@ -145,6 +147,90 @@ def test_a_failure_at_any_write_is_named_and_made_good(number):
     assert node.sync().complete
     assert dump(node.maps) == dump(calm.maps)
     assert check(node.maps, settled=True) == []
+
+
+def unknown(node: Node) -> list[str]:
+    """Return where the maps are not what the Shadow says; half a path record that no program reads yet is no difference."""
+    return [line for line in drift(node.maps, node.shadow) if line and "_path is not" not in line]
+
+
+@pytest.mark.parametrize("number", range(70))
+def test_after_a_failure_at_any_write_it_is_known_what_the_maps_hold(number):
+    """Else the next plan would leave entries of the failed one behind, or take others for written."""
+    node = Node()
+    node.serve(
+        service("10.96.0.1:80", *some(1, 3), algorithm=Algorithm.MAGLEV, session_affinity=True),
+        service("10.96.0.2:80", *some(2, 3)),
+        service("[fd00::1]:80", backend("[fd00:1::1]:80"), backend("[fd00:1::2]:80")),
+    )
+    node.want(
+        service("10.96.0.1:80", *some(2, 4), algorithm=Algorithm.MAGLEV),
+        service("10.96.0.3:80", *some(9, 2), source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0),
+        service("10.96.0.4:80", source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0),  # without backends
+        service("[fd00::1]:80", backend("[fd00:1::2]:80"), backend("[fd00:1::4]:80")),
+    )
+    node.maps = FaultyMaps(node.maps, before=fail_at(number, KernelError("update", 12, "lb4_service")))
+    done = node.sync()
+    assert done.complete == (node.maps.writes <= number)
+    assert unknown(node) == []
+    node.maps = node.maps.inner
+    if number % 2:  # what failed is not asked for any more
+        node.want()
+    assert node.sync().complete
+    assert unknown(node) == []
+    assert check(node.maps, settled=True) == []
+
+
+@pytest.mark.parametrize("word", range(12))
+def test_a_path_that_cannot_be_written_fails_the_service_of_that_backend_alone(word):
+    """A path of IPv6 is four words (two addresses), then the word that makes it valid."""
+    wanted = [service(f"[fd00::{n}]:80", backend(f"[fd00:1::{n}]:80")) for n in (1, 2, 3)]
+    node = Node()
+    node.want(*wanted)
+    stores = iter(range(100))
+
+    def refuse(_: int, name: str) -> None:
+        if name == "lb6_path" and next(stores) == word:
+            raise KernelError("update", 12, name)
+
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    done = node.sync()
+    assert list(done.failed) == [wanted[word // 4].frontend]
+    assert not done.errors
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+
+
+def test_an_orphan_that_cannot_be_taken_away_is_an_error_of_no_service():
+    node = Node()
+    served = service("10.96.0.1:80", *some(1, 2))
+    node.serve(served)
+    stray = bytes((77, 0, 0, 0, 0, 99, 0, 0))  # the affinity of a service that is not there
+    node.maps.put_many("lb_affinity_match", [(stray, b"\0")])
+    node.restart()
+    node.want(served)
+    node.maps = FaultyMaps(node.maps, before=fail_at(0, KernelError("delete", 12, "lb_affinity_match")))
+    done = node.sync()
+    assert (done.failed, [error.errno for error in done.errors]) == ({}, [12])
+    assert not done.complete
+    assert node.maps.get("lb_affinity_match", stray) is not None
+    assert node.sync().complete
+    assert node.maps.get("lb_affinity_match", stray) is None
+    assert check(node.maps, settled=True) == []
+
+
+def test_every_entry_that_is_written_is_counted():
+    node = Node()
+    node.maps = FaultyMaps(MemoryMaps(SMALL))
+    done = node.serve(service("10.96.0.1:80", *some(1, 2)))
+    assert done.written["lb4_service"] == 3
+    assert done.written["lb4_backend"] == 2
+    assert done.written["lb4_reverse_nat"] == 1
+    assert done.written["lb_filter"] == 1 + 1 + len(plans.SNAT)  # the frontend, the backend with an odd address
+    done = node.serve()
+    assert done.written["lb4_service"] == 3
+    assert done.written["lb_filter"] == 2
+    assert done.entries == sum(done.written.values())
 
 
 def test_a_plan_may_be_applied_twice():
