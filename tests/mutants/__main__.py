@@ -31,6 +31,7 @@ from tests.mutants.mutant import (
 from tests.mutants.runner import C_TESTS, Run, python_tests
 
 DEFAULT_COUNT = 300
+PROGRESS = 25  # mutants between two lines about how far it is
 GOAL = 0.03  # share of survivors that nothing explains
 
 
@@ -62,10 +63,10 @@ def try_mutants(chosen: Sequence[Mutant], *, jobs: int, slow: bool, remember: st
         outcomes.append(shown)
         if shown.fate in SURVIVORS:
             print(f"{shown.fate}\n  {shown.mutant}", flush=True)
+        if len(outcomes) % PROGRESS == 0:
+            say(f"{len(outcomes)} of {len(chosen)}, {sum(found.fate in SURVIVORS for found in outcomes)} survived")
 
-    run = Run(
-        python, c, switch, report, lambda text: print(f"== {text}", file=sys.stderr, flush=True), jobs, slow, remember
-    )
+    run = Run(python, c, switch, report, say, jobs, slow, remember)
     _set_up_hypothesis()
     folders = [*(C_TESTS if c else ()), *python_tests(python.values())]
     arguments = ["-q", "-s", "-p", "no:cacheprovider", "--disable-warnings", "-o", "timeout=0"]
@@ -77,6 +78,11 @@ def try_mutants(chosen: Sequence[Mutant], *, jobs: int, slow: bool, remember: st
     if code:
         raise SystemExit(f"pytest ended with {code!r}")
     return outcomes
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(f"== {text}", file=sys.stderr, flush=True)
 
 
 def _set_up_hypothesis() -> None:

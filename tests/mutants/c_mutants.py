@@ -30,7 +30,7 @@ class Edit:
     """A change of one node: `form` says how it is written, `new` what stands there instead."""
 
     node: Node
-    form: str  # operator assignment number true false unary drop
+    form: str  # operator assignment number true false unary drop zero
     new: str = ""
 
 
@@ -85,7 +85,18 @@ def _of(node: Node, context: str) -> Iterator[Edit]:
     elif node.kind == "name" and node.op.startswith("REASON_") and node.op != "REASON_SLOTS":
         yield Edit(node, "number", f"({node.op} ^ 1)")
     elif node.kind == "stmt" and (node.op in {"break", "continue"} or (not node.op and node.kids[0].op not in _HINTS)):
-        yield Edit(node, "drop")
+        kid = node.kids[0] if node.kids else node
+        if kid.kind == "assign" and kid.op == "=" and _is_local(kid.kids[0]):
+            # without any value the compiler may take the one it likes, and it likes the one that was dropped
+            if kid.kids[1].op not in {"0", "false", "NULL"}:
+                yield Edit(kid.kids[1], "zero")
+        else:
+            yield Edit(node, "drop")
+
+
+def _is_local(node: Node) -> bool:
+    """Say whether this is a variable of the function or a part of one."""
+    return node.kind == "name" or (node.kind == "member" and node.op == "." and _is_local(node.kids[0]))
 
 
 def _truth(node: Node, context: str) -> Iterator[Edit]:
@@ -132,7 +143,7 @@ def _plain(text: str, edit: Edit) -> str:
         return text[node.start : left.end] + between + text[right.start : node.end]
     if edit.form == "unary":
         return text[node.kids[0].start : node.end]
-    return {"number": edit.new, "true": "1", "false": "0", "drop": ";"}[edit.form]
+    return {"number": edit.new, "true": "1", "false": "0", "drop": ";", "zero": "0"}[edit.form]
 
 
 def mutated_text(tree: Tree, position: int) -> str:
@@ -245,6 +256,9 @@ class _Renderer:
             return f"(({out}) || {mutant})"
         if edit.form == "false":
             return f"(({out}) && !{mutant})"
+        if edit.form == "zero":
+            value = f"value_{number}"
+            return f"({{ __auto_type {value} = ({out}); {mutant} ? (__typeof__({value})){{0}} : {value}; }})"
         if edit.form == "drop":
             return f"{{ if (!{mutant}) {{ {out} }} }}"
         if edit.form in {"number", "unary", "assignment"}:

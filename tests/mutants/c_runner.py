@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from tests.mutants import c_build, c_mutants, packet_worlds
 from tests.mutants.children import Child, Ended, Pool
 from tests.mutants.mutant import Fate, Mutant, Outcome
 from tests.mutants.packet_worlds import Loaded, PlaceMap
+from tests.mutants.remembered import Remembered
 
 if TYPE_CHECKING:
     from tests.mutants.runner import Run
@@ -67,17 +68,25 @@ class CRun:
         self._try_alone(surveys, alone)
 
     def _surveyed(self) -> Surveys:
+        def prepare() -> Callable[[], frozenset[int]]:
+            places = PlaceMap()
+            packet_worlds.serve(packet_worlds.marked(artifact, places.fd))
+            return places.take
+
+        remembered = Remembered(self.run_.remember)
+        known = remembered.known(self.items)
+        if len(known) < len(self.items):
+            artifact = self._marked()
+        return self.run_.surveyed("C", self.items, prepare, known, remembered.note)
+
+    def _marked(self) -> Artifact:
+        """Compile the headers with a mark at each place."""
         texts = {path: c_mutants.marked_text(tree, self.first_places[path]) for path, tree in self.trees.items()}
         ended = Child.start(lambda: c_build.compile_headers(texts), COMPILE_S).wait()
         if ended.result is None:
             raise RuntimeError(f"the headers with marks could not be compiled:\n{ended.error}")
-
-        def prepare(_: int) -> object:
-            places = PlaceMap()
-            packet_worlds.serve(packet_worlds.marked(ended.result, places.fd))
-            return places.take
-
-        return self.run_.surveyed(self.items, prepare, "C")  # type: ignore[arg-type]
+        made: Artifact = ended.result
+        return made
 
     def _place(self, mutant: Mutant) -> int | None:
         return c_mutants.place_before(self.trees[mutant.path], self.first_places[mutant.path], mutant.position)

@@ -15,7 +15,7 @@ from tests.mutants.trial import Survey
 
 
 class Remembered:
-    """A file of lines, one for each test: headers and module it was run with, and what came of it."""
+    """A file of lines, one for each test: headers and module it was run with, and what came of it. No file (''): nothing is kept."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -35,6 +35,8 @@ class Remembered:
 
     def note(self, name: str, survey: Survey) -> None:
         """Add a test."""
+        if not self._path:
+            return
         line = json.dumps([self._key(name), name, survey.passed, survey.seconds, sorted(survey.reached)])
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(line + "\n")

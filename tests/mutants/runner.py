@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from tests.mutants.children import Child, Ended, Pool
 from tests.mutants.mutant import ROOT, Fate, Mutant, Outcome
 from tests.mutants.py_mutants import Switch
-from tests.mutants.remembered import Remembered
-from tests.mutants.trial import Result, Surveys, attempt, survey
+from tests.mutants.trial import Result, Survey, Surveys, Take, attempt, limit_examples, survey
 
 SURVEY_S = 1800  # at most for all tests
 C_TESTS = ("packet",)
@@ -56,7 +56,8 @@ class Run:
         """Try the mutants. Returns True: nothing is left to run."""
         if self.python:
             items = self._items(session, python_tests(self.python.values()))
-            self._try_python(self.surveyed(items, lambda _: self._take_switches, "Python"))
+            limit_examples(items)
+            self._try_python(self.surveyed("Python", items, lambda: self._take_switches))
         if self.c:
             from tests.mutants.c_runner import CRun
 
@@ -76,10 +77,15 @@ class Run:
         return reached
 
     def surveyed(
-        self, items: list[pytest.Item], prepare: Callable[[int], Callable[[], frozenset[int]]], what: str
+        self,
+        what: str,
+        items: Sequence[pytest.Item],
+        prepare: Callable[[], Take],
+        known: Mapping[str, Survey] = MappingProxyType({}),
+        note: Callable[[str, Survey], None] = lambda *_: None,
     ) -> Surveys:
-        """Run all tests without a mutant; `prepare` runs in the child of a slot and returns what tells its reached switches or places."""
-        surveys = Surveys({item.nodeid: item for item in items})
+        """Run the tests without a mutant, but for those that are known; `prepare` runs in each child, before its tests."""
+        surveys = Surveys({item.nodeid: item for item in items}, dict(known))
         pool = Pool(self.jobs)
 
         def done(ended: Ended, _: int) -> None:
@@ -87,12 +93,8 @@ class Run:
                 raise RuntimeError(f"the tests could not be run without a mutant:\n{ended.error}")
             surveys.add(ended.result)
 
-        remembered = Remembered(self.remember) if self.remember and what == "C" else None
-        if remembered:
-            surveys.add(remembered.known(items))
-        note = remembered.note if remembered else lambda *_: None
-        for part in _shares([item for item in items if item.nodeid not in surveys.found], self.jobs):
-            pool.add(lambda slot, part=part: Child.start(lambda: survey(part, prepare(slot), note), SURVEY_S), done)
+        for part in _shares([item for item in items if item.nodeid not in known], self.jobs):
+            pool.add(lambda _, part=part: Child.start(lambda: survey(part, prepare(), note), SURVEY_S), done)
         pool.finish()
         self.say(f"{what}: {len(surveys.found) - len(surveys.failing)} tests")
         for name in surveys.failing:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from _pytest.runner import call_and_report
 
+MAX_EXAMPLES = 20  # of Hypothesis, in a test
 SLACK_S, SLACK_FACTOR = 10.0, 20  # a test may take so much longer with a mutant, on a busy machine
 
 
@@ -70,10 +71,22 @@ class Surveys:
         return SLACK_S + SLACK_FACTOR * self.found[name].seconds
 
 
-def survey(
-    items: Sequence[pytest.Item], take: Callable[[], frozenset[int]], note: Callable[[str, Survey], None]
-) -> dict[str, Survey]:
-    """Run the tests; `take` returns what was reached since its last call, `note` gets each result at once."""
+Take = Callable[[], frozenset[int]]  # returns the switches or places that were reached since the last call
+
+
+def limit_examples(items: Iterable[pytest.Item]) -> None:
+    """Let Hypothesis try fewer examples: a mutant that lives costs all of them."""
+    import hypothesis
+
+    for item in items:
+        function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
+        settings = getattr(function, "_hypothesis_internal_use_settings", None)
+        if settings is not None and settings.max_examples > MAX_EXAMPLES:
+            function._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=MAX_EXAMPLES)
+
+
+def survey(items: Sequence[pytest.Item], take: Take, note: Callable[[str, Survey], None]) -> dict[str, Survey]:
+    """Run the tests; `note` gets each result at once."""
     out = {}
     take()
     for index, item in enumerate(items):
