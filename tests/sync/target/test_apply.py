@@ -310,6 +310,27 @@ def test_a_path_that_cannot_be_written_fails_the_service_of_that_backend_alone(w
     assert check(node.maps, settled=True) == []
 
 
+def test_a_service_is_told_its_first_failure():
+    """A backend of two services cannot be written, and one of them has failed before."""
+    node = Node()
+    first, second = service("10.96.0.1:80", *some(1, 1)), service("10.96.0.2:80", *some(1, 1))
+    node.want(first, second)
+    codes = {"lb_metrics": [12], "lb4_backend": [28]}
+
+    def refuse(_: int, name: str) -> None:
+        if codes.get(name):
+            raise KernelError("update", codes[name].pop(), name)
+
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    done = node.sync()
+    assert {frontend: error.errno for frontend, error in done.failed.items()} == {
+        first.frontend: 12,
+        second.frontend: 28,
+    }
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+
+
 def test_an_orphan_that_cannot_be_taken_away_is_an_error_of_no_service():
     node = Node()
     served = service("10.96.0.1:80", *some(1, 2))
