@@ -72,7 +72,7 @@ def _context(node: Node, kid: Node, context: str) -> str:
 
 def _of(node: Node, context: str) -> Iterator[Edit]:
     yield from _truth(node, context)
-    if node.kind == "binary" and node.op in _SWAPS:
+    if node.kind == "binary" and node.op in _SWAPS and not _is_frame_bound(node):
         yield Edit(node, "operator", _SWAPS[node.op])
     elif node.kind == "assign" and node.op in _ASSIGNMENT_SWAPS:
         yield Edit(node, "assignment", _ASSIGNMENT_SWAPS[node.op])
@@ -92,6 +92,11 @@ def _of(node: Node, context: str) -> Iterator[Edit]:
                 yield Edit(kid.kids[1], "zero")
         else:
             yield Edit(node, "drop")
+
+
+def _is_frame_bound(node: Node) -> bool:
+    """Say whether a comparison is the one by which the verifier knows how much of the frame there is."""
+    return node.op in {"<", "<=", ">", ">="} and any(kid.kind == "name" and kid.op == "end" for kid in node.kids)
 
 
 def _is_local(node: Node) -> bool:

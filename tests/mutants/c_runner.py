@@ -119,7 +119,8 @@ class CRun:
         with ExitStack() as stack:
             try:
                 worlds = [stack.enter_context(packet_worlds.loaded_world(artifact)) for _ in range(self.run_.jobs)]
-            except VerifierError:
+            except VerifierError as error:
+                self.run_.say(f"too much for one build: {str(error).splitlines()[-2].strip()}")
                 return False
             pool = Pool(self.run_.jobs)
             for number, mutant in batch.items():
