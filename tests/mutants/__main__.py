@@ -27,6 +27,7 @@ from tests.mutants.mutant import (
     explained,
     sample,
     source_files,
+    stale,
 )
 from tests.mutants.runner import C_TESTS, Run, python_tests
 
@@ -142,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes = try_mutants(chosen, jobs=options.jobs, slow=options.slow, remember=options.remember)
+    for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
+        print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")
     print(summary(outcomes, time.monotonic() - began))
     lost = sum(outcome.fate in SURVIVORS for outcome in outcomes)
     return 1 if lost >= GOAL * max(1, len(outcomes)) else 0

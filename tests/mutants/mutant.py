@@ -96,6 +96,18 @@ def equivalents(text: str) -> dict[tuple[str, str, str], str]:
     return found
 
 
+def stale(text: str, mutants: Sequence[Mutant]) -> list[str]:
+    """Return the entries of the list about these files that no mutant has: their source has changed, and they explain nothing."""
+    paths = {mutant.path for mutant in mutants}
+    there = {(mutant.path, mutant.before, after) for mutant in mutants for after in (mutant.after, "*")}
+    listed = equivalents(text)
+    return [
+        f"{path}: `{before}` -> `{after}`"
+        for path, before, after in listed
+        if path in paths and (path, before, after) not in there
+    ]
+
+
 def explained(outcomes: Iterable[Outcome], text: str) -> list[Outcome]:
     """Return the outcomes with the survivors that the list explains marked as such."""
     known = equivalents(text)

@@ -12,7 +12,18 @@ import pytest
 from tests.mutants import c_mutants, py_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
-from tests.mutants.mutant import ROOT, SURVIVORS, Fate, Mutant, Outcome, equivalents, explained, sample, source_files
+from tests.mutants.mutant import (
+    ROOT,
+    SURVIVORS,
+    Fate,
+    Mutant,
+    Outcome,
+    equivalents,
+    explained,
+    sample,
+    source_files,
+    stale,
+)
 
 C = """\
 #define LIMIT 5 /* of something */
@@ -173,17 +184,11 @@ def test_equivalent_mutants_are_explained() -> None:
     assert whole_line.fate is Fate.EXPLAINED
 
 
-def test_the_list_of_equivalent_mutants_is_of_today() -> None:
-    """An entry whose source has changed explains nothing any more."""
-    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
-    listed = equivalents(text).keys()
-    trees = c_mutants.read_trees(source_files(["lbagent/bpf/include/"]))
-    there = {mutant for path, tree in trees.items() for mutant in c_mutants.describe(tree, path)}
-    for path in {path for path, _, _ in listed if path.endswith(".py")}:
-        there.update(py_mutants.describe((ROOT / path).read_text(encoding="utf-8"), path))
-    changes = {(mutant.path, mutant.before, mutant.after) for mutant in there}
-    changes |= {(path, before, "*") for path, before, _ in changes}
-    assert listed - changes == set()
+def test_entries_that_explain_nothing_any_more_are_found() -> None:
+    text = "### `lbagent/x.py`\n- `a` -> `b`: one.\n- `a` -> `c`: two.\n- `d` -> `*`: three.\n- `e` -> `*`: four.\n"
+    mutants = [Mutant("lbagent/x.py", 0, 1, "a", "b"), Mutant("lbagent/x.py", 1, 2, "e", "f")]
+    assert stale(text, mutants) == ["lbagent/x.py: `a` -> `c`", "lbagent/x.py: `d` -> `*`"]
+    assert stale(text, [Mutant("lbagent/y.py", 0, 1, "a", "b")]) == [], "of another file"
 
 
 @pytest.mark.parametrize(("work", "what"), [
