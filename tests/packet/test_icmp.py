@@ -290,6 +290,21 @@ def test_error_for_a_backend_that_is_gone(world: World, fam: Family, hook: str) 
     assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
 
 
+def test_which_icmp_messages_are_errors(world: World, fam: Family) -> None:
+    """RFC 792, RFC 4443 §2.1. Others speak about no packet; a redirect is for the link it was seen on."""
+    errors = {4: {3, 4, 11, 12}, 6: {1, 2, 3, 4}}[fam.version]
+    good = Flow(world, fam, UDP, local=False).error(fam.time_exceeded(), fam.router2, None)
+    at = 14 + (20 if fam.version == 4 else 40)
+    for kind in range(256):
+        other = good[:at] + bytes((kind,)) + good[at + 1 :]
+        out = world.run(XDP, other, world.net.lb1)
+        if kind in errors:
+            assert out.forwarded, kind
+            assert out.packet[at] == kind
+        else:
+            expect.untouched(out, other)
+
+
 def test_error_about_a_service_that_is_gone(world: World, fam: Family, hook: str) -> None:
     """Its frontend is not known any more, so nobody can be told; a reply of its backend goes up as it came too."""
     flow = Flow(world, fam, TCP, local=False)

@@ -323,6 +323,7 @@ def test_a_service_is_told_its_first_failure():
 
     node.maps = FaultyMaps(node.maps, before=refuse)
     done = node.sync()
+    assert done.errors == []
     assert {frontend: error.errno for frontend, error in done.failed.items()} == {
         first.frontend: 12,
         second.frontend: 28,
