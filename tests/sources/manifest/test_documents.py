@@ -174,7 +174,9 @@ def test_the_good_one_is_good():
     note = "x:1: Service shop/web: metadata.annotations.lbagent.io/"
     assert stale.startswith(f"{note}stale-flows: keep has no effect yet; ")
     assert l7 == f"{note}l7-proxy-port: cannot go with sessionAffinity; it is ignored"
-    assert health.startswith("x:1: Service shop/web: spec.healthCheckNodePort: health checks at port 31000 are not answered")
+    assert health.startswith(
+        "x:1: Service shop/web: spec.healthCheckNodePort: health checks at port 31000 are not answered"
+    )
     assert len(resolved(parsed)) > 6
 
 
