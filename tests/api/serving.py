@@ -75,6 +75,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.differences: list[str] = []
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
@@ -147,6 +148,9 @@ class Agent:
                 while self.current.generation == generation:
                     await self.changed.wait()
         return self.current.generation
+
+    async def verify(self) -> Sequence[str]:
+        return self.differences
 
     def metrics(self) -> Iterable[str]:
         return self.pieces
