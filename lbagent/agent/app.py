@@ -203,10 +203,10 @@ class Agent:
         )
         group.create_task(components.sweeper.run())
         group.create_task(Reloader(components, self._load, self._reload).run())
-        group.create_task(keep_watchdog())
         components.conditions = ConditionMonitor(components, every_check())
         await components.conditions.look()  # `status` tells the truth from the first moment on
         group.create_task(components.conditions.run())
+        group.create_task(keep_watchdog())
         settle_memory()
         components.started = self._started = True
         notify("READY=1")

@@ -86,8 +86,6 @@ class Patient:
 
 
 def healthy(box: Box) -> None:
-    box.node.sysctl("ipv4/ip_forward", 1)
-    box.node.sysctl("ipv6/conf/all/forwarding", 1)
     box.write("web.json", *web("10.7.0.2"))
 
 
