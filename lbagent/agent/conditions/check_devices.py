@@ -19,7 +19,7 @@ def check_devices(components: AgentComponents) -> Iterator[Condition]:
         return
     attached = {item.target.name for item in keeper.attached}
     for name, problem in keeper.problems.items():
-        if name in components.config.device and network.by_name(name) is None:
+        if name in keeper.chosen.missing:
             now = network.links.get(keeper.last_index.get(name, 0))
             text = f"{problem}; it was renamed to {now.name}" if now else problem
             remedy = (
@@ -32,8 +32,8 @@ def check_devices(components: AgentComponents) -> Iterator[Condition]:
             yield Condition(
                 ConditionName.DEVICE_NOT_ATTACHED, name, problem, "`lbagent doctor` tells more; it is tried again"
             )
-    for name in components.config.device:
-        if name not in attached and name not in keeper.problems and network.by_name(name):
+    for name in keeper.chosen.names:
+        if name not in attached and name not in keeper.problems:
             yield Condition(
                 ConditionName.DEVICE_NOT_ATTACHED,
                 name,

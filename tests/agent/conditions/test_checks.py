@@ -119,9 +119,13 @@ def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch
 
 def devices(*links: Link, problems: dict[str, str] | None = None, attached: tuple[str, ...] = ()) -> list[Condition]:
     hooks = tuple(Attachment.on_device(name, hook) for name in attached for hook in (XDP, TC_EGRESS))
-    keeper = Some(problems=problems or {}, attached=hooks, last_index={"eth0": 2})
+    missing = {name: text for name, text in (problems or {}).items() if name == "eth0"}
+    names = () if missing else ("eth0",)
+    keeper = Some(
+        problems=problems or {}, attached=hooks, last_index={"eth0": 2}, chosen=Some(names=names, missing=missing)
+    )
     network = Some(network=replace(EMPTY, links={link.index: link for link in links}))
-    return list(check_devices(Some(devices=keeper, network=network, config=Some(device=("eth0",)))))
+    return list(check_devices(Some(devices=keeper, network=network)))
 
 
 def test_devices() -> None:
