@@ -22,9 +22,9 @@ from lbagent.maps.reasons import Reason
 from tests.packet import corpus, craft, wire
 from tests.packet.churn import Churn
 from tests.packet.corpus import Scene
+from tests.packet.expect import marked
 from tests.packet.harness import open_world
 from tests.packet.mutate import mutate
-from tests.packet.expect import marked
 from tests.packet.world import TC_AFTER_XDP, XDP, World, runnable
 
 SEED = 20260731
