@@ -41,7 +41,7 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
  * stored yet: what XDP cannot send is another program's, which begins with it anew. */
 AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	bool here = forward_stays_here(meta, forward);
+	bool here = forward_stays_here(forward);
 	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
@@ -119,7 +119,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
-	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
+	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
 		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
