@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent.device_keeper import unattached_outputs
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
+from lbagent.api.types import DeviceStatus, FailingService, MapUsage, OutputStatus, SourceStatus, Status, TargetStatus
+from lbagent.bpf.load.devices import strict_devices
 from lbagent.errors import NotFound
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
+from lbagent.net.paths import is_pod_device
 from lbagent.observe import metrics
 from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
+    from lbagent.net.snapshot import NodeNetwork
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
     from lbagent.sync.runner import TargetRunner
@@ -105,6 +108,7 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
+            outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
             problems=self._problems(),
@@ -144,6 +148,18 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
+    def _outputs(self) -> list[OutputStatus]:
+        """Return how packets leave to remote backends, by device."""
+        follower, keeper = self._components.network, self._components.devices
+        xdp = keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
+        out = []
+        for index in sorted(follower.finder.outputs):
+            link = follower.network.links.get(index)
+            if link is not None:
+                why = follower.refusing.get(index, "") if xdp else ""
+                out.append(OutputStatus(link.name, link.kind, "xdp" if xdp and not why else "tc", why))
+        return out
+
     def _usage(self) -> dict[str, tuple[int, int]]:
         usage = self._components.bpf.usage()
         usage["lb_nexthop"] = (self._components.network.table.used, self._components.network.table.capacity)
@@ -180,6 +196,8 @@ class AgentFacade:
                     f"remote backends are reached through {name}, where no program is attached: their replies are not"
                     f" translated; add --device {name}"
                 )
+        out += components.network.problems()
+        out += reverse_path_problems(components.network.network, components.config.pod_device)
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
@@ -220,6 +238,7 @@ class AgentFacade:
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
                 devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                send_errors=components.network.send_errors(),
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,
@@ -239,6 +258,17 @@ def target_status(runner: TargetRunner) -> TargetStatus:
         target.waiting,
         runner.error,
     )
+
+
+def reverse_path_problems(network: NodeNetwork, patterns: tuple[str, ...]) -> list[str]:
+    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+    strict = strict_devices(sorted(link.name for link in network.links.values() if is_pod_device(link.name, patterns)))
+    if not strict:
+        return []
+    text = (
+        f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from Services whose"
+    )
+    return [text + " backend is a pod behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:

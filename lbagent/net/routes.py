@@ -22,6 +22,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     mtu: int = 0  # 0: the device's
     unicast: bool = True  # false: unreachable, blackhole, prohibit
     simple: bool = True
+    others: tuple[tuple[int, bytes], ...] = ()  # further next hops (ifindex, gateway) of a route that has several
 
 
 class RouteTable:
