@@ -145,6 +145,7 @@ class NetworkFollower:
                 {index: (network.features.get(index), link) for index, link in network.links.items()}
             )
             self.refusing = self.refusing_of(network, self._native)
+            self.table.no_xdp = self.refusing.keys()
         outdated = outdated_hops(old, network, self.settings.pod_devices)
         wanted = self._planned
         before = {hop: self.table.index_of(hop) for hop in wanted}

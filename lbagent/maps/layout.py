@@ -121,9 +121,7 @@ LB6_PATH = _layout(
 )
 # One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
-NEXTHOP_NO_XDP = (
-    1 << 31
-)  # in ifindex, a positive int: the device takes no frames that XDP sends; tc sends by the record
+NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the device takes no frames that XDP sends
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
 # Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
 LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")

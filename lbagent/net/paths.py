@@ -19,7 +19,6 @@ from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 MAX_MTU = 0xFFFF  # the path record's field
 ETHERNET_ADDRESS = 6  # bytes
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
-NO_REDIRECT = frozenset({"vlan"})  # frames must be tagged by the device: leave them to the FIB look-up
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
 
@@ -84,7 +83,7 @@ class PathFinder:
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
             return UNKNOWN_HOP
-        if not _sends_frames(link) or link.kind in NO_REDIRECT:
+        if not _sends_frames(link):
             return UNKNOWN_HOP
         hop = (link.index, route.gateway or address)
         self.hops.add(hop)

@@ -1,7 +1,9 @@
 """Which targets get which hooks, attaching all of them, and taking everything away again. What a hook is: bpf/hooks.py.
 
 XDP goes on by pinned link. tc goes on by TCX link, and below Linux 6.6 by a clsact filter (clsact.py). Both tc directions are
-needed for the replies of local backends (docs/datapath.md). The functions block on netlink: from asyncio, call them in a thread.
+needed for the replies of local backends (docs/datapath.md). A hook's companion is attached after it and detached after it: what
+the hook leaves to its companion never meets a device without one, except for the moment of the first attachment.
+The functions block on netlink: from asyncio, call them in a thread.
 """
 
 from __future__ import annotations
@@ -91,21 +93,25 @@ def attach(
 ) -> list[Attachment]:
     """Attach or update every hook; return what is attached now (with `fall_back`, tc where a NIC has no native XDP).
 
-    Hooks that are attached and no longer wanted go last. Raises KernelError, Conflict (another XDP program), NotFound,
-    Unsupported; what was attached before the error stays.
+    Hooks come with their companions. Those that are attached and no longer wanted go last. Raises KernelError, Conflict (another
+    XDP program), NotFound, Unsupported; what was attached before the error stays.
     """
     done: list[Attachment] = []
     with IPRoute() as netlink:
         present = list_devices(netlink)
         attachers = _attachers(root, netlink, present)
         for item in wanted:
+            attacher = attachers[item.target.kind]
             try:
-                hook = attachers[item.target.kind].attach(item.target, item.hook, programs, fall_back=fall_back)
+                hook = attacher.attach(item.target, item.hook, programs, fall_back=fall_back)
+                done.append(replace(item, hook=hook))
+                if hook.companion:
+                    attacher.attach(item.target, hook.companion, programs, fall_back=False)
+                    done.append(replace(item, hook=hook.companion))
             except NotFound:
                 if not item.optional:
-                    raise
-                continue  # pods come and go while we work
-            done.append(replace(item, hook=hook))
+                    raise  # pods come and go while we work
+        done = list(dict.fromkeys(done))  # a companion that was attached before is wanted by itself too
         _detach_unwanted(root, netlink, done, clsact.marked_devices(root, present))
     return done
 
@@ -139,7 +145,7 @@ def _detach_unwanted(
     kept_pins = {link_pin(item.target, item.hook) for item in keep}
     kept_filters = {(item.target.name, item.hook) for item in keep if clsact.uses_filter(item.hook)}
     gone: list[Attachment] = []
-    for target, hook in pinned_links(root):
+    for target, hook in sorted(pinned_links(root), key=lambda pinned: pinned[1].companion is None):
         if link_pin(target, hook) not in kept_pins:
             detach_link(root, target, hook)
             gone.append(Attachment(target, hook))
