@@ -24,6 +24,7 @@ from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
+    from lbagent.config import Config
     from lbagent.net.snapshot import NodeNetwork
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
@@ -197,7 +198,7 @@ class AgentFacade:
                     f" translated; add --device {name}"
                 )
         out += components.network.problems()
-        out += reverse_path_problems(components.network.network, components.config.pod_device)
+        out += reverse_path_problems(components.network.network, components.config)
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
@@ -260,15 +261,22 @@ def target_status(runner: TargetRunner) -> TargetStatus:
     )
 
 
-def reverse_path_problems(network: NodeNetwork, patterns: tuple[str, ...]) -> list[str]:
+def reverse_path_problems(network: NodeNetwork, config: Config) -> list[str]:
     """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
-    strict = strict_devices(sorted(link.name for link in network.links.values() if is_pod_device(link.name, patterns)))
+    default = network.routes4.lookup(bytes(4))
+    strict = strict_devices(
+        sorted(
+            link.name
+            for link in network.links.values()
+            if default is not None
+            and link.index != default.ifindex
+            and (link.name in config.device or is_pod_device(link.name, config.pod_device))
+        )
+    )
     if not strict:
         return []
-    text = (
-        f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from Services whose"
-    )
-    return [text + " backend is a pod behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
+    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
+    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lbagent.kernel.xdp_features import xdp_features
 from tests.e2e.cluster import WEB, Cluster
+from tests.lab import traffic
 from tests.lab.agent import program
 from tests.lab.manifests import Manifest
 from tests.lab.netns import run, wait_for
@@ -96,3 +98,58 @@ def test_cleanup_of_one_agent_leaves_the_neighbours_of_another(fresh: Callable[.
     assert "released 1 neighbours" in done.stdout
     wait_for(lambda: managed() >= both, "what the first agent keeps", 2)
     assert cluster.http(10, WEB[:1]).total() == 10
+
+
+@pytest.mark.parametrize("attach", ["xdp", "tc"])
+def test_a_strict_reverse_path_filter_is_told_where_it_breaks_the_nodes_own_connections(
+    fresh: Callable[..., Cluster], attach: str
+) -> None:
+    cluster = fresh(attach)
+    node = cluster.lab.node
+    node.ip("route add default via 10.77.0.2")
+    cluster.web("b1", "b3").write(cluster.folder)
+    cluster.agent.start()
+
+    def told() -> tuple[str, str]:
+        words = ["doctor", "--device", "wan", "--device", "lan1", "--pod-device", "pod*", "-o", "json"]
+        done = subprocess.run(node.command([*program(), *words]), capture_output=True, text=True, check=False)
+        said = [item["what"] for item in json.loads(done.stdout)] + cluster.agent.json("status")["problems"]
+        by_doctor, by_status = (
+            [text for text in said if "strict reverse path" in text and "no answer" in text] + ["", ""]
+        )[:2]
+        return by_doctor, by_status
+
+    assert told() == ("", "")
+    for device in ("wan", "lan1", "pod3"):  # by wan go the routes to VIPs: what comes in there is right
+        node.sysctl(f"ipv4/conf/{device}/rp_filter", 1)
+    for text in told():
+        assert "on lan1, pod3: processes of this node" in text
+    with node.entered(), pytest.raises(TimeoutError):
+        for _ in range(4):
+            traffic.connect(WEB[0], 80, timeout_s=1).close()
+    for device in ("lan1", "pod3"):  # the advice
+        node.sysctl(f"ipv4/conf/{device}/rp_filter", 2)
+    assert told() == ("", "")
+    assert set(traffic.spread(node, 16, partial(traffic.http_get, WEB[0], 80))) == {"b1", "b3"}
+
+
+def test_the_advice_for_a_veth_with_xdp_works(fresh: Callable[..., Cluster]) -> None:
+    """`ethtool -K PEER tx off gro on`, and no XDP program at the other ends."""
+    cluster = fresh("xdp")
+    lab = cluster.lab
+    for role, device in (("client", "c0"), ("b1", "e0"), ("b2", "e0")):
+        detach(lab.namespaces[role], device)
+        lab.namespaces[role].checksum_offload_off(device)  # the laboratory has done that already
+    cluster.web("b1", "b2").write(cluster.folder)
+    cluster.agent.start()
+    ways = {item["name"]: item["way"] for item in cluster.agent.json("status")["outputs"]}
+    assert cluster.http(20).total() == 20  # with the first half of the advice nothing is lost, but all of it goes by tc
+    if lab.node.call(xdp_features):
+        assert ways == {"lan1": "tc", "lan2": "tc"}
+    for role, device in (("client", "c0"), ("b1", "e0"), ("b2", "e0")):
+        lab.namespaces[role].receive_offload_on(device)
+    wait_for(lambda: {item["way"] for item in cluster.agent.json("status")["outputs"]} == {"xdp"}, "the way by XDP", 5)
+    before = cluster.packets()["pass_neighbor"]
+    assert cluster.http(20).total() == 20
+    assert cluster.packets()["pass_neighbor"] == before
+    assert "lbagent_xdp_send_errors_total{" not in cluster.agent.api.metrics()

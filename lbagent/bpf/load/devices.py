@@ -13,6 +13,7 @@ from lbagent.errors import NotFound
 
 _IFF_LOOPBACK = 8
 STRICT = 1  # of rp_filter
+_NO_BITS = "00000000"
 MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
 
@@ -55,6 +56,21 @@ def strict_devices(names: Iterable[str]) -> list[str]:
     """Return the devices with a strict reverse path filter (rp_filter 1; of "all" and the device's own value the larger counts)."""
     of_all = _reverse_path_filter("all")
     return [name for name in names if max(of_all, _reverse_path_filter(name)) == STRICT]
+
+
+def default_route_devices() -> set[str]:
+    """Return the devices of IPv4 default routes of the main table."""
+    try:
+        lines = Path("/proc/thread-self/net/route").read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return set()
+    return {name for name, target, mask in map(_route_fields, lines) if target == mask == _NO_BITS}
+
+
+def _route_fields(line: str) -> tuple[str, str, str]:
+    """Return device, destination and mask of a line of /proc/net/route."""
+    words = line.split()
+    return words[0], words[1], words[7]
 
 
 def _reverse_path_filter(name: str) -> int:

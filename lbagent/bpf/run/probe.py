@@ -17,7 +17,7 @@ from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
 from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
-from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, devices, strict_devices
+from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, strict_devices
 from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.loader import MIN_KERNEL
 from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
@@ -27,7 +27,7 @@ from lbagent.kernel import features
 from lbagent.kernel.xdp_features import xdp_features
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lbagent.bpf.load.devices import Device
 
@@ -170,7 +170,9 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
     if question.pod_device:
         pods = sorted({item.target.name for item in matched})
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
-        yield from _strict_reverse_path(pods)
+    else:
+        pods = []
+    yield from _strict_reverse_path([*(name for name in question.device if name in present), *pods])
 
 
 def _sent_by_tc(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Finding]:
@@ -190,14 +192,15 @@ def _sent_by_tc(question: ProbeOptions, present: dict[str, Device]) -> Iterator[
         )
 
 
-def _strict_reverse_path(pods: Sequence[str]) -> Iterator[Finding]:
-    """The reply of a pod to this node itself comes up as one from the VIP, and the route to a VIP is another device's."""
-    strict = strict_devices(pods)
-    if strict:
+def _strict_reverse_path(names: Iterable[str]) -> Iterator[Finding]:
+    """A reply to this node itself comes up as one from the VIP, and the route to a VIP leads by the default route's device."""
+    default = default_route_devices()
+    strict = strict_devices(name for name in names if name not in default)
+    if strict and default:
         yield Finding(
             Level.WARNING,
-            f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from Services whose"
-            " backend is a pod behind it",
+            f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services whose"
+            " backends are behind it",
             "sysctl -w net.ipv4.conf.DEVICE.rp_filter=2 for each of them, and net.ipv4.conf.default.rp_filter=2 for later ones",
         )
 
