@@ -177,14 +177,13 @@ class NetworkFollower:
         links, errors = self._known.links, self.send_watch.errors
         return {links[index].name: found.frames for index, found in errors.items() if index in links}
 
-    def problems(self) -> list[str]:
-        """Return what an operator should know, one sentence each."""
-        return [*self.keeper.problems(), *self.send_watch.problems(self._known.links, time.monotonic())]
+    def frames_not_taken(self, now: float) -> dict[str, str]:
+        """Return a sentence for each device that did not take frames of XDP a moment ago, by its name."""
+        return self.send_watch.problems(self._known.links, now)
 
     async def _keep_neighbours(self) -> None:
         """Ask for what is wanted: after every change, and again after the keeper's pauses."""
         pause_s: float | None = None
-        known: list[str] = []
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -198,11 +197,6 @@ class NetworkFollower:
             except (OSError, LbError) as error:
                 log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
                 pause_s = RETRY_S
-            problems = self.keeper.problems()
-            for text in problems:
-                if text not in known:
-                    log.warning("next hops are not kept resolved", extra={"error": text})
-            known = problems
 
 
 def _same_paths(old: NodeNetwork, new: NodeNetwork) -> bool:

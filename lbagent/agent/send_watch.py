@@ -56,13 +56,13 @@ class SendWatch:
             del self.refusing[index]
         self._links = what
 
-    def problems(self, links: Mapping[int, Link], now: float) -> list[str]:
-        """Return what devices lost a moment ago, one sentence each."""
-        out = []
+    def problems(self, links: Mapping[int, Link], now: float) -> dict[str, str]:
+        """Return what devices lost a moment ago, a sentence each, by name."""
+        out = {}
         for index, at in self._last.items():
             if now - at < SHOWN_S:
                 error, link = self.errors[index], links.get(index)
                 why = f" ({error.text})" if error.errno else ""
                 name = link.name if link else f"device {index}"
-                out.append(f"{name} did not take {error.frames} frames that XDP sent by it{why}")
+                out[name] = f"{name} did not take {error.frames} frames that XDP sent by it{why}"
         return out

@@ -137,19 +137,15 @@ class NeighbourKeeper:
                 kernel.managed.add(hop)
             self._pacer.ask(hop, now)
 
-    def problems(self) -> list[str]:
-        """Return what an operator should know, one sentence each."""
+    def problems(self) -> list[tuple[str, str, str]]:
+        """Return what an operator should know: about what, what is so, what to do."""
         out = []
         if self.left_out:
-            out.append(
-                f"{self.left_out} neighbours of backends and gateways are not kept resolved (limit {MAX_MANAGED}): the"
-                " first packet to one that the kernel has forgotten waits for it"
-            )
+            text = f"{self.left_out} neighbours of backends and gateways are not kept resolved (limit {MAX_MANAGED})"
+            out.append(("limit", text, "the first packet to one that the kernel has forgotten waits for its answer"))
         if self.table_full:
-            out.append(
-                "the kernel's neighbour table is full: next hops cannot be kept resolved; raise"
-                " net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3"
-            )
+            text = "the kernel's neighbour table is full: next hops cannot be kept resolved"
+            out.append(("table", text, "raise net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3"))
         return out
 
 

@@ -17,8 +17,8 @@ from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.errors import KernelError
-from lbagent.kernel import xdp_features
-from lbagent.kernel.xdp_features import XdpFeature
+from lbagent.kernel import features
+from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family
 from lbagent.net import netlink_messages
 from lbagent.net.neighbours import KernelNeighbours
@@ -101,11 +101,11 @@ class NetworkWatcher:
     @contextlib.contextmanager
     def _following_features(self, queue: asyncio.Queue[Any]) -> Iterator[None]:
         """Put None into the queue at each change of a driver's features."""
-        events, loop = xdp_features.feature_events(), asyncio.get_running_loop()
+        events, loop = features.feature_events(), asyncio.get_running_loop()
 
         def read() -> None:
             assert events is not None
-            xdp_features.drain(events)
+            features.drain(events)
             queue.put_nowait(None)
 
         if events is None:
@@ -121,7 +121,7 @@ class NetworkWatcher:
     async def _read_features(self) -> None:
         """Read all drivers' features (in a thread: the kernel may be holding the lock of its devices)."""
         self._features_dirty = False
-        new = await asyncio.to_thread(xdp_features.xdp_features)
+        new = await asyncio.to_thread(features.xdp_features)
         self._dirty |= new != self.features
         self.features = new
 
@@ -274,7 +274,8 @@ class NetworkWatcher:
 def _unless_same(before: RouteTable, routes: Iterable[Route]) -> RouteTable:
     """Return a table of these routes: the one before when they are the same, so that a change is seen by identity."""
     new = RouteTable(routes)
-    return before if set(new.routes) == set(before.routes) else new
+    is_same = set(new.routes) == set(before.routes) and new.default_devices == before.default_devices
+    return before if is_same else new
 
 
 async def _each(dump: Callable[..., Any], **arguments: Any) -> AsyncIterator[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lbagent.kernel.xdp_features import XdpFeature
+from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family
 from lbagent.net.routes import Route, RouteTable
 

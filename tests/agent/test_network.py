@@ -200,14 +200,14 @@ def test_a_device_that_refuses_in_deed_is_named_until_it_changes() -> None:
     watch.follow({9: "as it is"})
     watch.take({9: SendErrors(3, 0)}, 100.0)  # a full queue: nothing to be concluded
     assert not called
-    assert watch.problems({9: link}, 101.0) == ["eth9 did not take 3 frames that XDP sent by it"]
+    assert watch.problems({9: link}, 101.0) == {"eth9": "eth9 did not take 3 frames that XDP sent by it"}
     watch.take({9: SendErrors(5, errno.EOPNOTSUPP)}, 110.0)
     assert called == [1]
     assert watch.refusing.keys() == {9}
     watch.take({9: SendErrors(5, errno.EOPNOTSUPP)}, 120.0)
     assert called == [1]
-    assert "5 frames" in watch.problems({9: link}, 121.0)[0]
-    assert watch.problems({9: link}, 300.0) == []  # it is over
+    assert "5 frames" in watch.problems({9: link}, 121.0)["eth9"]
+    assert watch.problems({9: link}, 300.0) == {}  # it is over
     watch.follow({9: "as it is"})
     assert watch.refusing.keys() == {9}
     watch.follow({9: "otherwise"})

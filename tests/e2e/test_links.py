@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.cluster import WEB, Cluster
 from tests.lab import traffic
 from tests.lab.manifests import Manifest
-from tests.lab.netns import SIOCETHTOOL, Namespace
+from tests.lab.netns import SIOCETHTOOL, LabError, Namespace, run, wait_for
 from tests.lab.topology import Backend
 
 AGENT = pytest.mark.parametrize("agent", ["running", "stopped"])
@@ -39,7 +39,8 @@ def agent_is(cluster: Cluster, how: str) -> Iterator[None]:
 def forget(node: Namespace, *devices: str) -> None:
     """Make the kernel forget who is behind these devices."""
     for device in devices:
-        node.ip(f"-4 neigh flush dev {device}", f"-6 neigh flush dev {device}")
+        for family in ("-4", "-6"):
+            run("ip", family, "-n", node.name, "neigh", "flush", "dev", device)
 
 
 def first_answer_s(client: Namespace, vip: str, give_up_s: float = 5.0) -> float:
@@ -64,7 +65,9 @@ def test_a_backend_is_back_within_a_second_of_its_link(served: Cluster, agent: s
             b1.ip("link set e0 down")
             time.sleep(1.5)
             b1.ip("link set e0 up")
-            assert [vip for vip in WEB if first_answer_s(served.client, vip) > 1.0] == []
+            wait_for(lambda: "state UP" in run("ip", "-n", served.lab.node.name, "link", "show", "lan1"), "lan1")
+            took = {vip: first_answer_s(served.client, vip) for vip in WEB}
+            assert max(took.values()) < 1.0, took
             before = traffic.syns_again(served.client)
             assert served.http(20) == {"b1": 20}
             assert traffic.syns_again(served.client) == before, "a packet was lost"
@@ -136,7 +139,13 @@ def test_a_backend_behind_a_device_that_takes_no_frames_from_xdp(fresh: Callable
     b1 = lab.namespaces["over"] = lab.namespaces["b1"]
     if kind == "vlan":
         tags_in_frames(b1, "e0")
-    lab.node.ip(*here, "link set over0 up", "addr add 10.78.0.1/24 dev over0", "addr add fd78::1/64 dev over0 nodad")
+    try:
+        lab.node.ip(*here)
+    except LabError as error:
+        if "Unknown device type" not in str(error):
+            raise
+        pytest.skip(f"this kernel has no {kind} devices")
+    lab.node.ip("link set over0 up", "addr add 10.78.0.1/24 dev over0", "addr add fd78::1/64 dev over0 nodad")
     b1.ip(
         *there,
         f"link set {device} up",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.kernel.xdp_features import xdp_features
+from lbagent.kernel.features import xdp_features
 from tests.e2e.cluster import WEB, Cluster
 from tests.lab import traffic
 from tests.lab.agent import program

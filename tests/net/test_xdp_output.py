@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lbagent.kernel.xdp_features import XdpFeature
+from lbagent.kernel.features import XdpFeature
 from lbagent.net.snapshot import Link
 from lbagent.net.xdp_output import refusing_devices
 from tests.net.builders import MAC, network

@@ -1,16 +1,26 @@
-"""What XDP cannot send, it leaves untouched to tc_after_xdp on the same device, which translates and sends it."""
+"""What XDP cannot send, it leaves untouched to tc_after_xdp on the same device, which translates and sends it.
+
+A test run of a tc program has no metadata, so the mark is mostly the one in the source MAC address; real devices show the other one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
 
 import pytest
 
 from lbagent.bpf.run.test_run import Tc, Xdp, run_xdp
 from lbagent.errors import KernelError
+from lbagent.kernel import bpf_link
+from lbagent.kernel.features import has_tcx
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, POD_MAC, ROUTER_MAC, Family
+from tests.packet.harness import open_world
 from tests.packet.world import TC_AFTER_XDP, TCP, UDP, XDP, BackendRow, Outcome, World
 
 # On the link of lb1 and of lb0, and known to no neighbour table.
@@ -193,3 +203,53 @@ def test_without_room_for_metadata_the_source_mac_is_the_mark(world: World, fam:
     assert out is not None
     assert out.verdict == Xdp.PASS
     assert out.packet == expect.marked(frame)
+
+
+# --- on real devices, with metadata ---
+
+PACKET_AUXDATA, VLAN_VALID = 8, 1 << 4  # include/uapi/linux/if_packet.h
+SOL_PACKET, XDP_DRV_MODE = 263, 4
+
+
+@pytest.fixture(scope="module")
+def wired_world() -> Iterator[World]:
+    """Load the programs and attach those two to lb0."""
+    if not has_tcx():
+        pytest.skip("TCX links need Linux 6.6")
+    with open_world() as world, contextlib.ExitStack() as stack, world.net.inside():
+        for hook, kind, flags in (
+            (XDP, bpf_link.AttachType.XDP, XDP_DRV_MODE), (TC_AFTER_XDP, bpf_link.AttachType.TCX_INGRESS, 0),
+        ):  # fmt: skip
+            stack.callback(os.close, bpf_link.link_create(world.programs[hook], world.net.lb0, kind, flags))
+        yield world
+
+
+@pytest.mark.parametrize("vlans", [(), (5,), (5, 6)], ids=["untagged", "tagged", "double"])
+def test_a_frame_that_came_tagged_leaves_without_tags(wired_world: World, fam: Family, vlans: tuple[int, ...]) -> None:
+    """tc gets the outer tag beside the frame and the inner one in it; neither belongs to the device by which it leaves."""
+    world = wired_world
+    world.reset()
+    world.device(world.net.lb1, 0, NODE2_MAC)
+    backend = world.backend(fam, fam.remote(1), 8080, nexthop=0)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80)
+    with (
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender,
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as seen,
+    ):
+        sender.bind(("peer0", 0))
+        seen.bind(("peer1", 0))
+        seen.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+        seen.settimeout(5)
+        sender.send(craft.frame(packet, vlans=vlans))
+        while True:
+            data, (extra, *_), _, address = seen.recvmsg(4000, 100)
+            got = expect.wire.parse(data)
+            if address[2] != socket.PACKET_OUTGOING and got is not None and got.dst == fam.packed(backend.address):
+                break
+    status, *_, tag, _ = struct.unpack("=IIIHHHH", extra[2])
+    assert (status & VLAN_VALID, tag) == (0, 0)
+    wanted = expect.translated(
+        craft.frame(packet), src=fam.node2, sport=got.sport, dst=backend.address, dport=8080, hop=1, **expect.TO_BACKEND
+    )
+    assert data == wanted, expect.difference(data, wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -13,7 +14,7 @@ from lbagent.errors import NotFound
 
 _IFF_LOOPBACK = 8
 STRICT = 1  # of rp_filter
-_NO_BITS = "00000000"
+_MAIN, _UNICAST = 254, 1  # RT_TABLE_MAIN, RTN_UNICAST
 MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
 
@@ -41,6 +42,20 @@ def devices() -> dict[str, Device]:
         return list_devices(netlink)
 
 
+def default_route_devices() -> set[str]:
+    """Return the names of the devices of all default routes of the main table, IPv4 and IPv6."""
+    with IPRoute() as netlink:
+        names = {device.ifindex: device.name for device in list_devices(netlink).values()}
+        found = set()
+        for family in (AF_INET, AF_INET6):
+            for message in netlink.get_routes(family=family):
+                table = message.get_attr("RTA_TABLE") or message["table"]
+                if not message["dst_len"] and message["type"] == _UNICAST and table == _MAIN:
+                    hops = message.get_attr("RTA_MULTIPATH") or ()
+                    found.update([message.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)])
+        return {names[index] for index in found if index in names}
+
+
 def no_such_device(name: str, present: Iterable[str]) -> NotFound:
     """Return the error about a `--device` that is not there; `present` are the names of devices that could be meant."""
     there = ", ".join(sorted(present)) or "none"
@@ -56,21 +71,6 @@ def strict_devices(names: Iterable[str]) -> list[str]:
     """Return the devices with a strict reverse path filter (rp_filter 1; of "all" and the device's own value the larger counts)."""
     of_all = _reverse_path_filter("all")
     return [name for name in names if max(of_all, _reverse_path_filter(name)) == STRICT]
-
-
-def default_route_devices() -> set[str]:
-    """Return the devices of IPv4 default routes of the main table."""
-    try:
-        lines = Path("/proc/thread-self/net/route").read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return set()
-    return {name for name, target, mask in map(_route_fields, lines) if target == mask == _NO_BITS}
-
-
-def _route_fields(line: str) -> tuple[str, str, str]:
-    """Return device, destination and mask of a line of /proc/net/route."""
-    words = line.split()
-    return words[0], words[1], words[7]
 
 
 def _reverse_path_filter(name: str) -> int:

@@ -7,7 +7,7 @@ Source: `__xdp_enqueue` of kernel/bpf/devmap.c, `veth_set_xdp_features` (behavio
 
 from __future__ import annotations
 
-from lbagent.kernel.xdp_features import XdpFeature
+from lbagent.kernel.features import XdpFeature
 
 # Kinds whose drivers have no ndo_xdp_xmit, whatever the kernel.
 REFUSING_KINDS = frozenset(

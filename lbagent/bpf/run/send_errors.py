@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lbagent.kernel import bpf_map, bpf_prog, btf
+from lbagent.bpf.run import btf
+from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.opcodes import (
     ADD64_IMM,

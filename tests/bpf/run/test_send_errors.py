@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from lbagent.bpf.run.send_errors import SendErrorCounter
+from lbagent.kernel.features import xdp_features
 from lbagent.kernel.opcodes import CALL, EXIT, MOV64_IMM, insn
-from lbagent.kernel.xdp_features import xdp_features
 from tests.lab import xdp
 from tests.lab.netns import Namespace, veth, wait_for
 

@@ -30,9 +30,11 @@ struct lb_scratch {
 	u8 choice;       /* CHOICE_* */
 	u8 forward;      /* enum forward */
 	u8 snat_ports;   /* SNAT_PORTS_*, with FORWARD_SNAT */
-	u8 out;          /* the way that was found, OUT_*: kept here, where the verifier forgets how */
-	u8 here;         /* does the stack of this node get the packet? */
-	u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
+	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
+	 * follow each way to its end. */
+	volatile u8 out;  /* OUT_* */
+	volatile u8 here; /* does the stack of this node get the packet? */
+	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
 };

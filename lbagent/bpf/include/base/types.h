@@ -16,7 +16,6 @@
 /* Shared memory: one load or store each, never merged, split or repeated by the compiler. */
 #define RD64(p) (*(volatile u64 *)(p))
 #define RD16(p) (*(volatile u16 *)(p))
-#define RD8(p) (*(volatile u8 *)(p))
 #define WR64(p, v) (*(volatile u64 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))

@@ -41,7 +41,7 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
  * stored yet: what XDP cannot send is another program's, which begins with it anew. */
 AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	bool here = forward_stays_here(meta, forward);
+	bool here = forward_stays_here(forward);
 	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
@@ -57,18 +57,18 @@ AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta,
 		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
-	WR8(&s->out, out);
-	WR8(&s->here, here);
-	WR64(&s->out_macs, nh.macs);
-	WR64(&s->out_rest, nh.rest);
+	s->out = out;
+	s->here = here;
+	s->out_macs = nh.macs;
+	s->out_rest = nh.rest;
 	return CONTINUE;
 }
 
 /* Translates and sends a packet of a flow with this value, by the way that slow_path_way() found to its backend. */
 AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
 {
-	const struct nexthop nh = {RD64(&s->out_macs), RD64(&s->out_rest)};
-	int out = RD8(&s->out), here = RD8(&s->here);
+	const struct nexthop nh = {s->out_macs, s->out_rest};
+	int out = s->out, here = s->here;
 	lb_path *path = path_of(value_backend(value));
 	const struct lb_pkt *pk = &s->pk;
 	u64 len = CTX_LEN(ctx);
@@ -119,7 +119,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
-	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
+	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
 		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
