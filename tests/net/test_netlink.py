@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.net.neighbours import NeighbourKeeper, release_all
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.snapshot import NodeNetwork
 from tests.lab.netns import Namespace, run, veth
@@ -148,29 +147,19 @@ def test_multipath_and_ipv6_gateways_of_ipv4_routes(node: Namespace) -> None:
     in_node(node, steps)
 
 
-def test_neighbours_of_backends_are_kept_resolved(node: Namespace) -> None:
+def test_default_routes_that_are_not_the_best_one_are_seen(node: Namespace) -> None:
     async def steps(follower: Follower) -> None:
-        index = node.ifindex("v0")
-        keeper = NeighbourKeeper()
-        hops = {(index, ip("10.9.0.2")), (index, ip("fd09::2"))}
-        await keeper.keep(hops, ())
-        await follower.until(lambda n: hops <= n.neighbours.keys())
-        if keeper.managed:
-            assert run("ip", "-n", node.name, "neigh", "show").count("managed") == 2
-        await keeper.keep({(index, ip("10.9.0.2"))}, ())
-        await keeper.keep({(index, ip("10.9.0.2")), (99999, ip("10.8.0.1"))}, ())  # a device that is gone is no error
-        assert run("ip", "-n", node.name, "neigh", "show").count("managed") == (1 if keeper.managed else 0)
-        assert await release_all() >= 1
+        network = follower.watcher.network
+        v0 = next(link.index for link in network.links.values() if link.name == "v0")
+        assert network.routes4.default_devices == {v0}
+        node.ip(
+            "link add d0 type veth peer name d1", "addr add 10.11.0.1/24 dev d0", "link set d0 up", "link set d1 up"
+        )
+        node.ip("route add default metric 900 nexthop via 10.11.0.2 dev d0 nexthop via 10.9.0.253 dev v0")
+        found = await follower.until(lambda network: len(network.routes4.default_devices) == 2)
+        assert {found.links[index].name for index in found.routes4.default_devices} == {"v0", "d0"}
+        node.ip("route del default metric 900")
+        await follower.until(lambda network: network.routes4.default_devices == {v0})
 
-    in_node(node, steps)
-
-
-def test_a_configured_neighbour_stays_what_it_is(node: Namespace) -> None:
-    node.ip("neigh add 10.9.0.5 lladdr 02:00:00:00:00:05 nud permanent dev v0")
-
-    async def steps(follower: Follower) -> None:
-        hop = (node.ifindex("v0"), ip("10.9.0.5"))
-        await NeighbourKeeper().keep({hop}, follower.watcher.permanent)
-        assert "PERMANENT" in run("ip", "-n", node.name, "neigh", "show", "10.9.0.5")
-
-    in_node(node, steps)
+    with node.entered():
+        asyncio.run(follow(node, steps))
