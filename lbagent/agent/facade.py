@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent.device_keeper import unattached_outputs
+from lbagent.agent.operator_states import OperatorStates, unwritable
+from lbagent.api.agent_api import FlowCounts, SetBy
 from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
-from lbagent.errors import NotFound
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 from lbagent.observe import metrics
-from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lbagent.sync.runner import TargetRunner
     from lbagent.sync.target.bpf_target import BpfTarget
 
+FRESH_S = 1.0  # flows counted so lately are not counted again
+COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 s with the largest table
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
 MAX_SHOWN_MESSAGES = 1000  # of a source
@@ -39,41 +41,16 @@ class AgentFacade:
     def __init__(self, components: AgentComponents) -> None:
         self._components = components
         self._started_at = time.time()
+        self._operator_states = OperatorStates(components)
+        self._counting: asyncio.Task[None] | None = None
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
         return self._components.bpf.current_state
 
-    def live_flows(self) -> Mapping[int, int] | None:
-        """Return live flows by backend id as of the last sweep."""
-        return self._components.sweeper.live if self._components.sweeper else None
-
-    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
-        """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
-        known = self.state().backends
-        snapshots = (source.snapshot() for source in self._components.sources)
-        found = [address for address in backends_of_pod(snapshots, pod) if address in known]
-        if not found:
-            raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
-        return found
-
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
-        """Write the state the operator sets and return when it is in the maps. Raises NotFound, InvalidTransition."""
-        known = self.state().backends
-        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
-        for address in (*addresses, *of_pods):
-            backend = known.get(address)
-            if backend is None:
-                raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
-            backend.with_state(state)
-        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
-        await self._components.loop.settled(self._components.bpf)
-        failing = self._components.bpf.failing
-        wanted = {*addresses, *of_pods}
-        for frontend, failure in failing.items():
-            svc = self.state().by_frontend.get(frontend)
-            if svc is not None and any(backend.address in wanted for backend in svc.backends):
-                raise failure.error
+    def external_clusterip(self) -> bool:
+        """Return whether sources outside the node reach ClusterIPs."""
+        return self._components.config.external_clusterip
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
@@ -83,6 +60,48 @@ class AgentFacade:
                 return await bpf.changed_from(generation)
         except TimeoutError:
             return bpf.generation
+
+    async def count_flows(self) -> FlowCounts:
+        """Count live flows now; where that takes long or fails, return the last counts with their age."""
+        sweeper = self._components.sweeper
+        if sweeper is None:
+            return FlowCounts(None)
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.create_task(sweeper.count(FRESH_S))
+        await asyncio.wait({self._counting}, timeout=COUNT_S)  # one sweep for all who ask, and it is never given up
+        age_s = time.monotonic() - sweeper.counted_at
+        return FlowCounts(sweeper.live, age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)
+
+    # --- states that the operator sets (operator_states.py) ---
+
+    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
+        """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
+        return self._operator_states.backends_of_pod(pod)
+
+    async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
+        """Return what set the state of each backend whose state was set."""
+        return await self._operator_states.states_set()
+
+    def set_by_operator(self) -> Collection[L3n4Addr]:
+        """Return the addresses for which the operator set a state, also those that no service has."""
+        return self._components.operator.addresses
+
+    async def set_state(
+        self,
+        addresses: Sequence[L3n4Addr],
+        state: BackendState,
+        *,
+        pods: Sequence[str] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Write the state the operator sets and return when it is in the maps."""
+        await self._operator_states.set_state(addresses, state, pods, spare_last=spare_last)
+
+    async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
+        """Forget the state the operator set and return when it is in the maps."""
+        return await self._operator_states.clear_state(addresses, pods)
+
+    # --- how the agent is ---
 
     def status(self) -> Status:
         """Return how the agent is, now."""
@@ -135,7 +154,7 @@ class AgentFacade:
         keeper = self._components.devices
         if keeper is None:
             return []
-        hooks: dict[str, list[str]] = {name: [] for name in self._components.config.device}
+        hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
@@ -173,7 +192,8 @@ class AgentFacade:
         out += [str(message) for message in components.loop.messages]
         out += problems_of_targets(components.loop.runners, components.bpf)
         if components.devices:
-            out += [text for name, text in components.devices.problems.items() if name not in components.config.device]
+            shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
+            out += [text for name, text in components.devices.problems.items() if name not in shown]
             attached = {item.target.name for item in components.devices.attached}
             for name in unattached_outputs(components.network.network, components.network.finder.outputs, attached):
                 out.append(
@@ -209,7 +229,7 @@ class AgentFacade:
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
-                live_flows={} if not backends else self.live_flows() or {},
+                live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=self._usage(),
                 failing=len(components.bpf.failing),
                 restored=components.bpf.retained,
@@ -254,16 +274,6 @@ def _shown(messages: Sequence[Message]) -> list[str]:
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts
-
-
-def unwritable(folder: str) -> str:
-    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"cannot be used ({path} is not a folder)"
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
 
 
 _REASONS = [reason for reason in Reason if reason]

@@ -168,7 +168,7 @@ def _per_service(s: Snapshot) -> Iterator[MetricFamily]:
         return
     for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
         yield MetricFamily(
-            f"lbagent_service_{name}_total", "counter", f"{text} to a frontend.", _service_samples(s, at)
+            f"lbagent_service_{name}_total", "counter", f"{text} to and from a frontend.", _service_samples(s, at)
         )
 
 
@@ -190,7 +190,10 @@ def _per_backend(s: Snapshot) -> Iterator[MetricFamily]:
         for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
             counters = {number: counter[at] for number, counter in s.backends.items()}
             yield MetricFamily(
-                f"lbagent_backend_{name}_total", "counter", f"{text} to a backend.", _backend_samples(s, counters)
+                f"lbagent_backend_{name}_total",
+                "counter",
+                f"{text} to and from a backend.",
+                _backend_samples(s, counters),
             )
     if s.live_flows:
         yield MetricFamily(

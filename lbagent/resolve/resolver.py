@@ -21,6 +21,7 @@ from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
+from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Ownership
 from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
 
@@ -97,6 +98,10 @@ class Resolver:
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
+
+    def overrides_that_hold(self) -> Overrides:
+        """Return which BackendStates hold on this node, of addresses and of Pods."""
+        return self._index.overrides()
 
     def update(self, changes: Iterable[ObjectChange]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""

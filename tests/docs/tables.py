@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
-    3: "not found: service, backend, device", 4: "refused: invalid transition, another agent, conflict", 5: "no agent answers on the socket",
+    3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
     6: "timed out", 77: "this kernel lacks what is needed",
 }  # fmt: skip
 
@@ -41,7 +41,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
-    return f"`{option.default}`" if option.default not in ("", ()) else "-"
+    unit = f" {option.unit}" if option.unit else ""
+    return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
 
 def reason_rows() -> Iterator[tuple[str, ...]]:

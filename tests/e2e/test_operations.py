@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -48,6 +50,23 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
         assert "b1" not in served.http(40)
     finally:
         served.agent.cli("backend", "set-state", "active", *B1)
+
+
+def test_flows_are_counted_when_asked(fresh: Callable[..., Cluster]) -> None:
+    """The list showed no flow beside running downloads, until the next sweep."""
+    made = fresh("tc", "--sweep-interval", "3600")
+    made.web().write(made.folder)
+    made.agent.start()
+    talkers = made.talkers(12)
+    wait_for(lambda: sum(row["flows"] for row in made.agent.api.backends()) == 12, "twelve flows")
+    rows = made.agent.api.set_state(list(B1), "maintenance")
+    of_b1 = sum(name == "b1" for name in talkers.first)
+    assert sum(row["flows"] for row in rows) == of_b1
+    assert not any("flows_age_s" in row for row in rows)
+    talkers.close()
+    began = time.monotonic()
+    made.agent.cli("backend", "drain", *B1, "--timeout", "60s")
+    assert time.monotonic() - began < 45, "it waits for counts of its own, not for sweeps"
 
 
 def test_a_terminating_backend_drains(served: Cluster) -> None:
