@@ -45,6 +45,11 @@ class Verdicts:
             elif end - start > ANSWER_S + excuse:
                 self._fault(f"{kind} to {who}: {end - start:.1f} s, an outage excuses {excuse:.1f} s")
 
+    def fault(self, text: str) -> None:
+        """Count a fault; the first 50 are kept as text."""
+        with self._lock:
+            self._fault(text)
+
     def _fault(self, text: str) -> None:
         self.counts["faults"] += 1
         if len(self.faults) < 50:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.chaos.clients import Clients
-from tests.chaos.events import EVENTS, World, prepare, recovered, start_flood
+from tests.chaos.events import EVENTS, World, prepare, recovered, sized, start_flood
 from tests.chaos.outages import Outages
 from tests.e2e.cluster import Cluster
+from tests.lab.netns import LabError
 
 QUIET_S = (0.3, 1.5)  # between two events
 SETTLE_S = 3.0  # after the last event
@@ -52,7 +53,7 @@ def run(cluster: Cluster, seed: int, seconds: float, say: Callable[[str], None])
     generator, outages = random.Random(seed), Outages()
     world, result = World(cluster, outages, generator), Result(seed, cluster.agent.attach)
     config = cluster.agent.manifests.parent / "agent.yaml"
-    config.write_text("flow-table-size: 131072\n")
+    config.write_text(sized(1 << 17))
     cluster.agent.arguments = [*cluster.agent.arguments, "--config", str(config)]
     prepare(cluster)
     cluster.web().write(cluster.folder)
@@ -68,10 +69,16 @@ def run(cluster: Cluster, seed: int, seconds: float, say: Callable[[str], None])
                 say(f"{time.monotonic() - begun:6.1f} s  {start_flood(world, generator.uniform(2, 5))[1]} (beside)")
                 result.events["flood beside"] += 1
             at = time.monotonic() - begun
-            say(f"{at:6.1f} s  {EVENTS[name][0](world)}")
+            try:
+                say(f"{at:6.1f} s  {EVENTS[name][0](world)}")
+            except LabError as error:
+                clients.verdicts.fault(f"{name}: {error}")
             result.events[name] += 1
             world.pause(*QUIET_S)
-        recovered(world)
+        try:
+            recovered(world)
+        except LabError as error:
+            clients.verdicts.fault(str(error))
         time.sleep(SETTLE_S)
     verdicts = clients.verdicts
     result.exchanges, result.faults, result.longest_s = verdicts.counts, verdicts.faults, verdicts.longest_s
