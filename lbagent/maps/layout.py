@@ -208,7 +208,7 @@ SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
-# lb_metrics: index 0, of Reason.NONE, holds until which tick ages are right; services' first index, backends follow at METRIC_BACKEND
+# First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
 METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
