@@ -111,7 +111,7 @@ def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers
 
 
 def _fit(grid: list[list[str]], widths: list[int], cut: list[bool]) -> str:
-    """Return the widest gap with which a table fits. When none does, cut the cells of one column on a terminal; else it stays wide."""
+    """Return the widest gap with which a table fits; when none does, the usual one, or on a terminal cut cells of one column."""
     width, is_terminal = _output_width()
     for gap in (GAP, GAP[:2], GAP[:1]):
         if sum(widths) + len(gap) * (len(widths) - 1) <= width:
