@@ -31,6 +31,8 @@ class DeviceKeeper:
         self.config = config
         self.attached: tuple[Attachment, ...] = ()
         self.problems: dict[str, str] = {}
+        self.lost: frozenset[Attachment] = frozenset()  # of `attached`: in force no more, and could not be made again
+        self.last_index: dict[str, int] = {}  # of each configured device that was there once
         self.chosen = ChosenDevices((), {})
         self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
@@ -81,6 +83,12 @@ class DeviceKeeper:
                 self._done = None
                 self._changed.set()
 
+    async def attach_again(self) -> None:
+        """Attach what is not attached any more, though no device changed. Raises as `start`."""
+        self._done = None
+        if self._network is not None:
+            await self._attach(self._network)
+
     async def _attach(self, network: NodeNetwork) -> None:
         async with self.busy:
             config = self.config
@@ -89,6 +97,7 @@ class DeviceKeeper:
             if self._done == (wanted, config):
                 return
             left_out = write_devices(self._maps, wanted)
+            self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
             hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
             before, self.attached = self.attached, tuple(hooks)
             self.chosen, self.problems = chosen, dict(chosen.missing)

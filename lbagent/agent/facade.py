@@ -9,10 +9,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import FlowCounts, SetBy
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
+from lbagent.api.types import (
+    ConditionStatus,
+    DeviceStatus,
+    FailingService,
+    MapUsage,
+    SourceStatus,
+    Status,
+    TargetStatus,
+)
+from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
@@ -61,6 +69,13 @@ class AgentFacade:
         except TimeoutError:
             return bpf.generation
 
+    async def verify(self) -> Sequence[str]:
+        """Return in what the maps differ from what was written and is wanted. Raises KernelError, and TimedOut before the start."""
+        bpf = self._components.bpf
+        if not bpf.first_pass.is_set():
+            raise TimedOut("the agent has written no state yet; `lbagent status` says what it waits for")
+        return await bpf.differences()
+
     async def count_flows(self) -> FlowCounts:
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
         sweeper = self._components.sweeper
@@ -106,7 +121,7 @@ class AgentFacade:
     def status(self) -> Status:
         """Return how the agent is, now."""
         components, state = self._components, self._components.bpf.state
-        usage = self._usage()  # also of what an earlier agent left, without an index
+        usage = components.usage()  # also of what an earlier agent left, without an index
         return Status(
             ready=components.ready,
             version=lbagent.__version__,
@@ -126,6 +141,7 @@ class AgentFacade:
             devices=self._devices(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
+            conditions=self._conditions(),
             problems=self._problems(),
         )
 
@@ -156,6 +172,8 @@ class AgentFacade:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
+            if attachment in keeper.lost:
+                continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
@@ -163,12 +181,13 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
-    def _usage(self) -> dict[str, tuple[int, int]]:
-        usage = self._components.bpf.usage()
-        usage["lb_nexthop"] = (self._components.network.table.used, self._components.network.table.capacity)
-        if self._components.sweeper:
-            usage |= self._components.sweeper.usage()
-        return usage
+    def _conditions(self) -> list[ConditionStatus]:
+        monitor = self._components.conditions
+        return [
+            ConditionStatus(each.name.value, each.subject, each.text, each.remedy, standing.since, each.mended)
+            for standing in (monitor.standing if monitor else ())
+            for each in (standing.condition,)
+        ]
 
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
@@ -194,17 +213,9 @@ class AgentFacade:
         if components.devices:
             shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
             out += [text for name, text in components.devices.problems.items() if name not in shown]
-            attached = {item.target.name for item in components.devices.attached}
-            for name in unattached_outputs(components.network.network, components.network.finder.outputs, attached):
-                out.append(
-                    f"remote backends are reached through {name}, where no program is attached: their replies are not"
-                    f" translated; add --device {name}"
-                )
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        if components.sweeper:
-            out += components.sweeper.problems()
         if reason := unwritable(components.config.state_dir):
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
@@ -230,7 +241,8 @@ class AgentFacade:
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
-                maps=self._usage(),
+                maps=components.usage(),
+                conditions=components.conditions.counts() if components.conditions else {},
                 failing=len(components.bpf.failing),
                 restored=components.bpf.retained,
                 conflicts=sum(not message.warning for message in components.loop.messages),

@@ -135,6 +135,17 @@ class FailingService(Struct, gc=False):
     retry_in_s: float = 0.0
 
 
+class ConditionStatus(Struct):
+    """Something that is wrong now, or (`mended`) that was wrong a moment ago and that the agent has put right."""
+
+    name: str  # the word of lbagent_condition
+    subject: str  # the device, map, address, ... it is about
+    text: str  # what is so
+    remedy: str = ""  # what to do
+    since: float = 0.0  # seconds since the epoch
+    mended: bool = False
+
+
 class Status(Struct):
     """How the agent is. `ready`: the first full State is in the kernel."""
 
@@ -156,6 +167,7 @@ class Status(Struct):
     devices: list[DeviceStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)
+    conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now; `lbagent status` ends with 1
     problems: list[str] = field(default_factory=list)  # everything else a person should look at
 
 

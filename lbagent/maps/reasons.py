@@ -50,6 +50,17 @@ class Reason(IntEnum):
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
 
 
+# Drops that a service, a policy or a limit asks for. Any other that grows is a condition of `lbagent status`.
+INTENDED_DROPS = frozenset(
+    {
+        Reason.DROP_NO_BACKEND,
+        Reason.DROP_SOURCE_RANGE,
+        Reason.DROP_NO_LOCAL_BACKEND,
+        Reason.DROP_NOT_ROUTABLE,
+        Reason.DROP_MALFORMED,
+    }
+)
+
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 
 

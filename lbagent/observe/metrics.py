@@ -52,6 +52,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     sync_errors: int = 0
     map_writes: int = 0
     sources: tuple[SourceSample, ...] = ()
+    conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
@@ -79,6 +80,9 @@ def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) 
 def _agent(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
     yield _one("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", s.ready)
+    by_name = [((("name", name),), number) for name, number in s.conditions.items()]
+    text = "Conditions that hold now, by name; `lbagent status` says which and what to do."
+    yield MetricFamily("lbagent_condition", "gauge", text, by_name)
     yield _one("process_resident_memory_bytes", "gauge", "Resident memory of the agent.", s.resident_bytes)
     yield _one("process_cpu_seconds_total", "counter", "CPU time used, in seconds.", s.cpu_s)
     yield _one("process_start_time_seconds", "gauge", "Start of the agent, in seconds since the epoch.", s.started_at)

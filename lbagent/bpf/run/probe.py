@@ -23,6 +23,7 @@ from lbagent.bpf.load.loader import MIN_KERNEL
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.kernel import features, nftables
+from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,7 +140,13 @@ def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
-    if any(str(place) in points for place in (folder, *folder.parents)):
+    mounted = any(str(place) in points for place in (folder, *folder.parents))
+    if is_private(folder, mounted_here=False) if mounted else would_be_private():
+        what = (
+            f"{question.bpffs}: this mount namespace is private, so programs and maps end with the last process in it"
+        )
+        yield Finding(Level.WARNING, what, PRIVATE_ADVICE)
+    elif mounted:
         yield Finding(Level.OK, f"{question.bpffs} is on a bpf file system")
     else:
         yield Finding(Level.NOTE, f"no bpf file system at {question.bpffs}; the agent mounts one")
