@@ -20,6 +20,7 @@ from lbagent.api.types import (
     Status,
     TargetStatus,
 )
+from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
@@ -181,6 +182,13 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
+    def _devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic; a pattern that matches none is no device."""
+        chosen = self._components.devices.chosen if self._components.devices else ChosenDevices((), {})
+        left_out = chosen.missing.keys() - chosen.faults
+        devices = (device for device in self._devices() if device.name not in left_out)
+        return {device.name: bool(device.hooks) and not device.problem for device in devices}
+
     def _conditions(self) -> list[ConditionStatus]:
         monitor = self._components.conditions
         return [
@@ -251,7 +259,7 @@ class AgentFacade:
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
-                devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                devices=self._devices_attached(),
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,

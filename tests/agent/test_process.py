@@ -108,7 +108,8 @@ def test_the_agent_starts_without_a_device_that_is_not_there_and_attaches_when_i
         "late0": (False, "device late0 is not there; programs are attached when it comes"),
         "bond+": (False, "no device matches bond+; programs are attached when one comes"),
     }
-    assert 'lbagent_device_attached{device="late0"} 0' in box.agent.cli("metrics").stdout
+    attached = [line for line in box.agent.cli("metrics").stdout.splitlines() if "lbagent_device_attached{" in line]
+    assert sorted(attached) == ['lbagent_device_attached{device="eth0"} 1', 'lbagent_device_attached{device="late0"} 0']
     box.node.ip("link add late0 type veth peer name far8", "link add bond7 type veth peer name far9")
     box.node.ip("link set late0 up", "link set bond7 up")
     wait_for(lambda: devices() == dict.fromkeys(("eth0", "late0", "bond7"), (True, "")), "programs on the late devices")
