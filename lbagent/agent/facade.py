@@ -9,10 +9,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import FlowCounts, SetBy
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
+from lbagent.api.types import (
+    ConditionStatus,
+    DeviceStatus,
+    FailingService,
+    MapUsage,
+    OutputStatus,
+    SourceStatus,
+    Status,
+    TargetStatus,
+)
+from lbagent.bpf.load.devices import strict_devices
+from lbagent.config.device_names import ChosenDevices
+from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
@@ -61,6 +72,13 @@ class AgentFacade:
         except TimeoutError:
             return bpf.generation
 
+    async def verify(self) -> Sequence[str]:
+        """Return in what the maps differ from what was written and is wanted. Raises KernelError, and TimedOut before the start."""
+        bpf = self._components.bpf
+        if not bpf.first_pass.is_set():
+            raise TimedOut("the agent has written no state yet; `lbagent status` says what it waits for")
+        return await bpf.differences()
+
     async def count_flows(self) -> FlowCounts:
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
         sweeper = self._components.sweeper
@@ -106,7 +124,7 @@ class AgentFacade:
     def status(self) -> Status:
         """Return how the agent is, now."""
         components, state = self._components, self._components.bpf.state
-        usage = self._usage()  # also of what an earlier agent left, without an index
+        usage = components.usage()  # also of what an earlier agent left, without an index
         return Status(
             ready=components.ready,
             version=lbagent.__version__,
@@ -124,8 +142,10 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
+            outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
+            conditions=self._conditions(),
             problems=self._problems(),
         )
 
@@ -156,6 +176,8 @@ class AgentFacade:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
+            if attachment in keeper.lost:
+                continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
@@ -163,12 +185,32 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
-    def _usage(self) -> dict[str, tuple[int, int]]:
-        usage = self._components.bpf.usage()
-        usage["lb_nexthop"] = (self._components.network.table.used, self._components.network.table.capacity)
-        if self._components.sweeper:
-            usage |= self._components.sweeper.usage()
-        return usage
+    def _outputs(self) -> list[OutputStatus]:
+        """Return how packets leave to remote backends, by device."""
+        follower, keeper = self._components.network, self._components.devices
+        xdp = keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
+        out = []
+        for index in sorted(follower.finder.outputs):
+            link = follower.network.links.get(index)
+            if link is not None:
+                why = follower.refusing.get(index, "") if xdp else ""
+                out.append(OutputStatus(link.name, link.kind, "xdp" if xdp and not why else "tc", why))
+        return out
+
+    def _devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic; a pattern that matches none is no device."""
+        chosen = self._components.devices.chosen if self._components.devices else ChosenDevices((), {})
+        left_out = chosen.missing.keys() - chosen.faults
+        devices = (device for device in self._devices() if device.name not in left_out)
+        return {device.name: bool(device.hooks) and not device.problem for device in devices}
+
+    def _conditions(self) -> list[ConditionStatus]:
+        monitor = self._components.conditions
+        return [
+            ConditionStatus(each.name.value, each.subject, each.text, each.remedy, standing.since, each.mended)
+            for standing in (monitor.standing if monitor else ())
+            for each in (standing.condition,)
+        ]
 
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
@@ -194,17 +236,10 @@ class AgentFacade:
         if components.devices:
             shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
             out += [text for name, text in components.devices.problems.items() if name not in shown]
-            attached = {item.target.name for item in components.devices.attached}
-            for name in unattached_outputs(components.network.network, components.network.finder.outputs, attached):
-                out.append(
-                    f"remote backends are reached through {name}, where no program is attached: their replies are not"
-                    f" translated; add --device {name}"
-                )
+        out += reverse_path_problems(components)
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        if components.sweeper:
-            out += components.sweeper.problems()
         if reason := unwritable(components.config.state_dir):
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
@@ -230,7 +265,8 @@ class AgentFacade:
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
-                maps=self._usage(),
+                maps=components.usage(),
+                conditions=components.conditions.counts() if components.conditions else {},
                 failing=len(components.bpf.failing),
                 restored=components.bpf.retained,
                 conflicts=sum(not message.warning for message in components.loop.messages),
@@ -239,7 +275,8 @@ class AgentFacade:
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
-                devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                devices=self._devices_attached(),
+                send_errors=components.network.send_errors(),
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,
@@ -259,6 +296,18 @@ def target_status(runner: TargetRunner) -> TargetStatus:
         target.waiting,
         runner.error,
     )
+
+
+def reverse_path_problems(components: AgentComponents) -> list[str]:
+    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+    network, devices = components.network.network, components.devices
+    names = {item.target.name for item in devices.attached} if devices else set()
+    by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
+    strict = strict_devices(sorted(names - by_default)) if by_default else []
+    if not strict:
+        return []
+    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
+    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:

@@ -84,6 +84,13 @@ class AgentApi(Protocol):
         """Return the generation in the maps as soon as it differs from `generation`, at the latest after `timeout_s`."""
         ...
 
+    async def verify(self) -> Sequence[str]:
+        """Return in what the maps differ from what the agent wrote, and the paths from what its State asks for, one sentence each.
+
+        Raises KernelError, and TimedOut before the first State is in the maps.
+        """
+        ...
+
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text in pieces of at most some 64 KiB (observe.metrics.render)."""
         ...

@@ -19,6 +19,7 @@ from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, 
 
 API_PREFIX = "/v1"
 DEFAULT_TIMEOUT_S = 30.0
+VERIFY_TIMEOUT_S = 120.0  # the agent reads every map, between other work
 MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
 
@@ -100,6 +101,11 @@ class AgentClient:
     def status(self) -> dict[str, Any]:
         """Return how the agent is."""
         return self._expect(self._request("GET", "/status"), dict)
+
+    def verify(self) -> list[str]:
+        """Return in what the maps differ from what the agent wrote and wants."""
+        answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)
+        return self._expect(answer.get("differences"), list)
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""

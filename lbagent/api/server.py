@@ -5,6 +5,7 @@ GET /v1/backends                       list of BackendRow, flows counted now
 PUT /v1/backends/state                 SetState -> list of BackendRow
 PUT /v1/backends/clear-state           ClearState -> Cleared
 GET /v1/status                         Status
+GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the only path on the TCP address)
 """
@@ -66,6 +67,7 @@ class ApiServer:
             ("PUT", "/backends/state"): self._set_state,
             ("PUT", "/backends/clear-state"): self._clear_state,
             ("GET", "/status"): self._status,
+            ("GET", "/verify"): self._verify,
             ("GET", "/wait"): self._wait,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -178,6 +180,9 @@ class ApiServer:
 
     async def _status(self, _: Request) -> Response:
         return _json(self._view.status())
+
+    async def _verify(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode({"differences": list(await self._view.verify())}))
 
     async def _wait(self, request: Request) -> Response:
         try:

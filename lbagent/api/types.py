@@ -114,8 +114,17 @@ class DeviceStatus(Struct):
 
     name: str
     ifindex: int
-    hooks: list[str]  # xdp, xdp-generic, tc_ingress, tc_egress
+    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
     problem: str = ""
+
+
+class OutputStatus(Struct):
+    """One device by which remote backends are reached."""
+
+    name: str
+    kind: str  # '' for a NIC, else veth, bridge, vlan, ...
+    way: str  # xdp: XDP programs send by it; tc: every packet for it goes by tc
+    reason: str = ""  # why tc, where XDP programs run on other devices
 
 
 class MapUsage(Struct, gc=False):
@@ -133,6 +142,17 @@ class FailingService(Struct, gc=False):
     service: str  # NAMESPACE/NAME
     error: str
     retry_in_s: float = 0.0
+
+
+class ConditionStatus(Struct):
+    """Something that is wrong now, or (`mended`) that was wrong a moment ago and that the agent has put right."""
+
+    name: str  # the word of lbagent_condition
+    subject: str  # the device, map, address, ... it is about
+    text: str  # what is so
+    remedy: str = ""  # what to do
+    since: float = 0.0  # seconds since the epoch
+    mended: bool = False
 
 
 class Status(Struct):
@@ -154,8 +174,10 @@ class Status(Struct):
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
     devices: list[DeviceStatus] = field(default_factory=list)
+    outputs: list[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)
+    conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now; `lbagent status` ends with 1
     problems: list[str] = field(default_factory=list)  # everything else a person should look at
 
 

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info
+from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info, pointer
 
 LICENSE = b"Dual BSD/GPL\0"
 LOG_TEXT, LOG_STATS = 1, 4
@@ -19,6 +19,7 @@ class ProgType(IntEnum):
 
     SCHED_CLS = 3
     XDP = 6
+    RAW_TRACEPOINT = 17
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,22 @@ def prog_info(fd: int) -> ProgInfo:
     raw = obj_info(fd, 80)
     _, ident, _, jited = struct.unpack_from("<II8sI", raw)
     return ProgInfo(ident, raw[64:80].split(b"\0")[0].decode(), jited)
+
+
+def raw_tracepoint_open(fd: int, name: str) -> int:
+    """Run a program at a tracepoint of the kernel for as long as the descriptor returned is open. Raises OSError."""
+    raw = name.encode() + b"\0"
+    return bpf(Cmd.RAW_TRACEPOINT_OPEN, struct.pack("<QII", pointer(raw), fd, 0), name)  # name, prog_fd, pad
+
+
+def prog_map_ids(fd: int) -> tuple[int, ...]:
+    """Return the ids of the maps a program uses. Raises OSError."""
+    count = struct.unpack_from("<I", obj_info(fd, 64), 52)[0]
+    ids = ctypes.create_string_buffer(4 * max(1, count))
+    info = ctypes.create_string_buffer(64)
+    struct.pack_into("<IQ", info, 52, count, ctypes.addressof(ids))  # nr_map_ids, map_ids: where the kernel writes them
+    bpf(Cmd.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, 64, ctypes.addressof(info)))  # bpf_fd, info_len, info
+    return struct.unpack_from(f"<{count}I", ids)
 
 
 def prog_fd_by_id(ident: int) -> int:

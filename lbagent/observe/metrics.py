@@ -52,7 +52,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     sync_errors: int = 0
     map_writes: int = 0
     sources: tuple[SourceSample, ...] = ()
+    conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
+    send_errors: Mapping[str, int] = {}  # by device: frames that XDP sent and it did not take
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
     cpu_s: float = 0.0
@@ -79,6 +81,9 @@ def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) 
 def _agent(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
     yield _one("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", s.ready)
+    by_name = [((("name", name),), number) for name, number in s.conditions.items()]
+    text = "Conditions that hold now, by name; `lbagent status` says which and what to do."
+    yield MetricFamily("lbagent_condition", "gauge", text, by_name)
     yield _one("process_resident_memory_bytes", "gauge", "Resident memory of the agent.", s.resident_bytes)
     yield _one("process_cpu_seconds_total", "counter", "CPU time used, in seconds.", s.cpu_s)
     yield _one("process_start_time_seconds", "gauge", "Start of the agent, in seconds since the epoch.", s.started_at)
@@ -160,6 +165,12 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
         "gauge",
         "Whether programs are attached to the device.",
         [((("device", name),), up) for name, up in s.devices.items()],
+    )
+    yield MetricFamily(
+        "lbagent_xdp_send_errors_total",
+        "counter",
+        "Frames that XDP sent and the device did not take.",
+        [((("device", name),), count) for name, count in s.send_errors.items()],
     )
 
 

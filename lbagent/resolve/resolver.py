@@ -122,7 +122,7 @@ class Resolver:
         index.refresh()
         has_row = self._has_row if self._options.keep_existing else None
         node = index.local_node(self._options.node_ips)
-        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod)
+        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod, index.nodes)
         built = yield from self._build(index.dirty)
         for owner, rows in built.items():
             self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
@@ -230,6 +230,7 @@ class Resolver:
         owners = self._rows.owners() if self._messages else ()
         found = [message for owner in owners for message in self._messages.get(owner, ())]
         found += [contradiction.message() for contradiction in self._index.contradictions()]
+        found += self._index.placement_messages()
         if self._index.with_node_ports and not self._context.node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from lbagent.errors import LbError, Refused
+from lbagent.kernel.private_folder import make_private
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.objects.message_log import MessageLog
@@ -132,7 +133,7 @@ class OperatorSource:
 
     def _write(self, data: bytes) -> None:
         folder = os.path.dirname(self._path)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         if self._broken:
             os.replace(self._path, self._path + ".broken")
             self._broken = False

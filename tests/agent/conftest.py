@@ -34,6 +34,8 @@ class Box:
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir()
         self.node, self.peer = Namespace("box"), Namespace("boxpeer")
+        self.node.sysctl("ipv4/ip_forward", 1)
+        self.node.sysctl("ipv6/conf/all/forwarding", 1)
         self.closing.callback(self.node.delete)
         self.closing.callback(self.peer.delete)
         self.add_device()

@@ -81,6 +81,7 @@ class Agent:
         self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.differences: list[str] = []
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
@@ -180,6 +181,9 @@ class Agent:
                 while self.current.generation == generation:
                     await self.changed.wait()
         return self.current.generation
+
+    async def verify(self) -> Sequence[str]:
+        return self.differences
 
     def metrics(self) -> Iterable[str]:
         return self.pieces

@@ -56,7 +56,7 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, reasons={Reason.FWD_NEW: (0, 0)},
+        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
     )  # fmt: skip
     for family in metrics.families(full):
         yield f"`{family.name}`", family.kind, family.help
