@@ -20,7 +20,7 @@ from tests.lab.topology import ROOT
 NETS = {"b1": ("10.77.1", "fd77:1"), "b2": ("10.77.2", "fd77:2"), "client": ("10.77.0", "fd77")}
 DEVICES = {"b1": "lan1", "b2": "lan2", "client": "wan"}
 FLOOD_RATE = 2000  # packets a second: sender, node and backends share this machine
-NODE_S = 40.0  # an agent starts within, on a machine with other work
+NODE_S = 120.0  # new programs, or an agent, are there within, on a machine with other work
 
 
 @dataclass
