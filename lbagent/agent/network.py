@@ -12,6 +12,7 @@ from lbagent.agent.send_watch import SendWatch
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
+from lbagent.net.near_clients import NearClients
 from lbagent.net.neighbours import NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
@@ -46,6 +47,7 @@ class NetworkFollower:
         )
         self.send_watch = SendWatch(lambda: self._changed(self._known))
         self.refusing: dict[int, str] = {}  # devices that take no frames from XDP, and why
+        self._clients = NearClients()
         self._gateways: list[Hop] = []
         self._gateways_of: tuple[object, ...] = ()
         self._xdp_in_use = asyncio.Event()
@@ -78,6 +80,7 @@ class NetworkFollower:
         self.table.restore(time.monotonic())
         network = await self.watcher.start()
         self._known = network
+        self._clients.follow(network, self.settings.pod_devices, time.monotonic())
         self.table.update(network, (), (), time.monotonic())
         self._renew()
 
@@ -139,6 +142,7 @@ class NetworkFollower:
     def _changed(self, network: NodeNetwork) -> None:
         """Take a new snapshot: next hops at once, paths only where an answer may differ."""
         old, self._known = self._known, network
+        self._clients.follow(network, self.settings.pod_devices, time.monotonic())
         self._network_changed.set()
         if self._native is not None:
             self.send_watch.follow(
@@ -191,9 +195,14 @@ class NetworkFollower:
             self._hops_wanted.clear()
             self._asked = self._planned
             try:
-                pause_s = await self.keeper.keep(
-                    [*sorted(self._asked), *self._gateways], self.watcher.neighbours(), time.monotonic()
+                now = time.monotonic()
+                clients = self._clients.hops(self._known, now)
+                wanted = [*sorted(self._asked), *self._gateways, *clients]
+                pauses = (
+                    await self.keeper.keep(wanted, self.watcher.neighbours(), now),
+                    self._clients.next_look_s(self._known),
                 )
+                pause_s = min((pause for pause in pauses if pause is not None), default=None)
             except (OSError, LbError) as error:
                 log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
                 pause_s = RETRY_S
