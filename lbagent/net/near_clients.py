@@ -6,7 +6,9 @@ this node from beside it is among them. A neighbour that no longer answers is le
 
 from __future__ import annotations
 
-from lbagent.net.paths import ETHERNET_ADDRESS, Hop, is_pod_device
+from collections.abc import Collection
+
+from lbagent.net.paths import Hop
 from lbagent.net.snapshot import NodeNetwork
 
 MAX_CLIENTS = 128  # each costs the network one request in about half a minute
@@ -19,15 +21,10 @@ class NearClients:
     def __init__(self) -> None:
         self._seen: dict[Hop, float] = {}  # when it was last resolved
 
-    def follow(self, network: NodeNetwork, pod_devices: tuple[str, ...], now: float) -> None:
-        """Take note of who is resolved now."""
-        places = {
-            index
-            for index, link in network.links.items()
-            if len(link.mac) == ETHERNET_ADDRESS and not is_pod_device(link.name, pod_devices)
-        }
+    def follow(self, network: NodeNetwork, devices: Collection[int], now: float) -> None:
+        """Take note of who is resolved now; new ones are those behind `devices`."""
         for hop in network.neighbours:
-            if hop in self._seen or (hop[0] in places and not _is_link_local(hop[1])):
+            if hop in self._seen or (hop[0] in devices and not _is_link_local(hop[1])):
                 self._seen[hop] = now
         for hop in list(self._seen)[: max(0, len(self._seen) - MAX_CLIENTS)]:
             del self._seen[hop]

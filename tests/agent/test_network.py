@@ -221,6 +221,7 @@ def test_a_client_beside_the_node_is_kept_resolved_until_it_is_silent(
     monkeypatch.setattr(near_clients, "SILENT_S", 3.0)
 
     async def steps(here: Following) -> None:
+        here.follower.use_devices(frozenset({here.index}), frozenset())
         node.ip("neigh", "replace", "10.9.0.3", "dev", "v0", "nud", "none", "use")  # as a packet of the node does it
         await here.resolved("10.9.0.3")
         node.ip("neigh", "flush", "dev", "v0")
@@ -239,10 +240,10 @@ def test_the_last_clients_are_kept_when_there_are_many() -> None:
     crowd = {(ETH0, ip(f"10.0.{i >> 8}.{i & 255}")): b"\2\0\0\0\0\1" for i in range(1, limit + 21)}
     others = {(CNI0, ip("10.244.0.5")): b"\2\0\0\0\0\2", (ETH0, ip("fe80::7")): b"\2\0\0\0\0\3"}
     now = network(neighbours=crowd | others)
-    clients.follow(now, ("cni*",), 1.0)
+    clients.follow(now, {ETH0}, 1.0)
     assert clients.hops(now, 1.0) == list(crowd)[20:]
     gone = network(neighbours={})
-    clients.follow(gone, ("cni*",), 2.0)
+    clients.follow(gone, {ETH0}, 2.0)
     assert len(clients.hops(gone, 10.0)) == limit  # a link may flap
     assert clients.next_look_s(gone)
     assert clients.hops(gone, 99.0) == []
