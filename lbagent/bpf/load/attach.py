@@ -19,7 +19,7 @@ from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachT
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
-from lbagent.bpf.load.links import detach_link, link_fault, linked_program, pinned_links
+from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, linked_program, pinned_links
 from lbagent.errors import NotFound
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -63,7 +63,14 @@ class Attacher(Protocol):
 
 
 def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[TargetKind, Attacher]:
-    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, present)}
+    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present))}
+
+
+def with_former_names(root: Path, present: Mapping[str, Device]) -> Mapping[str, Device]:
+    """Add devices that were renamed since a link was made, under the name of its pin: their programs stay where they are."""
+    by_index = {device.ifindex: device for device in present.values()}
+    former = {name: by_index[index] for name, index in linked_devices(root).items() if index in by_index}
+    return former | dict(present)
 
 
 def wanted_attachments(
@@ -79,8 +86,13 @@ def wanted_attachments(
         if name not in present:
             raise no_such_device(name, (item for item in present if not present[item].loopback))
         out += [Attachment.on_device(name, hook) for hook in (_ingress(mode, present[name]), TC_EGRESS)]
+    taken = {present[name].ifindex for name in names}
     for name in sorted(present):
-        if name not in names and any(fnmatchcase(name, pattern) for pattern in pod_patterns):
+        if (
+            present[name].name == name
+            and present[name].ifindex not in taken
+            and any(fnmatchcase(name, pattern) for pattern in pod_patterns)
+        ):
             out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_INGRESS, TC_EGRESS)]
     return out
 
