@@ -121,10 +121,14 @@ LB6_PATH = _layout(
 )
 # One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
+NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the device takes no frames that XDP sends
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
+# Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
+LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
-# A device we are attached to, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free. The second
-# u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked. mtu 0: unknown.
+# A device we are attached to, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 =
+# free. The second u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
+# mtu 0: unknown.
 LB_DEVICE = _layout("lb_device", "u32 ifindex, mac mac, u16 flags, u16 mtu, pad2 pad")
 # Frozen before the programs are loaded, so the verifier folds every field into the instructions. Masks are entries (slots,
 # records) - 1; time-outs are in ticks of 2^jiffies_shift jiffies.
@@ -190,6 +194,7 @@ class DeviceFlag(IntEnum):
     """Bits of lb_device.flags, by ifindex."""
 
     POD = 1  # a --pod-device: packets from it have internal scope
+    XDP_SEND = 2  # the device takes frames that XDP sends
 
 
 class ConfigFlag(IntEnum):
@@ -203,6 +208,7 @@ SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
 SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
+NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 DEVICES = 1024  # positions of lb_device
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16

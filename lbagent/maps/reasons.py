@@ -28,6 +28,7 @@ class Reason(IntEnum):
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
     PASS_MTU = 19  # larger than the MTU on its way, DF clear: the kernel's stack fragments it
+    PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
