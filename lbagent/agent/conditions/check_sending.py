@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def check_frames(components: AgentComponents) -> Iterator[Condition]:
     """Name the devices that did not take a frame of XDP in the last minute."""
     for name, text in components.network.frames_not_taken(time.monotonic()).items():
-        remedy = "a device that refuses frames is sent to by tc from now on; a full queue needs less traffic, or more queues"
+        remedy = (
+            "a device that refuses frames is sent to by tc from now on; a full queue needs less traffic, or more queues"
+        )
         yield Condition(ConditionName.FRAMES_NOT_TAKEN, name, text, remedy)
 
 
