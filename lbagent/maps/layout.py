@@ -139,15 +139,16 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: rows (one a CPU), bytes of a row
-    "u64 counter_rows, u64 counter_row",
+    # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
+    "u64 counter_rows, u64 counter_row, u64 timeout_longest",
 )
 
 
 # Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets and moves
 # `first` and `count` on (use the kernel's `repeat`); `live`, which starts at 0 and is also what the run returns, are live flows.
+# `trusted_until`, 0 before the first run of a sweep, is what goes to the head of each row of lb_metrics after its last one.
 SWEEP_STEP = 32
-LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live")
+LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live, u64 trusted_until")
 
 
 # Data of a run of migrate4/migrate6: positions of the old map to do, what of (MigrateWhat), `dry`: leave the old map as it is.
@@ -214,7 +215,8 @@ SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
-METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow at METRIC_BACKEND
+# First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
+METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256

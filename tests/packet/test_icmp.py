@@ -199,6 +199,48 @@ def test_udp_without_checksum_is_quoted_without_one(world: World, hook: str) -> 
     check_error(back.packet, src=fam.vip, dst=fam.client, quoted=with_hops_of(fam, l3(sent), 63), kind=layer)
 
 
+def load_of_no_sum(frame: bytes) -> bytes:
+    """Return the two bytes that, in the place of the zeros in this datagram, make its checksum 0, which is sent as 0xffff (RFC 768)."""
+    seen = wire.parse(frame)
+    assert seen is not None
+    assert frame[seen.end - 2 : seen.end] == b"\0\0"
+    return frame[seen.l4 + 6 : seen.l4 + 8]
+
+
+def test_udp_with_a_checksum_of_ffff_is_quoted_with_it(world: World, fam: Family, hook: str) -> None:
+    """The client sent 0xffff, which stands for a sum of 0: it reads 0xffff in the error, not 0, "no checksum"."""
+    zeros = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 80, b"\0\0"))
+    flow = Flow(world, fam, UDP, local=False, load=load_of_no_sum(zeros))
+    at = wire.parse(flow.sent).l4 + 6  # type: ignore[union-attr]
+    assert flow.sent[at : at + 2] == b"\xff\xff"
+    out = world.run(hook, flow.error(fam.unreachable(), flow.backend.address, None), world.net.lb1)
+    check_error(out.packet, src=fam.vip, dst=fam.client, quoted=flow.seen_by_client(None), kind=fam.unreachable())
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_reply_with_a_checksum_of_ffff_is_quoted_with_it(
+    world: World, fam: Family, hook: str, *, local: bool
+) -> None:
+    """The same for the backend, which reads about the packet it sent."""
+    flow = Flow(world, fam, UDP, local=local)
+
+    def answer(load: bytes) -> bytes:
+        if local:
+            return expect.local_reply(fam, UDP, flow.backend, fam.client, 40000, load=load)
+        return expect.remote_reply(fam, UDP, flow.backend, flow.snat[1], load=load)
+
+    sent = answer(load_of_no_sum(answer(b"\0\0")))
+    at = wire.parse(sent).l4 + 6  # type: ignore[union-attr]
+    assert sent[at : at + 2] == b"\xff\xff"
+    reply = expect.at_pod(world, sent) if local else world.run(hook, sent, world.net.lb1)
+    error = craft.frame(craft.icmp_error(fam, fam.client, fam.vip, fam.unreachable(), l3(reply.packet)))
+    out = world.run(hook, error)
+    ttl = wire.parse(reply.packet).ttl  # type: ignore[union-attr]
+    check_error(
+        out.packet, src=fam.client, dst=flow.backend.address, quoted=with_hops_of(fam, l3(sent), ttl), kind=fam.unreachable()
+    )  # fmt: skip
+
+
 def test_outer_ipv4_options(world: World, hook: str) -> None:
     """Options in the error's own header move the quote; it is found all the same."""
     from scapy.layers.inet import IPOption_NOP
