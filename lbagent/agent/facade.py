@@ -22,6 +22,7 @@ from lbagent.api.types import (
     TargetStatus,
 )
 from lbagent.bpf.load.devices import strict_devices
+from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason
@@ -196,6 +197,13 @@ class AgentFacade:
                 out.append(OutputStatus(link.name, link.kind, "xdp" if xdp and not why else "tc", why))
         return out
 
+    def _devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic; a pattern that matches none is no device."""
+        chosen = self._components.devices.chosen if self._components.devices else ChosenDevices((), {})
+        left_out = chosen.missing.keys() - chosen.faults
+        devices = (device for device in self._devices() if device.name not in left_out)
+        return {device.name: bool(device.hooks) and not device.problem for device in devices}
+
     def _conditions(self) -> list[ConditionStatus]:
         monitor = self._components.conditions
         return [
@@ -267,7 +275,7 @@ class AgentFacade:
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
-                devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                devices=self._devices_attached(),
                 send_errors=components.network.send_errors(),
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),

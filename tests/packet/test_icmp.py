@@ -150,6 +150,7 @@ def test_about_a_reply_of_a_local_backend(
     error = craft.frame(craft.icmp_error(fam, source, fam.vip, layer, cut_at(fam, l3(reply.packet), cut)))
     out = world.run(hook, error)
     assert out.passed
+    assert out.counted == {Reason.FWD_ICMP: 1}
     check_error(
         out.packet, src=source, dst=flow.backend.address, quoted=cut_at(fam, with_hops_of(fam, l3(answer), 63), cut),
         kind=layer, mtu=1280,
@@ -177,6 +178,7 @@ def test_of_a_local_backend(world: World, fam: Family, proto: int, cut: int | No
     assert out.passed
     if place == "pod" and sender == "node":
         return  # a pod does not speak with the node's address; whatever comes of it must not be forwarded
+    assert out.counted == {Reason.FWD_ICMP: 1}
     check_error(
         out.packet, src=fam.vip if sender == "backend" else source, dst=fam.client,
         quoted=cut_at(fam, l3(flow.sent), cut), kind=layer,
@@ -289,7 +291,9 @@ def test_about_no_flow_of_ours(world: World, fam: Family, hook: str) -> None:
         (fam.router, fam.vip, forged),
     ):
         frame = craft.frame(craft.icmp_error(fam, src, dst, fam.unreachable(), quoted))
-        expect.untouched(world.run(hook, frame), frame)
+        out = world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
 
 
 def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None:
@@ -323,7 +327,36 @@ def test_error_for_a_backend_that_is_gone(world: World, fam: Family, hook: str) 
     reply = world.run(hook, answer, world.net.lb1)
     world.remove_backend(flow.backend)
     error = craft.frame(craft.icmp_error(fam, fam.router, fam.vip, fam.too_big(1280), l3(reply.packet)))
-    expect.untouched(world.run(hook, error), error)
+    out = world.run(hook, error)
+    expect.untouched(out, error)
+    assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
+
+
+def test_which_icmp_messages_are_errors(world: World, fam: Family) -> None:
+    """RFC 792, RFC 4443 §2.1. Others speak about no packet; a redirect is for the link it was seen on."""
+    errors = {4: {3, 4, 11, 12}, 6: {1, 2, 3, 4}}[fam.version]
+    good = Flow(world, fam, UDP, local=False).error(fam.time_exceeded(), fam.router2, None)
+    at = 14 + (20 if fam.version == 4 else 40)
+    for kind in range(256):
+        other = good[:at] + bytes((kind,)) + good[at + 1 :]
+        out = world.run(XDP, other, world.net.lb1)
+        if kind in errors:
+            assert out.forwarded, kind
+            assert out.packet[at] == kind
+        else:
+            expect.untouched(out, other)
+
+
+def test_error_about_a_service_that_is_gone(world: World, fam: Family, hook: str) -> None:
+    """Its frontend is not known any more, so nobody can be told; a reply of its backend goes up as it came too."""
+    flow = Flow(world, fam, TCP, local=False)
+    rows = f"lb{fam.version}_reverse_nat"
+    world.put(rows, [(flow.service.id.to_bytes(4, "little"), bytes(world.maps.specs[rows].value_size))])
+    reply = expect.remote_reply(fam, TCP, flow.backend, flow.snat[1], "SA")
+    for frame in (flow.error(fam.too_big(1400), fam.router2, None), reply):
+        out = world.run(hook, frame, world.net.lb1)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
 
 
 def test_error_with_the_last_hop(world: World, fam: Family, hook: str) -> None:
@@ -331,7 +364,19 @@ def test_error_with_the_last_hop(world: World, fam: Family, hook: str) -> None:
     flow = Flow(world, fam, TCP, local=False)
     packet = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1400), l3(flow.out.packet), ttl=1)
     frame = craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
-    expect.untouched(world.run(hook, frame, world.net.lb1), frame)
+    out = world.run(hook, frame, world.net.lb1)
+    expect.untouched(out, frame)
+    assert out.counted == {Reason.PASS_TTL: 1}
+
+
+def test_error_with_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
+    """TTL 2 is enough to be forwarded once."""
+    flow = Flow(world, fam, TCP, local=False)
+    packet = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1400), l3(flow.out.packet), ttl=2)
+    out = world.run(hook, craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC), world.net.lb1)
+    assert out.forwarded
+    assert expect.parsed(out).ttl == 1
+    assert out.counted == {Reason.FWD_ICMP: 1}
 
 
 def test_errors_do_not_keep_a_flow_alive_or_change_it(world: World, fam: Family, hook: str) -> None:
