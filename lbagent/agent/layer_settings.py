@@ -67,3 +67,8 @@ def node_addresses(config: Config) -> tuple[bytes, ...]:
 def longest_timeout_s(config: Config) -> int:
     """Return after how long an idle flow is surely forgotten."""
     return max(config.timeout_new, config.timeout_tcp, config.timeout_udp, config.timeout_closing)
+
+
+def linger_s(config: Config) -> int:
+    """Return after how long no flow of a frontend that was removed is left: a sweep ends them, each was last used before that."""
+    return longest_timeout_s(config) + 2 * config.sweep_interval + 60

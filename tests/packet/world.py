@@ -247,6 +247,16 @@ class World:
         self.maps.delete_many(f"lb{row.family.version}_backend", [struct.pack("=I", row.id)])
         self.path_flags(row, clear=PathFlag.LIVE | PathFlag.SELECTABLE, bump=True)
 
+    def remove_service(self, row: ServiceRow) -> None:
+        """Take a frontend away the way the planner does: its slots, its reverse NAT row. The bits of the prefilter stay for a while."""
+        fam = row.family
+        codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
+        place = fam.packed(row.address), row.port.to_bytes(2, "big")
+        keys = [codec.pack(*place, n, row.proto, row.scope, b"\0\0") for n in range(len(row.backends) + 1)]
+        self.maps.delete_many(f"lb{fam.version}_service", keys)
+        name = f"lb{fam.version}_reverse_nat"
+        self.put(name, [(struct.pack("=I", row.id), bytes(self.maps.specs[name].value_size))])
+
     def service(
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,

@@ -87,6 +87,7 @@ AI int icmp_main(lb_ctx *ctx)
 	struct lb_scratch *s = scratch();
 	struct snat_view view;
 	struct ct_flow flow = {};
+	struct reply_end end;
 	struct ct_key key;
 	u64 hash, now = now_ticks();
 	struct lb_quote *q;
@@ -105,7 +106,8 @@ AI int icmp_main(lb_ctx *ctx)
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
 	if (ct_find_slow(hash, &key, now, &flow))
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
-	if (reply_find(&q->pk, now, &key, &flow, &vip, &vip_port))
+	reply_end_of(&q->pk, &end);
+	if (reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port))
 		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }

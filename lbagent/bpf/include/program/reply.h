@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
- * tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop towards the
- * client is learned here.
+ * tells client and service; a local backend's flow, and one whose service was removed, is found by its client. The next hop towards
+ * the client is learned here.
  */
 #pragma once
 #include "flow_create.h"
@@ -49,57 +49,65 @@ AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 no
 		ct_refresh(&f, &key, pk, now, true);
 }
 
-AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
+/* The client's end of a reply. */
+struct reply_end {
+	lb_addr client;
+	__be16 client_port;
+	__be16 snat_port; /* that it came to; 0: to the client itself */
+};
+
+/* By the SNAT slot alone: it knows client and service. */
+AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
 {
 	u64 learned = 0;
-	struct lb_tuple to;
 	int rc;
 
-	if (!service_frontend(snat_view_service(view), &to.saddr, &to.sport))
-		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	to.daddr = view->client;
-	to.dport = view->client_port;
-	reply_refresh(&s->pk, &to, now);
-	rc = reply_send(ctx, s, &to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
+	to->daddr = view->client;
+	to->dport = view->client_port;
+	reply_refresh(&s->pk, to, now);
+	rc = reply_send(ctx, s, to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, now, learned);
 	return rc;
 }
 
-AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+		      u16 *vip_port)
 {
 	ct_flow_in(f, hash);
-	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+	if (ct_find_reply(f->bucket, key, pk, snat_port, f, vip, vip_port))
 		return true;
 	f->second = ct_second_in_use(f->bucket, now);
-	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port);
+	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, snat_port, f, vip, vip_port);
 }
 
 /* In the table that is being left, and again in the one it may have been moved to meanwhile. */
-AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
 			  u16 *vip_port)
 {
 	f->second = false;
 	NO_UNROLL
 	for (u64 n = 0; n < 2; n++)
-		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, f, vip, vip_port))
+		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, snat_port, f, vip, vip_port))
 			return true;
-	return reply_find_in(hash, pk, now, key, f, vip, vip_port);
+	return reply_find_in(hash, pk, snat_port, now, key, f, vip, vip_port);
 }
 
-/* Finds the flow of a local backend's reply, and the frontend it was opened to; `key` is what it was found by. */
-AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+/* Finds the flow of a reply, and the frontend it was opened to; `key` is what it was found by. */
+AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+		   u16 *vip_port)
 {
-	u64 hash = ct_key_make(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+	u64 hash = ct_key_make(key, &end->client, end->client_port, &pk->saddr, pk->sport, pk->proto);
 
-	if (reply_find_in(hash, pk, now, key, f, vip, vip_port))
+	if (reply_find_in(hash, pk, end->snat_port, now, key, f, vip, vip_port))
 		return true;
-	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
+	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, end->snat_port, now, key, f, vip, vip_port))
 		return true;
 	ct_key_mark_reply(key);
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
-AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
+/* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
+AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
 	struct lb_tuple to;
@@ -108,8 +116,9 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	u64 learned = 0, index;
 	int rc;
 
-	tuple_of(pk, &to);
-	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
+	to.daddr = end->client;
+	to.dport = end->client_port;
+	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	ct_refresh(&f, &key, pk, now, true);
 	index = ct_flow_nexthop(&f);
@@ -119,15 +128,30 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	return rc;
 }
 
+AI void reply_end_of(const struct lb_pkt *pk, struct reply_end *end)
+{
+	end->client = pk->daddr;
+	end->client_port = pk->dport;
+	end->snat_port = 0;
+}
+
 AI int reply_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	u64 now = now_ticks();
 	struct snat_view view;
+	struct reply_end end;
+	struct lb_tuple to;
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
-		return reply_snat(ctx, s, &view, now);
-	return reply_local(ctx, s, now);
+	reply_end_of(&s->pk, &end);
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view)) {
+		if (service_frontend(snat_view_service(&view), &to.saddr, &to.sport))
+			return reply_snat(ctx, s, &view, &to, now);
+		end.client = view.client;
+		end.client_port = view.client_port;
+		end.snat_port = s->pk.dport;
+	}
+	return reply_by_flow(ctx, s, &end, now);
 }

@@ -61,13 +61,6 @@ AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 servi
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
 }
 
-/* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
-AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
-{
-	ct_flow_set(f, value_with_state(f->value, CT_CLOSING));
-	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
-}
-
 /* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
  * An expired flow may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
@@ -86,12 +79,15 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 {
 	struct lb_pkt *pk = &s->pk;
 	u64 v = f->value, meta = PATH_META(path_of(value_backend(v)));
-	bool gone = !value_is_served(v, meta);
+	bool no_service = service_is_gone(ct_flow_service(f)), gone = no_service || !value_is_served(v, meta);
 	int rc;
 
-	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
-		return slow_path_reset(ctx, s, f);
-	if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
+	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
+		ct_flow_close(f, now);
+		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta))
+			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
+		/* the client's RST is how a backend hears of it that still runs */
+	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
 		s->choice = CHOICE_RESELECT;
 		s->old_value = v;
 		return CONTINUE;
@@ -121,6 +117,8 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	struct lb_service *wild = service_wildcard(t);
 	u32 reason;
 
+	if (s->choice == CHOICE_RESELECT) /* it had one when the flow was made */
+		return answer(ctx, s, REASON_REJECT_SERVICE_GONE, 0);
 	if (wild) {
 		reason = service_routable(t, wild);
 		if (reason)
