@@ -14,10 +14,10 @@ class Reason(IntEnum):
 
     NONE = 0  # never counted
     # forwarded
-    FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend
-    FWD_NEW = 2  # new flow: a backend was selected
+    FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend on another node
+    FWD_NEW = 2  # new flow: a backend on another node was selected
     FWD_REPLY = 3  # reply translated back to the frontend
-    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node
+    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node: the first packet of a flow and all later ones
     FWD_ICMP = 5  # ICMP error about a flow, translated
     FWD_RESELECTED = 6  # flow moved because its backend is gone or takes no new flows
     FWD_SPILL = 7  # the flow is in the spill map
@@ -48,6 +48,17 @@ class Reason(IntEnum):
     DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
 
+
+# Drops that a service, a policy or a limit asks for. Any other that grows is a condition of `lbagent status`.
+INTENDED_DROPS = frozenset(
+    {
+        Reason.DROP_NO_BACKEND,
+        Reason.DROP_SOURCE_RANGE,
+        Reason.DROP_NO_LOCAL_BACKEND,
+        Reason.DROP_NOT_ROUTABLE,
+        Reason.DROP_MALFORMED,
+    }
+)
 
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 

@@ -39,16 +39,16 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 }
 
 /* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
- * packet that comes in with the node's own address as its source. A flow of FORWARD_LOCAL whose backend is no longer local (its path
- * record says so) is forwarded with the client's address, as a router would. */
-AI bool forward_stays_here(u64 meta, u64 forward)
+ * packet that comes in with the node's own address as its source. What the path record says by now does not matter: a flow keeps the
+ * mode it was made with, and the stack routes a packet to wherever its backend is. */
+AI bool forward_stays_here(u64 forward)
 {
-	return forward == FORWARD_LOCAL && META_IS(meta, PATH_LOCAL);
+	return forward == FORWARD_LOCAL;
 }
 
-AI bool flow_stays_here(u64 meta, u64 value)
+AI bool flow_stays_here(u64 value)
 {
-	return forward_stays_here(meta, value_forward(value));
+	return forward_stays_here(value_forward(value));
 }
 
 #if LB_FAMILY == 6
@@ -149,10 +149,8 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 }
 
 /* A packet of a flow that stays on this node. */
-AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
+AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, const struct ct_flow *f, u64 index)
 {
-	if (!META_IS(meta, PATH_LOCAL))
-		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
 	return fast_path_write(ctx, q->data, path, false, 0, f) ? LB_DROP : LB_PASS;
@@ -174,7 +172,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	OPAQUE(port);
 	if (LIKELY(value_is_snat(v)))
 		return fast_path_snat(ctx, q, path, meta, f, index, port);
-	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, meta, f, index) : TO_SLOW_PATH;
+	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, f, index) : TO_SLOW_PATH;
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */
