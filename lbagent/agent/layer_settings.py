@@ -42,6 +42,7 @@ def program_settings(config: Config) -> Settings:
         snat_port_max=last,
         reject_rate=config.reject_rate,
         external_clusterip=config.external_clusterip,
+        strict_source=config.strict_source,
         timeout_new_s=config.timeout_new,
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,

@@ -27,7 +27,8 @@ class Reason(IntEnum):
     PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
-    PASS_MTU = 19  # larger than the MTU on its way, DF clear: the kernel's stack fragments it
+    PASS_MTU = 19  # larger than the MTU on its way, DF clear: left to the tc program behind XDP, which fragments it
+    PASS_FOREIGN_SOURCE = 22  # from a local backend's address, but not by the device behind which it lives
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
@@ -43,10 +44,12 @@ class Reason(IntEnum):
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
     DROP_NO_NEIGHBOR = 70  # no next hop is known, and the FIB has none either
-    DROP_FRAGMENT = 71  # later fragment of an unknown datagram
+    DROP_FRAGMENT = 71  # later fragment of an unknown datagram to a ClusterIP
     DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
     DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
+    DROP_REPLY_CLASH = 76  # a process of this node is the backend, and the node or one port through two frontends asks
+    DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route
 
 
 # Drops that a service, a policy or a limit asks for. Any other that grows is a condition of `lbagent status`.

@@ -9,6 +9,7 @@
 #pragma once
 #include "maps.h"
 #include "parse.h"
+#include "path.h"
 
 /* Why a packet of a flow gets a backend chosen. */
 #define CHOICE_NEW 0
@@ -32,7 +33,8 @@ struct lb_scratch {
 	u8 snat_ports;   /* SNAT_PORTS_*, with FORWARD_SNAT */
 	u8 pad[2];
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
-	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
+	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG and CALL_FRAGMENT */
+	struct nexthop nh;  /* for CALL_FRAGMENT */
 };
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");

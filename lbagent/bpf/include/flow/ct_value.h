@@ -12,7 +12,8 @@
 #include "parse.h"
 
 #define GEN_MASK 0x3fffULL
-#define V_BACKEND(v) ((u64)(v) >> 44)
+#define V_BACKEND_SHIFT 44
+#define V_BACKEND(v) ((u64)(v) >> V_BACKEND_SHIFT)
 #define V_BACKEND_GEN(v) ((u64)(v) >> 36 & 0xff)
 #define V_BACKEND_GENS 0x80ULL
 #define V_BACKEND_GEN_NONE (V_BACKEND_GENS << 36) /* turned over: a generation the path record does not have for 128 backends to come */
@@ -35,7 +36,7 @@
 /* Returns the value of a flow without a SNAT port. */
 AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
 {
-	return backend << 44 | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
+	return backend << V_BACKEND_SHIFT | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
 }
 
 /* Returns what snat_take() gives: a port (network order) and the generation its slot has now. */
@@ -117,6 +118,12 @@ AI u64 value_with_slot_gen(u64 v, u64 from)
 AI u64 value_without_backend(u64 v)
 {
 	return v ^ V_BACKEND_GEN_NONE;
+}
+
+/* Gives a flow the backend id 0, that of none: no reply is the flow's any more. */
+AI u64 value_of_no_backend(u64 v)
+{
+	return v & ~(~0ULL << V_BACKEND_SHIFT);
 }
 
 /* Takes the SNAT port from a flow: it closes, and gets another backend should it come back. */

@@ -13,9 +13,10 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 {
 	struct lb_pkt *pk = &s->pk;
 	bool leaving = pk->flags & PKT_EGRESS;
-	u64 len = CTX_LEN(ctx), mtu;
+	u64 len = CTX_LEN(ctx), mtu = 0;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
+	bool cut = false;
 
 	if (!leaving) {
 		out = out_client(ctx, index, &to->saddr, &to->daddr, &nh);
@@ -28,14 +29,18 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
 			if (pk->flags & PKT_DF)
 				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
-			out = OUT_STACK; /* translated it goes up, and the stack cuts it */
+			cut = out == OUT_NEXTHOP && fragment_can(ctx, pk, mtu);
+			if (!cut && prefilter_dst(&to->saddr) & CONCERN_SNAT) /* from the node's own address: the stack would not take it */
+				return HOOK_SENDS_COPIES ? answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu) : verdict(ctx, REASON_PASS_MTU, LB_PASS);
+			if (!cut)
+				out = OUT_STACK; /* translated it goes up, and the stack cuts it */
 		}
 	}
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
-	return out_go(ctx, pk, out, &nh);
+	return FRAGMENTS && cut ? out_fragments(ctx, &nh, mtu) : out_go(ctx, pk, out, &nh);
 }
 
 /* The flow's entry learns that its backend answers. */
@@ -55,6 +60,25 @@ struct reply_end {
 	__be16 client_port;
 	__be16 snat_port; /* that it came to; 0: to the client itself */
 };
+
+/* Did a packet from a local backend's address come from where the backend lives? Any sender may write that address. The node's own processes
+ * are believed; what the node forwards must have come in by a --pod-device, or by the device that leads to the backend. */
+AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
+{
+	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
+
+	if (!device || META_IS(meta, PATH_HOST))
+		return !device;
+	return device_scope(device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+}
+
+/* --strict-source: did a reply to a SNAT port come in by the device of the backend's route? A next hop is asked before the FIB. */
+AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct snat_view *view)
+{
+	u64 device = CTX_IFINDEX(ctx);
+
+	return snat_view_is_from(view, device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+}
 
 /* By the SNAT slot alone: it knows client and service. */
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
@@ -106,6 +130,13 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
+/* Does the backend accept a connection though the client's flow to it ends? A client that opened one anew would have sent its SYN through us: it
+ * uses the port to talk to the backend directly now, and what follows is of that conversation. */
+AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
+{
+	return pk->tcp_flags & TCP_SYN && value_state(value) == CT_CLOSING;
+}
+
 /* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
 AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
@@ -120,6 +151,12 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	to.dport = end->client_port;
 	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(f.value))))))
+		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
+	if (UNLIKELY(reply_opens_another(pk, f.value))) {
+		ct_flow_set(&f, value_of_no_backend(f.value));
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
 	ct_refresh(&f, &key, pk, now, true);
 	index = ct_flow_nexthop(&f);
 	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
@@ -147,6 +184,8 @@ AI int reply_main(lb_ctx *ctx)
 		return LB_DROP;
 	reply_end_of(&s->pk, &end);
 	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view)) {
+		if (STRICT_SOURCE && !reply_is_by_route(ctx, &s->pk, &view))
+			return verdict(ctx, REASON_DROP_FOREIGN_SOURCE, LB_DROP);
 		if (service_frontend(snat_view_service(&view), &to.saddr, &to.sport))
 			return reply_snat(ctx, s, &view, &to, now);
 		end.client = view.client;

@@ -6,18 +6,32 @@
 #pragma once
 #include "fast_path.h"
 #include "flow_select.h"
+#include "fragmentation.h"
 #include "prefilter.h"
 
 /* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
 #define CONTINUE (-1)
 
+/* A datagram that is too large for its way: who makes fragments of it? */
+AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
+{
+	if (s->pk.flags & PKT_DF)
+		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+	if (here && !(s->pk.flags & PKT_EGRESS))
+		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
+	if (!HOOK_SENDS_COPIES)
+		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
+	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+}
+
 AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 {
-	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta)))) {
-		if (s->pk.flags & PKT_DF)
-			return answer(ctx, s, REASON_ANSWER_TOO_BIG, META_MTU(meta));
-		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
-	}
+	int rc = CONTINUE;
+
+	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))))
+		rc = slow_path_too_large(ctx, s, META_MTU(meta), here);
+	if (rc != CONTINUE)
+		return rc;
 	if (!here && UNLIKELY(s->pk.ttl <= 1))
 		return answer(ctx, s, REASON_ANSWER_TTL, 0);
 	return CONTINUE;
@@ -58,6 +72,8 @@ AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 servi
 	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
+	if (FRAGMENTS && out == OUT_NEXTHOP && UNLIKELY(over_mtu(pk->l3_len, META_MTU(meta))))
+		return out_fragments(ctx, &nh, META_MTU(meta));
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
 }
 
