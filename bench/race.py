@@ -25,6 +25,7 @@ from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
 from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.kernel import bpf_prog
+from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
@@ -158,7 +159,7 @@ class Race:
         lab.freeze_neighbours()
         lab.node.ip(f"route add {self.at.route} via {self.at.gateway} dev wan")
         for index, device in ((wan, "wan"), (lan, "lan1")):
-            kernel.device(index, 0, lab.node.mac(device).hex(":"))
+            kernel.device(index, DeviceFlag.XDP_SEND, lab.node.mac(device).hex(":"))
         to_backends = kernel.nexthop(lan, far.hex(":"), lab.node.mac("lan1").hex(":"))
         kernel.nexthop(wan, near.hex(":"), lab.node.mac("wan").hex(":"))
         kernel.filter("snat", self.at.node)

@@ -34,6 +34,7 @@ class DeviceKeeper:
         self.lost: frozenset[Attachment] = frozenset()  # of `attached`: in force no more, and could not be made again
         self.last_index: dict[str, int] = {}  # of each configured device that was there once
         self.chosen = ChosenDevices((), {})
+        self.renamed: dict[str, Link] = {}  # by the name that --device gives
         self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
         self._changed = asyncio.Event()
@@ -42,7 +43,8 @@ class DeviceKeeper:
 
     async def start(self, network: NodeNetwork) -> None:
         """Attach to everything configured that is there. Raises NotFound, Conflict, Unsupported, KernelError."""
-        require_devices(network, self.config)
+        self.last_index |= self._datapath.attached_devices()
+        require_devices(network, self.config, self._renamed(network, self.config.device))
         self._network = network
         try:
             await self._attach(network)
@@ -94,6 +96,7 @@ class DeviceKeeper:
             config = self.config
             chosen = self._choose(network, config)
             wanted = wanted_devices(network, chosen.names, config.pod_device)
+            wanted |= {link.index: (link, False) for link in self.renamed.values()}
             if self._done == (wanted, config):
                 return
             left_out = write_devices(self._maps, wanted)
@@ -111,7 +114,21 @@ class DeviceKeeper:
         """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""
         present = _present(network)
         self._default_routes.update(present.default_routes)
-        return choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
+        chosen = choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
+        self.renamed = self._renamed(network, chosen.missing)
+        stay = {word: f"device {word} is not there; its programs stay" for word in self.renamed}
+        return ChosenDevices((*chosen.names, *self.renamed), chosen.missing | stay)
+
+    def _renamed(self, network: NodeNetwork, words: Iterable[str]) -> dict[str, Link]:
+        """Return the devices that have programs and lost the name by which --device knows them, by that name.
+
+        To take their programs away would end their flows, for a name.
+        """
+        there = {link.name for link in network.links.values()}
+        lost = [word for word in words if word not in there and is_name(word)]
+        indexes = self._datapath.attached_devices() if lost else {}
+        links = {word: network.links.get(indexes.get(word, 0)) for word in lost}
+        return {word: link for word, link in links.items() if link}
 
 
 def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> None:

@@ -114,7 +114,7 @@ class DeviceStatus(Struct):
 
     name: str
     ifindex: int
-    hooks: list[str]  # xdp, xdp-generic, tc_ingress, tc_egress
+    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
     problem: str = ""
 
 

@@ -122,6 +122,7 @@ LB6_PATH = _layout(
 # One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
+NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex: the device takes no frames that XDP sends
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
 # A device we are attached to, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free. The second
 # u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked. mtu 0: unknown.
@@ -189,6 +190,7 @@ class DeviceFlag(IntEnum):
     """Bits of lb_device.flags, by ifindex."""
 
     POD = 1  # a --pod-device: packets from it have internal scope
+    XDP_SEND = 2  # the device takes frames that XDP sends
 
 
 class ConfigFlag(IntEnum):

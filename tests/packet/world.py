@@ -33,10 +33,11 @@ ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
 INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
 STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
 _REASONS = [int(reason) for reason in Reason]
-XDP, TC_INGRESS, TC_EGRESS = "xdp", "tc_ingress", "tc_egress"
-_FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), TC_INGRESS: (Tc.REDIRECT,), TC_EGRESS: (Tc.REDIRECT,)}
-_PASS = {XDP: (Xdp.PASS,), TC_INGRESS: (Tc.OK, Tc.UNSPEC), TC_EGRESS: (Tc.OK, Tc.UNSPEC)}
-_DROP = {XDP: (Xdp.DROP,), TC_INGRESS: (Tc.SHOT,), TC_EGRESS: (Tc.SHOT,)}
+XDP, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP = "xdp", "tc_ingress", "tc_egress", "tc_after_xdp"
+TC_HOOKS = (TC_INGRESS, TC_EGRESS, TC_AFTER_XDP)
+_FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), **dict.fromkeys(TC_HOOKS, (Tc.REDIRECT,))}
+_PASS = {XDP: (Xdp.PASS,), **dict.fromkeys(TC_HOOKS, (Tc.OK, Tc.UNSPEC))}
+_DROP = {XDP: (Xdp.DROP,), **dict.fromkeys(TC_HOOKS, (Tc.SHOT,))}
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Outcome:
     verdict: int
     packet: bytes
     counted: Counter[Reason] = field(default_factory=Counter)
+    metadata: bytes = b""  # what XDP put before the frame
 
     @property
     def forwarded(self) -> bool:
@@ -122,8 +124,8 @@ class World:
         self._service_id = self._backend_id = 0
         self.services: list[ServiceRow] = []
         self.nexthops: dict[tuple[int, str], int] = {}
-        self.device(self.net.lb0, 0, craft.NODE_MAC)
-        self.device(self.net.lb1, 0, craft.NODE2_MAC)
+        self.device(self.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC)
+        self.device(self.net.lb1, DeviceFlag.XDP_SEND, craft.NODE2_MAC)
         self.device(self.net.pod0, DeviceFlag.POD, craft.POD_MAC)
         for fam in FAMILIES.values():
             for address in (fam.node, fam.node2):
@@ -162,12 +164,12 @@ class World:
                     return
         raise AssertionError("lb_device has no room")
 
-    def nexthop(self, ifindex: int, dmac: str, smac: str) -> int:
-        """Enter a next hop; the same one gets the same index."""
+    def nexthop(self, ifindex: int, dmac: str, smac: str, *, xdp: bool = True) -> int:
+        """Enter a next hop; the same one gets the same index. `xdp`: its device takes frames that XDP sends."""
         key = (ifindex, dmac)
         if key not in self.nexthops:
             index = self.nexthops[key] = len(self.nexthops) + 1
-            row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
+            row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex | (0 if xdp else layout.NEXTHOP_NO_XDP))
             with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
                 view[:] = row
             self.put(
@@ -341,7 +343,7 @@ class World:
             {reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]}
         )
         self._counters = now
-        return Outcome(hook, result.verdict, result.packet, counted)
+        return Outcome(hook, result.verdict, result.packet, counted, result.metadata)
 
     def raw(self, hook: str, frame: bytes, device: int = 0, *, came_by: int = 0, gso_size: int = 0) -> Result:
         """Run one frame; the caller is in the namespace already. Quick: no counters are read."""

@@ -48,6 +48,7 @@ def check_outputs(components: AgentComponents) -> Iterator[Condition]:
         return
     network = components.network
     attached = {item.target.name for item in components.devices.attached}
+    attached |= {link.name for link in components.devices.renamed.values()}
     for name in unattached_outputs(network.network, network.finder.outputs, attached):
         text = f"remote backends are reached through {name}, where no program is attached: their replies are not translated"
         yield Condition(ConditionName.DEVICE_NOT_ATTACHED, f"output {name}", text, f"add --device {name}")

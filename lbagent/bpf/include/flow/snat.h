@@ -177,14 +177,6 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
 	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
 }
 
-/* Is the backend of the port's holder reached by a next hop on this device? */
-AI bool snat_view_is_from(const struct snat_view *view, u64 device)
-{
-	struct nexthop nh;
-
-	return nexthop_load(META_NEXTHOP(PATH_META(path_of(snat_view_backend(view)))), &nh) && NEXTHOP_IFINDEX(&nh) == device;
-}
-
 /* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free. */
 AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
 {

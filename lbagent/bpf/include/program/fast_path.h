@@ -198,6 +198,15 @@ AI bool is_snat_port(u16 port)
 /* A constant for the verifier: without --strict-source the code under it is not there. */
 #define STRICT_SOURCE (CFG(flags) & CONFIG_STRICT_SOURCE)
 
+/* Did a reply come in by the device of its backend's next hop? */
+AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
+{
+	struct nexthop nh;
+
+	nexthop_read(META_NEXTHOP(PATH_META(path_of(snat_view_backend(view)))), &nh);
+	return (nh.rest >> 32 & (NEXTHOP_NO_XDP - 1)) == device;
+}
+
 /* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
 AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
@@ -205,7 +214,7 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	struct nexthop nh;
 	struct lb_pkt pk;
 
-	if (STRICT_SOURCE && !snat_view_is_from(view, q->ifindex))
+	if (STRICT_SOURCE && !reply_is_by_nexthop(view, q->ifindex))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
 		return TO_SLOW_PATH;

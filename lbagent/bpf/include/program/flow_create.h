@@ -79,6 +79,8 @@ AI int flow_create_main(lb_ctx *ctx)
 	path = path_of(s->backend);
 	meta = PATH_META(path);
 	limit = slow_path_limits(ctx, s, meta, forward_stays_here(s->forward));
+	if (limit == CONTINUE)
+		limit = slow_path_way(ctx, s, path, meta, s->forward);
 	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
@@ -103,11 +105,12 @@ AI int flow_create_main(lb_ctx *ctx)
 		ct_release_snat(value, &key);
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
-	if (rc == CT_FOUND) {
+	if (rc == CT_FOUND) { /* its backend may be another one: begin anew */
 		flow_create_yield(&f, &key, value);
-		return slow_path_send(ctx, &s->pk, f.value, ct_flow_service(&f), REASON_FWD_ESTABLISHED);
+		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 	}
 	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
 		ct_release_snat(s->old_value, &key);
-	return slow_path_send(ctx, &s->pk, f.value, s->service, flow_create_reason(s, rc));
+	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));
 }

@@ -5,7 +5,7 @@
  * an address of the node, which a request has by then, and the replies of a NodePort. fragment_can() is asked before anything is
  * translated; a datagram that cannot be cut is answered as if it had DF, which senders heed that never set it.
  *
- * Input: scratch record with pk, nh (the way out), answer_mtu; the frame is translated, its MAC addresses are not written. What follows
+ * Input: scratch record with pk, out_macs and out_rest (the way out), answer_mtu; the frame is translated, its MAC addresses are not written. What follows
  * the first fragment waits in lb_datagram while the frame itself becomes one fragment after the other.
  */
 #pragma once
@@ -50,7 +50,8 @@ AI int out_fragments(lb_ctx *ctx, const struct nexthop *nh, u64 mtu)
 	struct lb_scratch *s = scratch();
 
 	if (s) {
-		s->nh = *nh;
+		s->out_macs = nh->macs;
+		s->out_rest = nh->rest;
 		s->answer_mtu = mtu;
 		lb_call(ctx, FAMILY_CALL(CALL_FRAGMENT));
 	}
@@ -88,11 +89,11 @@ AI u64 fragment_offset(lb_ctx *ctx, u64 l3)
 }
 
 /* Sends the first fragment, with more to follow. Returns 0. */
-AI int fragment_first(lb_ctx *ctx, const struct lb_scratch *s, u64 l3, u64 piece, u64 offset)
+AI int fragment_first(lb_ctx *ctx, const struct nexthop *nh, u64 l3, u64 piece, u64 offset)
 {
-	if (out_macs(ctx, &s->nh) || fragment_cut(ctx, l3, piece, offset | NTOHS(IP4_MORE_FRAGMENTS)))
+	if (out_macs(ctx, nh) || fragment_cut(ctx, l3, piece, offset | NTOHS(IP4_MORE_FRAGMENTS)))
 		return -1;
-	return ctx_send_copy(ctx, NEXTHOP_IFINDEX(&s->nh));
+	return ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh));
 }
 
 /* What is left to be sent. It lies in a map, behind the scratch record: the verifier knows nothing of a value read back from there, so it
@@ -106,7 +107,7 @@ _Static_assert(sizeof(struct lb_scratch) + sizeof(struct fragments) <= SCRATCH_S
 #define FRAGMENTS_OF(s) ((volatile struct fragments *)((s) + 1))
 
 /* Sends what is left of the datagram, which lies at `rest`. */
-AI int fragment_rest(lb_ctx *ctx, struct lb_scratch *s, u8 *rest, u64 l3, u64 piece)
+AI int fragment_rest(lb_ctx *ctx, struct lb_scratch *s, const struct nexthop *nh, u8 *rest, u64 l3, u64 piece)
 {
 	volatile struct fragments *f = FRAGMENTS_OF(s);
 
@@ -123,8 +124,8 @@ AI int fragment_rest(lb_ctx *ctx, struct lb_scratch *s, u8 *rest, u64 l3, u64 pi
 		if (ctx_store_new(ctx, l3 + IP_HLEN, rest + (at & (FRAGMENT_REST - 1)), bytes))
 			break;
 		if (!f->left)
-			return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), &s->pk, &s->nh);
-		if (ctx_send_copy(ctx, NEXTHOP_IFINDEX(&s->nh)))
+			return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), &s->pk, nh);
+		if (ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh)))
 			break;
 	}
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
@@ -134,6 +135,7 @@ AI int fragment_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	volatile struct fragments *f;
+	struct nexthop nh;
 	u32 zero = 0;
 	u8 *rest = map_lookup(MAPFD(lb_datagram), &zero);
 	u64 l3, piece, left;
@@ -141,13 +143,20 @@ AI int fragment_main(lb_ctx *ctx)
 	if (!FRAGMENTS || !s || !rest)
 		return LB_DROP;
 	f = FRAGMENTS_OF(s);
+	nh.macs = s->out_macs;
+	nh.rest = s->out_rest;
 	l3 = L3_OFF(&s->pk);
+	if (s->pk.flags & PKT_HANDED_OVER) {
+		if (!ctx_untag(ctx))
+			return LB_DROP;
+		l3 = ETH_HLEN;
+	}
 	piece = FRAGMENT_BYTES(s->answer_mtu);
 	left = ((s->pk.l3_len - IP_HLEN - piece - 1) & (FRAGMENT_REST - 1)) + 1;
 	f->at = 0;
 	f->left = left;
 	f->offset = fragment_offset(ctx, l3);
-	if (ctx_load(ctx, l3 + IP_HLEN + piece, rest, left) || fragment_first(ctx, s, l3, piece, f->offset))
+	if (ctx_load(ctx, l3 + IP_HLEN + piece, rest, left) || fragment_first(ctx, &nh, l3, piece, f->offset))
 		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
-	return fragment_rest(ctx, s, rest, l3, piece);
+	return fragment_rest(ctx, s, &nh, rest, l3, piece);
 }

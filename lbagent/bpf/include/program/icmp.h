@@ -21,7 +21,9 @@ AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote 
 
 	if (pk->ttl <= 1)
 		return verdict(ctx, REASON_PASS_TTL, LB_PASS);
-	out = out_client(ctx, index, &pk->daddr, &outer->daddr, &nh);
+	out = out_find(ctx, index, &pk->daddr, &outer->daddr, &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
 	if (out == OUT_NONE)
 		return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	count(REASON_FWD_ICMP, CTX_LEN(ctx));

@@ -8,30 +8,34 @@
 #include "flow_create.h"
 #include "prefilter.h"
 
-/* Sends a translated reply. On tc_egress the kernel has routed it already. */
-AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, u64 index, u64 *learned, u64 service, u64 backend)
+/* Finds the way of a reply to its client, by next-hop record `index` if there is one. On tc_egress the kernel has routed it already. */
+AI int reply_out(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 index, struct nexthop *nh)
+{
+	return pk->flags & PKT_EGRESS ? OUT_STACK : out_find(ctx, index, &to->saddr, &to->daddr, nh);
+}
+
+/* Sends a translated reply by the way that reply_out() found. */
+AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, int out, const struct nexthop *nh, u64 *learned,
+		  u64 service, u64 backend)
 {
 	struct lb_pkt *pk = &s->pk;
-	bool leaving = pk->flags & PKT_EGRESS;
 	u64 len = CTX_LEN(ctx), mtu = 0;
-	struct nexthop nh = {};
-	int out = OUT_STACK;
 	bool cut = false;
 
-	if (!leaving) {
-		out = out_client(ctx, index, &to->saddr, &to->daddr, &nh);
+	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
 			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
-		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
-		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, &nh);
+		/* by a way of tc_after_xdp XDP cannot send */
+		*learned = out == OUT_NEXTHOP && !(pk->flags & PKT_HANDED_OVER) ? nexthop_index(nh) : 0;
+		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, nh);
 		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
 			if (pk->flags & PKT_DF)
 				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
 			cut = out == OUT_NEXTHOP && fragment_can(ctx, pk, mtu);
 			if (!cut && prefilter_dst(&to->saddr) & CONCERN_SNAT) /* from the node's own address: the stack would not take it */
-				return HOOK_SENDS_COPIES ? answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu) : verdict(ctx, REASON_PASS_MTU, LB_PASS);
+				return HOOK_SENDS_COPIES ? answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu) : verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
 			if (!cut)
 				out = OUT_STACK; /* translated it goes up, and the stack cuts it */
 		}
@@ -40,7 +44,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	count_flow(service, backend, len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
-	return FRAGMENTS && cut ? out_fragments(ctx, &nh, mtu) : out_go(ctx, pk, out, &nh);
+	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
 /* The flow's entry learns that its backend answers. */
@@ -77,19 +81,23 @@ AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct sna
 {
 	u64 device = CTX_IFINDEX(ctx);
 
-	return snat_view_is_from(view, device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+	return reply_is_by_nexthop(view, device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
 }
 
 /* By the SNAT slot alone: it knows client and service. */
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
 {
 	u64 learned = 0;
-	int rc;
+	struct nexthop nh = {};
+	int out, rc;
 
 	to->daddr = view->client;
 	to->dport = view->client_port;
+	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
 	reply_refresh(&s->pk, to, now);
-	rc = reply_send(ctx, s, to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
+	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, now, learned);
 	return rc;
 }
@@ -144,8 +152,9 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	struct lb_tuple to;
 	struct ct_key key;
 	struct ct_flow f = {};
+	struct nexthop nh = {};
 	u64 learned = 0, index;
-	int rc;
+	int out, rc;
 
 	to.daddr = end->client;
 	to.dport = end->client_port;
@@ -157,9 +166,12 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 		ct_flow_set(&f, value_of_no_backend(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
-	ct_refresh(&f, &key, pk, now, true);
 	index = ct_flow_nexthop(&f);
-	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
+	out = reply_out(ctx, pk, &to, index, &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
+	ct_refresh(&f, &key, pk, now, true);
+	rc = reply_send(ctx, s, &to, out, &nh, &learned, ct_flow_service(&f), value_backend(f.value));
 	if (learned && learned != index)
 		ct_flow_learn_nexthop(&f, learned); /* the flow just became established: no other flow takes its entry now */
 	return rc;

@@ -20,7 +20,7 @@ AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here
 	if (here && !(s->pk.flags & PKT_EGRESS))
 		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
 	if (!HOOK_SENDS_COPIES)
-		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
+		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
 	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
 }
 
@@ -51,23 +51,44 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 	return here && (reason == REASON_FWD_ESTABLISHED || reason == REASON_FWD_NEW) ? REASON_FWD_LOCAL : reason;
 }
 
-/* Translates and sends a packet of a flow with this value. Limits were checked. */
-AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
+/* Finds the way by which a packet goes to the backend of `path`, and leaves it in `s`. Returns CONTINUE or a verdict, with nothing
+ * stored yet: what XDP cannot send is another program's, which begins with it anew. */
+AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	lb_path *path = path_of(value_backend(value));
-	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
-	bool here = flow_stays_here(value);
+	bool here = forward_stays_here(forward);
+	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
-	struct lb_tuple to;
 	int out = OUT_STACK;
 
-	flow_tuple(pk, path, meta, value, &to);
 	/* a pod's request that was about to leave goes out by the pod's device: what comes in with the node's own source is no good */
-	if (!here || pk->flags & PKT_EGRESS) {
-		out = out_find(ctx, META_NEXTHOP(meta), &to.saddr, &to.daddr, &nh);
+	if (!here || s->pk.flags & PKT_EGRESS) {
+		if (forward == FORWARD_SNAT)
+			path_snat(path, &from);
+		path_addr(path, &to);
+		out = out_find(ctx, META_NEXTHOP(meta), &from, &to, &nh);
+		if (out_is_for_tc(out))
+			return out_hand_over(ctx);
 		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
+	s->out = out;
+	s->here = here;
+	s->out_macs = nh.macs;
+	s->out_rest = nh.rest;
+	return CONTINUE;
+}
+
+/* Translates and sends a packet of a flow with this value, by the way that slow_path_way() found to its backend. */
+AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
+{
+	const struct nexthop nh = {s->out_macs, s->out_rest};
+	int out = s->out, here = s->here;
+	lb_path *path = path_of(value_backend(value));
+	const struct lb_pkt *pk = &s->pk;
+	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
+	struct lb_tuple to;
+
+	flow_tuple(pk, path, meta, value, &to);
 	count(slow_path_reason(pk, here, reason), len);
 	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
@@ -94,7 +115,9 @@ AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *ke
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 v = f->value, meta = PATH_META(path_of(value_backend(v)));
+	u64 v = f->value;
+	lb_path *path = path_of(value_backend(v));
+	u64 meta = PATH_META(path);
 	bool no_service = service_is_gone(ct_flow_service(f)), gone = no_service || !value_is_served(v, meta);
 	int rc;
 
@@ -109,12 +132,14 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		return CONTINUE;
 	}
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
+	if (rc == CONTINUE)
+		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
 	if (is_syn(pk) && value_state(v) == CT_CLOSING) /* the client uses its port again */
 		ct_flow_set(f, value_reopened(v));
 	ct_refresh(f, key, pk, now, false);
-	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	return slow_path_send(ctx, s, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
