@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from scapy.layers.inet import IP, IPOption_NOP
 
+from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, NODE2_MAC, Family
@@ -137,7 +138,7 @@ def reply_of(world: World, vip: str, proto: int, backend: BackendRow) -> bytes:
 @pytest.mark.parametrize("vip", [V4.vip, V4.node], ids=["vip", "node_port"])
 def test_a_large_reply_leaves_in_fragments(world: World, proto: int, vip: str) -> None:
     """Also from the node's own address, from which the stack would take no packet that came from outside."""
-    world.device(world.net.lb0, 0, craft.NODE_MAC, mtu=MTU)
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=MTU)
     backend = world.backend(V4, V4.remote(1), 8080, proto)
     service = world.service(V4, vip, 80, proto, [backend])
     frame = reply_of(world, vip, proto, backend)
@@ -149,7 +150,7 @@ def test_a_large_reply_leaves_in_fragments(world: World, proto: int, vip: str) -
 
 def test_a_large_reply_at_xdp(world: World) -> None:
     """From a VIP it goes up translated, and the stack cuts it; from the node's own address it is left to tc."""
-    world.device(world.net.lb0, 0, craft.NODE_MAC, mtu=MTU)
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=MTU)
     for vip in (V4.vip, V4.node):
         backend = world.backend(V4, V4.remote(1), 8080)
         service = world.service(V4, vip, 80, TCP, [backend])

@@ -147,9 +147,10 @@ AI int fragment_main(lb_ctx *ctx)
 	nh.rest = s->out_rest;
 	l3 = L3_OFF(&s->pk);
 	if (s->pk.flags & PKT_HANDED_OVER) {
+		l3 -= CTX_LEN(ctx);
 		if (!ctx_untag(ctx))
 			return LB_DROP;
-		l3 = ETH_HLEN;
+		l3 = (l3 + CTX_LEN(ctx)) & L3_MASK; /* an inner tag was part of the frame */
 	}
 	piece = FRAGMENT_BYTES(s->answer_mtu);
 	left = ((s->pk.l3_len - IP_HLEN - piece - 1) & (FRAGMENT_REST - 1)) + 1;

@@ -26,10 +26,8 @@ AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here
 
 AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 {
-	int rc = CONTINUE;
+	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
 
-	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))))
-		rc = slow_path_too_large(ctx, s, META_MTU(meta), here);
 	if (rc != CONTINUE)
 		return rc;
 	if (!here && UNLIKELY(s->pk.ttl <= 1))
