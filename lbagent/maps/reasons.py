@@ -44,7 +44,7 @@ class Reason(IntEnum):
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
-    DROP_NO_NEIGHBOR = 70  # no next hop is known, and the FIB has none either
+    DROP_NO_NEIGHBOR = 70  # no way out: no route, forwarding is off, or a neighbour that does not answer
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram to a ClusterIP
     DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
     DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group

@@ -238,3 +238,17 @@ def test_a_spilled_flow_that_moves_is_heard_from_its_new_backend(tiny_world: Wor
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), client(fam, n))
     late = expect.local_reply(fam, UDP, held, *client(fam, n))
     expect.untouched(expect.at_pod(world, late), late)
+
+
+def test_flows_first_seen_in_the_middle_give_way(tiny_world: World, fam: Family, hook: str) -> None:
+    """A flood of ACKs fills the table: a second or two later each new connection gets the entry of one of them, and keeps it."""
+    backends = serve(tiny_world, fam, local=False)
+    for n in range(400):
+        send(tiny_world, fam, n, "A")
+    assert len(table.flows(tiny_world, fam)) == 256
+    assert table.age(tiny_world, fam, 3, lambda flow: flow.state == table.MID) == 256
+    for n in range(5000, 5040):
+        out = send(tiny_world, fam, n, "S", hook=hook)
+        assert out.counted == {Reason.FWD_NEW: 1}, n
+        assert place(out)[0] in {backend.endpoint for backend in backends}
+        assert place(send(tiny_world, fam, n, "A", hook=hook)) == place(out)

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.run.sweep import trust_ages
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
+FOR_EVER = 1 << 62  # ticks: ages are right, as after a sweep
 RANDOM, MAGLEV = 1, 2
 TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
 ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
 INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
 STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
-_REASONS = [int(reason) for reason in Reason]
+_REASONS = [reason for reason in Reason if reason]
 XDP, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP = "xdp", "tc_ingress", "tc_egress", "tc_after_xdp"
 TC_HOOKS = (TC_INGRESS, TC_EGRESS, TC_AFTER_XDP)
 _FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), **dict.fromkeys(TC_HOOKS, (Tc.REDIRECT,))}
@@ -131,6 +133,7 @@ class World:
             for address in (fam.node, fam.node2):
                 self.filter("vip", fam.packed(address))
                 self.filter("snat", fam.packed(address))
+        trust_ages(self.maps, FOR_EVER)
         self._counters = self._read_counters()
 
     def forget_flows(self) -> None:
@@ -355,7 +358,7 @@ class World:
 
     def _read_counters(self) -> dict[Reason, int]:
         values = self.maps.counters(_REASONS)
-        return {reason: packets for reason, (packets, _) in zip(Reason, values, strict=True)}
+        return {reason: packets for reason, (packets, _) in zip(_REASONS, values, strict=True)}
 
     def counter(self, index: int) -> tuple[int, int]:
         """Return (packets, bytes) of one lb_metrics index."""

@@ -10,13 +10,13 @@
 #define FLOW_CREATE_TRIES 2
 #define CT_FOUND 5 /* another CPU made this very flow */
 
-/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, its generation is now ours. */
+/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of whoever came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
 	if (!value_is_snat(value))
 		return;
 	if (value_shares_slot(f->value, value))
-		ct_flow_set(f, value_with_slot_gen(f->value, value));
+		ct_flow_set(f, snat_value_now(f->value));
 	else
 		ct_release_snat(value, key);
 }
@@ -87,6 +87,7 @@ AI int flow_create_main(lb_ctx *ctx)
 	path_addr(path, &backend);
 	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
+	RACE_POINT(FLOW_CREATE);
 	if (s->forward == FORWARD_SNAT) {
 		u64 hash = s->snat_ports == SNAT_PORTS_OTHER ? snat_other(s->hash) : s->hash;
 		u64 port = snat_take(hash, &key, s->backend, s->service, now);
@@ -97,6 +98,7 @@ AI int flow_create_main(lb_ctx *ctx)
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}
 		value = value_with_snat(value, port);
+		RACE_POINT(SNAT_TAKEN);
 	}
 	rc = flow_create(s, &key, &reply, value, now, &f);
 	if (rc == CT_RETRY)
@@ -110,7 +112,8 @@ AI int flow_create_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
 		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 	}
-	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
+	/* the same port again is not the old one: that was lost, and two bits of a generation do not always tell them apart */
+	if (rc == CT_OK && s->choice == CHOICE_RESELECT && !value_shares_slot(s->old_value, value))
 		ct_release_snat(s->old_value, &key);
 	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));
 }

@@ -112,7 +112,7 @@ AI int icmp_main(lb_ctx *ctx)
 	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
-	if (ct_find_slow(hash, &key, now, &flow))
+	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else it would tell another flow's backend */
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	reply_end_of(&q->pk, &end);
 	if (reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port) && icmp_is_believed(ctx, &s->pk, q, flow.value))

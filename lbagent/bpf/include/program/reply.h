@@ -47,14 +47,17 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
-/* The flow's entry learns that its backend answers. */
-AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+/* The flow's entry learns that its backend answers. What comes to a port that the flow no longer sends from is of another backend,
+ * or of a connection before this one. */
+AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, const struct snat_view *view, u64 now)
 {
 	struct ct_key key;
 	struct ct_flow f;
 	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
 
-	if (ct_find_slow(hash, &key, now, &f))
+	if (!ct_find_slow(hash, &key, now, &f))
+		return;
+	if (value_snat_port(f.value) == pk->dport && value_backend(f.value) == snat_view_backend(view))
 		ct_refresh(&f, &key, pk, now, true);
 }
 
@@ -96,7 +99,7 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	reply_refresh(&s->pk, to, now);
+	reply_refresh(&s->pk, to, view, now);
 	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, now, learned);
 	return rc;

@@ -97,16 +97,17 @@ AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service,
 }
 
 /* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
- * An expired flow may have lost its SNAT port to another flow. */
+ * A flow that has expired, or may have, may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
-	bool syn = is_syn(pk);
+	bool syn = is_syn(pk), expired;
 
 	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
 		return true;
-	if (LIKELY(!ct_flow_is_expired(f, l4_of(pk->proto), now)))
+	expired = ct_flow_is_expired(f, l4_of(pk->proto), now);
+	if (LIKELY(!expired && !ct_flow_age_in_doubt(f, now)))
 		return false;
-	return syn || ct_flow_lost_snat(f, key);
+	return (syn && expired) || ct_flow_lost_snat(f, key);
 }
 
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
@@ -121,7 +122,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
 		ct_flow_close(f, now);
-		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta))
+		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta) || ct_flow_lost_snat(f, key))
 			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
 		/* the client's RST is how a backend hears of it that still runs */
 	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {

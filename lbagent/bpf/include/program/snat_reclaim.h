@@ -36,6 +36,7 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 		return true;
 	if (value_backend(f.value) != backend || !reclaim_holds(f.value, index))
 		return true;
+	RACE_POINT(RECLAIM_FLOW);
 	return value_state(f.value) != CT_EST && ct_flow_set(&f, value_without_snat(f.value));
 }
 
@@ -46,6 +47,7 @@ AI bool reclaim_slot(u64 index, u64 now)
 
 	if (!snat_slot_read(snat_slot_at(index), &view) || !reclaim_from_flow(&view, index, now))
 		return false;
+	RACE_POINT(RECLAIM_SLOT);
 	return snat_slot_free(view.slot, view.word);
 }
 
