@@ -33,7 +33,7 @@
  *   ctx_load(ctx, offset, to, len)         reads bytes wherever they lie in the frame; returns 0
  *   ctx_store(ctx, offset, from, len)      writes bytes that the frame's own checksums make up for; returns 0
  *   ctx_store_new(ctx, offset, from, len)  writes bytes that nothing makes up for; returns 0
- *   ctx_send_copy(ctx, ifindex)            HOOK_SENDS_COPIES: sends a copy of the frame by a device; returns 0
+ *   ctx_send_copy(ctx, ifindex)            HOOK_SENDS_COPIES: sends a copy of the frame by a device
  * hook_write.h lists what writes and sends translated packets.
  */
 #pragma once

@@ -93,7 +93,8 @@ AI int fragment_first(lb_ctx *ctx, const struct nexthop *nh, u64 l3, u64 piece, 
 {
 	if (out_macs(ctx, nh) || fragment_cut(ctx, l3, piece, offset | NTOHS(IP4_MORE_FRAGMENTS)))
 		return -1;
-	return ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh));
+	ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh)); /* a full device loses fragments as it loses other packets */
+	return 0;
 }
 
 /* What is left to be sent. It lies in a map, behind the scratch record: the verifier knows nothing of a value read back from there, so it
@@ -125,8 +126,7 @@ AI int fragment_rest(lb_ctx *ctx, struct lb_scratch *s, const struct nexthop *nh
 			break;
 		if (!f->left)
 			return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), &s->pk, nh);
-		if (ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh)))
-			break;
+		ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh));
 	}
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

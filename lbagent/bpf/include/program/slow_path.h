@@ -28,14 +28,10 @@ AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
 {
 	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
 
-	if (rc != CONTINUE)
-		return rc;
-	if (!here && UNLIKELY(s->pk.ttl <= 1))
-		return answer(ctx, s, REASON_ANSWER_TTL, 0);
-	return CONTINUE;
+	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
 }
 
-/* To this node itself. A request that was about to leave it (tc_egress) comes back up through the same device. */
+/* To this node itself. A request that was about to leave it comes back up through the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
