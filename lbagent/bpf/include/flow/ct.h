@@ -230,16 +230,6 @@ AI bool ct_flow_set(const struct ct_flow *f, u64 next)
 	return CAS(f->value_at, f->value, next) == f->value;
 }
 
-/* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
-AI void ct_flow_close(struct ct_flow *f, u64 now)
-{
-	u64 next = value_with_state(f->value, CT_CLOSING);
-
-	if (ct_flow_set(f, next))
-		f->value = next;
-	WR16(f->seen_at, now);
-}
-
 /* Has the flow lost its SNAT port to another flow? */
 AI bool ct_flow_lost_snat(const struct ct_flow *f, const struct ct_key *key)
 {

@@ -52,6 +52,16 @@ AI void ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, cons
 		ct_renew_snat(f, next, key, now);
 }
 
+/* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
+AI void ct_flow_close(struct ct_flow *f, u64 now)
+{
+	u64 next = value_with_state(f->value, CT_CLOSING);
+
+	if (ct_flow_set(f, next))
+		f->value = next;
+	WR16(f->seen_at, now);
+}
+
 /* Notes a packet of a known flow. */
 AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
 {
