@@ -28,15 +28,38 @@ AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 n
 		ct_renew_snat(f, f->value, key, now);
 }
 
+#define REFRESH_TRIES 3
+
 AI void ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
 {
-	u64 next = value_advance(f->value, pk, from_backend);
+	u64 value = f->value, next = value;
 
-	if (next == f->value)
-		return;
-	ct_flow_set(f, next);
+	NO_UNROLL
+	for (u64 n = 0; n < REFRESH_TRIES; n++) { /* the other side's FIN may come on another CPU just now: both must count */
+		u64 seen;
+
+		next = value_advance(value, pk, from_backend);
+		if (next == value)
+			return;
+		seen = CAS(f->value_at, value, next);
+		if (seen == value)
+			break;
+		if (value_identity(seen ^ value))
+			return; /* it is another flow's entry by now, or has another backend */
+		value = seen;
+	}
 	if (value_is_snat(next) && V_STATE(next) == CT_EST)
 		ct_renew_snat(f, next, key, now);
+}
+
+/* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
+AI void ct_flow_close(struct ct_flow *f, u64 now)
+{
+	u64 next = value_with_state(f->value, CT_CLOSING);
+
+	if (ct_flow_set(f, next))
+		f->value = next;
+	WR16(f->seen_at, now);
 }
 
 /* Notes a packet of a known flow. */
