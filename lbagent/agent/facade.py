@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent.device_keeper import unattached_outputs
+from lbagent.agent.snat_ports import short_of_ports
 from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
 from lbagent.errors import NotFound
 from lbagent.maps.lbmaps import backend_counter, service_counter
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
@@ -185,6 +186,8 @@ class AgentFacade:
             out.append(f"{more} more frontends are failing")
         if components.sweeper:
             out += components.sweeper.problems()
+            ports = _ports(components.config.snat_port_range)
+            out += short_of_ports(components.bpf.state, components.sweeper.live or {}, ports)
         if reason := unwritable(components.config.state_dir):
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
@@ -209,6 +212,8 @@ class AgentFacade:
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
+                snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
+                snat_ports=_ports(components.config.snat_port_range),
                 live_flows={} if not backends else self.live_flows() or {},
                 maps=self._usage(),
                 failing=len(components.bpf.failing),
@@ -267,6 +272,11 @@ def unwritable(folder: str) -> str:
 
 
 _REASONS = [reason for reason in Reason if reason]
+
+
+def _ports(first_and_last: tuple[int, int]) -> int:
+    first, last = first_and_last
+    return last - first + 1
 
 
 def _resident_bytes() -> int:

@@ -136,7 +136,9 @@ LB_CONFIG = _layout(
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
     # lb_metrics: rows (one a CPU), bytes of a row
-    "u64 counter_rows, u64 counter_row",
+    "u64 counter_rows, u64 counter_row,"
+    # of a SNAT slot without a sign of its flow, in units of 8 ticks (flow/snat_lease.h)
+    "u64 snat_life",
 )
 
 

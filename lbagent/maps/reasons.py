@@ -48,9 +48,15 @@ class Reason(IntEnum):
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
 
 
+class Event(IntEnum):
+    """What is counted beside the verdict of the packet that caused it. Numbers as those of reasons, in the same part of lb_metrics."""
+
+    SNAT_RECLAIMED = 128  # a SNAT port was taken from a flow that was not established, for a new one
+
+
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 
 
-def label(reason: Reason) -> str:
+def label(reason: Reason | Event) -> str:
     """Return the text used in metrics, events and the command line."""
     return reason.name.lower()

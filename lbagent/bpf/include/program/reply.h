@@ -38,20 +38,25 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	return out_go(ctx, pk, out, &nh);
 }
 
-/* The flow's entry learns that its backend answers. */
-AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+/* Returns what would acknowledge this segment of a backend if it is its SYN (RFC 9293 §3.4). */
+AI u64 reply_number(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	return pkt_tcp_number(ctx, pk, TCP_SEQ) + 1;
+}
+
+/* The flow's entry learns that its backend answers. Returns the flow's value after that, 0 if it has no entry. */
+AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
 {
 	struct ct_key key;
 	struct ct_flow f;
 	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
 
-	if (ct_find_slow(hash, &key, now, &f))
-		ct_refresh(&f, &key, pk, now, true);
+	return ct_find_slow(hash, &key, now, &f) ? ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true) : 0;
 }
 
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
 {
-	u64 learned = 0;
+	u64 learned = 0, value;
 	struct lb_tuple to;
 	int rc;
 
@@ -59,9 +64,11 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	reply_refresh(&s->pk, &to, now);
+	value = reply_refresh(ctx, &s->pk, &to, now);
+	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
+		snat_view_free(view);
 	rc = reply_send(ctx, s, &to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
-	snat_view_refresh(view, now, learned);
+	snat_view_refresh(view, value, l4_of(s->pk.proto), now, learned);
 	return rc;
 }
 
@@ -105,17 +112,17 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	struct lb_tuple to;
 	struct ct_key key;
 	struct ct_flow f = {};
-	u64 learned = 0, index;
+	u64 learned = 0, index, value;
 	int rc;
 
 	tuple_of(pk, &to);
 	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	ct_refresh(&f, &key, pk, now, true);
+	value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 	index = ct_flow_nexthop(&f);
 	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
-	if (learned && learned != index)
-		ct_flow_learn_nexthop(&f, learned); /* the flow just became established: no other flow takes its entry now */
+	if (learned && learned != index && !value_is_opening(value))
+		ct_flow_learn_nexthop(&f, learned); /* no other flow takes the entry of an established one */
 	return rc;
 }
 

@@ -99,9 +99,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
 	if (rc != CONTINUE)
 		return rc;
-	if (is_syn(pk) && value_state(v) == CT_CLOSING) /* the client uses its port again */
-		ct_flow_set(f, value_reopened(v));
-	ct_refresh(f, key, pk, now, false);
+	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
 	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
@@ -168,7 +166,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
 	s->forward = chosen.forward;
-	s->snat_ports = SNAT_PORTS_FIRST;
+	s->snat_port = 0;
 	return CONTINUE;
 }
 

@@ -11,7 +11,7 @@
 
 #define SNAT_SLOTS_PER_BUCKET 4
 
-/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. */
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend. */
 AI u64 sweep_flow(u64 *at, u64 now, u64 half)
 {
 	struct ct_entry e;
@@ -24,6 +24,8 @@ AI u64 sweep_flow(u64 *at, u64 now, u64 half)
 		ct_entry_expire(&e, now, limit);
 		return 0;
 	}
+	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
+		return 1;
 	backend = (value_backend(e.value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
 	return 1;
