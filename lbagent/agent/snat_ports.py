@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from lbagent.model.state import State
 
-NEARLY = 0.9  # of a backend's ports held: new flows look at some dozens of ports, and hardly find a free one from here on
+NEARLY = (
+    0.9  # of a backend's ports held: new flows look at some dozens of ports, and hardly find a free one from here on
+)
 MAX_NAMED = 10
 
 

@@ -49,7 +49,7 @@ class Reason(IntEnum):
 
 
 class Event(IntEnum):
-    """What is counted beside the verdict of the packet that caused it. Numbers as those of reasons, in the same part of lb_metrics."""
+    """What is counted beside the verdict of the packet that caused it, in the same part of lb_metrics as reasons."""
 
     SNAT_RECLAIMED = 128  # a SNAT port was taken from a flow that was not established, for a new one
 

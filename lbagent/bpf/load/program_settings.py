@@ -14,8 +14,9 @@ from msgspec import Struct
 from lbagent.maps.layout import LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_row, counter_rows
 
-
-SNAT_SPARE = 64 + 2  # units of 8 ticks: twice the 256 ticks between two renewals of a slot's lease, and what rounding takes
+SNAT_SPARE = (
+    64 + 2
+)  # units of 8 ticks: twice the 256 ticks between two renewals of a slot's lease, and what rounding takes
 
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):

@@ -99,8 +99,10 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
 	if (rc != CONTINUE)
 		return rc;
+	s->old_value = v;
 	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
-	return slow_path_send(ctx, pk, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	FENCE(s); /* the value is loaded again: else the verifier follows each way through the states above by itself */
+	return slow_path_send(ctx, pk, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
