@@ -38,6 +38,10 @@ class InvalidTransition(Refused):
         self.new = new
 
 
+class LastBackend(Refused):
+    """A change of states would leave a Service without a backend, and it was asked to spare the last one."""
+
+
 class Conflict(Refused):
     """It is held already: by another agent, by an older Service."""
 

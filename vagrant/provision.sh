@@ -7,7 +7,7 @@ set -eu
 here=$(cd "${1:-$(dirname "$0")/..}" && pwd)
 stamp=$here/.venv/.provisioned
 # a new dependency or another checkout (a virtual environment holds absolute paths) means doing it again
-want=$({ echo "$here"; cat "$here/pyproject.toml" "$here/vagrant/provision.sh"; } | sha256sum | cut -d' ' -f1)
+want=$({ echo "$here"; cat "$here/pyproject.toml" "$here/requirements-dev.txt" "$here/vagrant/provision.sh"; } | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x "$here/.venv/bin/python" ]; then
     exit 0
 fi
@@ -30,7 +30,8 @@ packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certifica
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \
-    "module, python >= 3.11, iproute2 and nftables, then run: python3 -m venv --system-site-packages .venv && .venv/bin/pip install -e '.[dev]'"
+    "module, python >= 3.11, iproute2 and nftables, then run: python3 -m venv --system-site-packages .venv &&" \
+    ".venv/bin/pip install --require-hashes -r requirements-dev.txt && .venv/bin/pip install --no-deps --no-build-isolation -e ."
 
 if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/build/compile.py)
@@ -58,8 +59,13 @@ if [ ! -x "$here/.venv/bin/pip" ] || ! "$here/.venv/bin/python" -c '' 2>/dev/nul
     "$python" -m venv --system-site-packages "$here/.venv"
 fi
 cd "$here"
-.venv/bin/python -m pip --disable-pip-version-check install --quiet --root-user-action=ignore -e '.[dev]' ||
+# only files whose hashes are in the list are installed; the checkout itself is built with the hatchling of that list
+pip="-m pip --disable-pip-version-check install --quiet --root-user-action=ignore"
+# shellcheck disable=SC2086 # a list of words
+.venv/bin/python $pip --require-hashes -r requirements-dev.txt ||
     fail "pip could not install the Python packages; its output is above"
+# shellcheck disable=SC2086
+.venv/bin/python $pip --no-deps --no-build-isolation -e . || fail "pip could not install this checkout; its output is above"
 
 echo "$want" >"$stamp"
 say "installed"

@@ -21,6 +21,8 @@ from pathlib import Path
 import lbagent
 from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
+from lbagent.agent.conditions.every_check import every_check
+from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper, require_devices
 from lbagent.agent.facade import AgentFacade
 from lbagent.agent.lock import AgentLock
@@ -132,7 +134,7 @@ class Agent:
         config = self._config
         operator, sources = build_sources(config)
         require_kernel()
-        pins.ensure_pin_dir(config.bpffs)
+        mounted = pins.ensure_pin_dir(config.bpffs)
         root = pins.pin_dir(config.bpffs)
         lock = AgentLock(root)
         lock.take()
@@ -161,7 +163,10 @@ class Agent:
                 "restored": bpf.restored,
             },
         )
-        return AgentComponents(config, maps, network, sources, operator, loop, bpf, problems=resized.problems)
+        return AgentComponents(
+            config, maps, network, sources, operator, loop, bpf,
+            lock=lock, mounted_bpffs=mounted, problems=resized.problems,
+        )  # fmt: skip
 
     # --- running ---
 
@@ -198,6 +203,9 @@ class Agent:
         )
         group.create_task(components.sweeper.run())
         group.create_task(Reloader(components, self._load, self._reload).run())
+        components.conditions = ConditionMonitor(components, every_check())
+        await components.conditions.look()  # `status` tells the truth from the first moment on
+        group.create_task(components.conditions.run())
         group.create_task(keep_watchdog())
         settle_memory()
         components.started = self._started = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper
+from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
@@ -31,10 +33,19 @@ class AgentComponents:
     datapath: Datapath | None = None
     devices: DeviceKeeper | None = None
     sweeper: Sweeper | None = None
+    conditions: ConditionMonitor | None = None
     started: bool = False  # programs are loaded and attached
+    lock: AgentLock | None = None  # of the folder of the pins
+    mounted_bpffs: bool = False  # this agent mounted the bpf file system of its pins
     problems: list[str] = field(default_factory=list)  # what no other part reports
 
     @property
     def ready(self) -> bool:
         """Whether the first full State is in the kernel and packets meet it."""
         return self.started and self.bpf.ready.is_set()
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return (entries in use, most entries) of each map that is counted."""
+        usage = self.bpf.usage()
+        usage["lb_nexthop"] = (self.network.table.used, self.network.table.capacity)
+        return usage | (self.sweeper.usage() if self.sweeper else {})

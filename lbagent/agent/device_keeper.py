@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import no_such_device
 from lbagent.config import Config
-from lbagent.errors import LbError
+from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
+from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.net.device_table import write_devices
 from lbagent.net.snapshot import Link, NodeNetwork
@@ -30,16 +31,24 @@ class DeviceKeeper:
         self.config = config
         self.attached: tuple[Attachment, ...] = ()
         self.problems: dict[str, str] = {}
+        self.lost: frozenset[Attachment] = frozenset()  # of `attached`: in force no more, and could not be made again
+        self.last_index: dict[str, int] = {}  # of each configured device that was there once
+        self.chosen = ChosenDevices((), {})
+        self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
         self._changed = asyncio.Event()
         self._network: NodeNetwork | None = None
         self.busy = asyncio.Lock()  # held while programs or devices change
 
     async def start(self, network: NodeNetwork) -> None:
-        """Attach to everything configured. Raises NotFound, Conflict, Unsupported, KernelError."""
+        """Attach to everything configured that is there. Raises NotFound, Conflict, Unsupported, KernelError."""
         require_devices(network, self.config)
         self._network = network
-        await self._attach(network)
+        try:
+            await self._attach(network)
+        except NotFound as error:  # a device went in this moment: `run` goes on
+            self.problems["devices"] = str(error)
+            self._changed.set()
 
     def follow(self, network: NodeNetwork) -> None:
         """Take a new snapshot of the network."""
@@ -74,26 +83,35 @@ class DeviceKeeper:
                 self._done = None
                 self._changed.set()
 
+    async def attach_again(self) -> None:
+        """Attach what is not attached any more, though no device changed. Raises as `start`."""
+        self._done = None
+        if self._network is not None:
+            await self._attach(self._network)
+
     async def _attach(self, network: NodeNetwork) -> None:
         async with self.busy:
             config = self.config
-            wanted = wanted_devices(network, config)
+            chosen = self._choose(network, config)
+            wanted = wanted_devices(network, chosen.names, config.pod_device)
             if self._done == (wanted, config):
                 return
             left_out = write_devices(self._maps, wanted)
-            names = [name for name in config.device if network.by_name(name)]
-            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, names, config.pod_device)
+            self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
+            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
             before, self.attached = self.attached, tuple(hooks)
-            self.problems = {
-                name: f"device {name} is gone; programs are attached again when it comes back"
-                for name in config.device
-                if name not in names
-            }
+            self.chosen, self.problems = chosen, dict(chosen.missing)
             self.problems |= {name: f"map lb_device has no room for device {name}" for name in left_out}
             self._done = (wanted, config)
             for name, text in self.problems.items():
                 log.warning("a device takes no traffic", extra={"device": name, "error": text})
             _log_change(before, self.attached)
+
+    def _choose(self, network: NodeNetwork, config: Config) -> ChosenDevices:
+        """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""
+        present = _present(network)
+        self._default_routes.update(present.default_routes)
+        return choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
 
 
 def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> None:
@@ -104,15 +122,22 @@ def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> No
         log.info("attachments changed", extra=fields)
 
 
-def wanted_devices(network: NodeNetwork, config: Config) -> Wanted:
-    """Return the devices that --device and --pod-device name and that are there. A --device is never a pod device."""
+def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: Iterable[str]) -> Wanted:
+    """Return these devices, and those behind which pods live, as far as they are there. A --device is never a pod device."""
     out: Wanted = {}
     for link in network.links.values():
-        if link.name in config.device:
+        if link.name in names:
             out[link.index] = (link, False)
-        elif any(fnmatchcase(link.name, pattern) for pattern in config.pod_device):
+        elif any(fnmatchcase(link.name, pattern) for pattern in pod_patterns):
             out[link.index] = (link, True)
     return out
+
+
+def _present(network: NodeNetwork) -> DevicesPresent:
+    """Return what there is to choose from; `lo` is the one loopback device of a namespace."""
+    defaults = network.routes4.default_devices | network.routes6.default_devices
+    names = {link.name for link in network.links.values()}
+    return DevicesPresent(names, {"lo"}, {link.name for link in network.links.values() if link.index in defaults})
 
 
 def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
@@ -131,7 +156,12 @@ def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: I
 
 
 def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] = ()) -> None:
-    """Refuse a --device that does not exist and is not `known` to come back, before anything is done. Raises NotFound."""
-    for name in config.device:
-        if name not in known and network.by_name(name) is None:
-            raise no_such_device(name, (link.name for link in network.links.values() if link.name != "lo"))
+    """Refuse names of devices of which none exists, nor is `known` to come back, before anything is done. Raises NotFound.
+
+    With one device there, a pattern or `auto`, the agent serves what is there, names the rest and attaches to it when it comes.
+    """
+    if not config.device or any(word in known or not is_name(word) for word in config.device):
+        return
+    if not choose_devices(config.device, _present(network), config.pod_device).names:
+        there = (link.name for link in network.links.values() if link.name != "lo")
+        raise no_such_device(", ".join(config.device), there)

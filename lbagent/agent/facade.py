@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.device_keeper import unattached_outputs
-from lbagent.agent.snat_ports import short_of_ports
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage, SourceStatus, Status, TargetStatus
-from lbagent.errors import NotFound
+from lbagent.agent.operator_states import OperatorStates, unwritable
+from lbagent.api.agent_api import FlowCounts, SetBy
+from lbagent.api.types import (
+    ConditionStatus,
+    DeviceStatus,
+    FailingService,
+    MapUsage,
+    SourceStatus,
+    Status,
+    TargetStatus,
+)
+from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
 from lbagent.observe import metrics
-from lbagent.resolve.pod_backends import backends_of_pod
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from lbagent.sync.runner import TargetRunner
     from lbagent.sync.target.bpf_target import BpfTarget
 
+FRESH_S = 1.0  # flows counted so lately are not counted again
+COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 s with the largest table
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
 MAX_SHOWN_MESSAGES = 1000  # of a source
@@ -40,41 +49,16 @@ class AgentFacade:
     def __init__(self, components: AgentComponents) -> None:
         self._components = components
         self._started_at = time.time()
+        self._operator_states = OperatorStates(components)
+        self._counting: asyncio.Task[None] | None = None
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
         return self._components.bpf.current_state
 
-    def live_flows(self) -> Mapping[int, int] | None:
-        """Return live flows by backend id as of the last sweep."""
-        return self._components.sweeper.live if self._components.sweeper else None
-
-    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
-        """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
-        known = self.state().backends
-        snapshots = (source.snapshot() for source in self._components.sources)
-        found = [address for address in backends_of_pod(snapshots, pod) if address in known]
-        if not found:
-            raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
-        return found
-
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
-        """Write the state the operator sets and return when it is in the maps. Raises NotFound, InvalidTransition."""
-        known = self.state().backends
-        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
-        for address in (*addresses, *of_pods):
-            backend = known.get(address)
-            if backend is None:
-                raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
-            backend.with_state(state)
-        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
-        await self._components.loop.settled(self._components.bpf)
-        failing = self._components.bpf.failing
-        wanted = {*addresses, *of_pods}
-        for frontend, failure in failing.items():
-            svc = self.state().by_frontend.get(frontend)
-            if svc is not None and any(backend.address in wanted for backend in svc.backends):
-                raise failure.error
+    def external_clusterip(self) -> bool:
+        """Return whether sources outside the node reach ClusterIPs."""
+        return self._components.config.external_clusterip
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
@@ -85,10 +69,59 @@ class AgentFacade:
         except TimeoutError:
             return bpf.generation
 
+    async def verify(self) -> Sequence[str]:
+        """Return in what the maps differ from what was written and is wanted. Raises KernelError, and TimedOut before the start."""
+        bpf = self._components.bpf
+        if not bpf.first_pass.is_set():
+            raise TimedOut("the agent has written no state yet; `lbagent status` says what it waits for")
+        return await bpf.differences()
+
+    async def count_flows(self) -> FlowCounts:
+        """Count live flows now; where that takes long or fails, return the last counts with their age."""
+        sweeper = self._components.sweeper
+        if sweeper is None:
+            return FlowCounts(None)
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.create_task(sweeper.count(FRESH_S))
+        await asyncio.wait({self._counting}, timeout=COUNT_S)  # one sweep for all who ask, and it is never given up
+        age_s = time.monotonic() - sweeper.counted_at
+        return FlowCounts(sweeper.live, age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)
+
+    # --- states that the operator sets (operator_states.py) ---
+
+    def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
+        """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
+        return self._operator_states.backends_of_pod(pod)
+
+    async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
+        """Return what set the state of each backend whose state was set."""
+        return await self._operator_states.states_set()
+
+    def set_by_operator(self) -> Collection[L3n4Addr]:
+        """Return the addresses for which the operator set a state, also those that no service has."""
+        return self._components.operator.addresses
+
+    async def set_state(
+        self,
+        addresses: Sequence[L3n4Addr],
+        state: BackendState,
+        *,
+        pods: Sequence[str] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Write the state the operator sets and return when it is in the maps."""
+        await self._operator_states.set_state(addresses, state, pods, spare_last=spare_last)
+
+    async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
+        """Forget the state the operator set and return when it is in the maps."""
+        return await self._operator_states.clear_state(addresses, pods)
+
+    # --- how the agent is ---
+
     def status(self) -> Status:
         """Return how the agent is, now."""
         components, state = self._components, self._components.bpf.state
-        usage = self._usage()  # also of what an earlier agent left, without an index
+        usage = components.usage()  # also of what an earlier agent left, without an index
         return Status(
             ready=components.ready,
             version=lbagent.__version__,
@@ -108,6 +141,7 @@ class AgentFacade:
             devices=self._devices(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
+            conditions=self._conditions(),
             problems=self._problems(),
         )
 
@@ -136,8 +170,10 @@ class AgentFacade:
         keeper = self._components.devices
         if keeper is None:
             return []
-        hooks: dict[str, list[str]] = {name: [] for name in self._components.config.device}
+        hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
+            if attachment in keeper.lost:
+                continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
         for name, words in hooks.items():
@@ -145,12 +181,13 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
-    def _usage(self) -> dict[str, tuple[int, int]]:
-        usage = self._components.bpf.usage()
-        usage["lb_nexthop"] = (self._components.network.table.used, self._components.network.table.capacity)
-        if self._components.sweeper:
-            usage |= self._components.sweeper.usage()
-        return usage
+    def _conditions(self) -> list[ConditionStatus]:
+        monitor = self._components.conditions
+        return [
+            ConditionStatus(each.name.value, each.subject, each.text, each.remedy, standing.since, each.mended)
+            for standing in (monitor.standing if monitor else ())
+            for each in (standing.condition,)
+        ]
 
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
@@ -174,20 +211,11 @@ class AgentFacade:
         out += [str(message) for message in components.loop.messages]
         out += problems_of_targets(components.loop.runners, components.bpf)
         if components.devices:
-            out += [text for name, text in components.devices.problems.items() if name not in components.config.device]
-            attached = {item.target.name for item in components.devices.attached}
-            for name in unattached_outputs(components.network.network, components.network.finder.outputs, attached):
-                out.append(
-                    f"remote backends are reached through {name}, where no program is attached: their replies are not"
-                    f" translated; add --device {name}"
-                )
+            shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
+            out += [text for name, text in components.devices.problems.items() if name not in shown]
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        if components.sweeper:
-            out += components.sweeper.problems()
-            ports = _ports(components.config.snat_port_range)
-            out += short_of_ports(components.bpf.state, components.sweeper.live or {}, ports)
         if reason := unwritable(components.config.state_dir):
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
@@ -214,8 +242,9 @@ class AgentFacade:
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
                 snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
                 snat_ports=_ports(components.config.snat_port_range),
-                live_flows={} if not backends else self.live_flows() or {},
-                maps=self._usage(),
+                live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
+                maps=components.usage(),
+                conditions=components.conditions.counts() if components.conditions else {},
                 failing=len(components.bpf.failing),
                 restored=components.bpf.retained,
                 conflicts=sum(not message.warning for message in components.loop.messages),
@@ -259,16 +288,6 @@ def _shown(messages: Sequence[Message]) -> list[str]:
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts
-
-
-def unwritable(folder: str) -> str:
-    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"cannot be used ({path} is not a folder)"
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
 
 
 _REASONS = [reason for reason in Reason if reason]

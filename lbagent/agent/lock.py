@@ -34,6 +34,17 @@ class AgentLock:
             ) from None
         self._fd = fd
 
+    @property
+    def opened(self) -> Path:
+        """The locked folder by its descriptor: the same one also when a mount is over it, or its own mount is gone."""
+        return Path(f"/proc/self/fd/{self._fd}")
+
+    def become(self, other: AgentLock) -> None:
+        """Let go of the folder, and hold what `other` holds in its place."""
+        self.release()
+        self._directory, self._fd = other._directory, other._fd
+        other._fd = -1
+
     def release(self) -> None:
         """Let go."""
         if self._fd >= 0:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from lbagent.api.types import Status
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
+
+
+class FlowCounts(NamedTuple):
+    """Live flows by backend id (a missing id has none; None before the first sweep), and how long ago they were counted."""
+
+    live: Mapping[int, int] | None
+    age_s: float = 0.0
+
+
+class SetBy(NamedTuple):
+    """Which state was set for a backend, by what (the operator, a place in a file), and when (seconds since 1970, 0: unknown)."""
+
+    state: BackendState
+    what: str
+    at: float = 0.0
 
 
 class AgentApi(Protocol):
@@ -22,24 +37,58 @@ class AgentApi(Protocol):
         """Return how the agent is, now."""
         ...
 
-    def live_flows(self) -> Mapping[int, int] | None:
-        """Return live flows by backend id as of the last sweep (a missing id has none); None before the first sweep."""
+    def external_clusterip(self) -> bool:
+        """Return whether sources outside the node reach ClusterIPs."""
+        ...
+
+    async def count_flows(self) -> FlowCounts:
+        """Count live flows now; where that takes long or fails, return the last counts with their age."""
+        ...
+
+    async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
+        """Return what set the state of each backend whose state was set, by the operator or a BackendState."""
+        ...
+
+    def set_by_operator(self) -> Collection[L3n4Addr]:
+        """Return the addresses for which the operator set a state, also those that no service has."""
         ...
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         """Return the backends of a Pod, by its key NAMESPACE/NAME. Raises NotFound when it has none."""
         ...
 
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
+    async def set_state(
+        self,
+        addresses: Sequence[L3n4Addr],
+        state: BackendState,
+        *,
+        pods: Sequence[str] = (),
+        spare_last: bool = False,
+    ) -> None:
         """Set the operator's state of these backends, and of all of these Pods' backends, now and later.
 
         Returns when it is in the maps. All or nothing: NotFound when one is not known, InvalidTransition when one may not,
-        before anything is changed.
+        with `spare_last` LastBackend when a Service would have none left, before anything is changed.
+        """
+        ...
+
+    async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
+        """Forget what the operator set for these backends, for these Pods and for the Pods' backends; return the names.
+
+        Returns when it is in the maps. All or nothing: NotFound for a backend or Pod of which nothing is known, Refused where the
+        state was set for the whole Pod of a backend.
         """
         ...
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs from `generation`, at the latest after `timeout_s`."""
+        ...
+
+    async def verify(self) -> Sequence[str]:
+        """Return in what the maps differ from what the agent wrote, and the paths from what its State asks for, one sentence each.
+
+        Raises KernelError, and TimedOut before the first State is in the maps.
+        """
         ...
 
     def metrics(self) -> Iterable[str]:

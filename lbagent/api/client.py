@@ -10,14 +10,16 @@ import http.client
 import json
 import os
 import socket
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from lbagent.defaults import DEFAULT_SOCKET
-from lbagent.errors import AgentUnreachable, ConfigError, LbError, NotFound, Refused, TimedOut
+from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, NotFound, Refused, TimedOut
 
 API_PREFIX = "/v1"
 DEFAULT_TIMEOUT_S = 30.0
+VERIFY_TIMEOUT_S = 120.0  # the agent reads every map, between other work
 MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
 
@@ -54,6 +56,11 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not given."""
+    return {name: value for name, value in fields.items() if value}
+
+
 def socket_path(text: str = "") -> str:
     """Return the path of `PATH` or `unix://PATH`; '' is $LBAGENT_SOCKET, else the default."""
     return (text or os.environ.get("LBAGENT_SOCKET", "") or DEFAULT_SOCKET).removeprefix("unix://")
@@ -66,22 +73,39 @@ class AgentClient:
         self.path = socket_path(path)
         self.timeout_s = timeout_s
 
-    def services(self, namespace: str = "", name: str = "") -> list[dict[str, Any]]:
-        """Return the frontends in the agent's order."""
-        return self._list("/services", namespace=namespace, name=name)
+    def services(self, namespace: str = "", name: str = "", vip: str = "") -> list[dict[str, Any]]:
+        """Return the frontends in the agent's order; `vip` is ADDRESS[:PORT[/PROTOCOL]]."""
+        return self._list("/services", namespace=namespace, name=name, vip=vip)
 
     def backends(self) -> list[dict[str, Any]]:
         """Return the backends by id."""
         return self._list("/backends")
 
-    def set_state(self, addresses: list[str], state: str) -> list[dict[str, Any]]:
-        """Set the operator's state of these backends; return them as they are now."""
-        answer = self._request("PUT", "/backends/state", {"addresses": addresses, "state": state})
+    def set_state(
+        self, addresses: list[str], state: str, *, spare_last: bool = False, **named: Any
+    ) -> list[dict[str, Any]]:
+        """Set the operator's state of these backends; return them as they are now.
+
+        `named` are the other fields of NamedBackends (api/types.py). With `spare_last` it raises LastBackend where a Service
+        would have no backend left.
+        """
+        body = {"addresses": addresses, "state": state, **_given(named)}
+        answer = self._request("PUT", "/backends/state", body | ({"spare_last": True} if spare_last else {}))
         return self._expect(answer, list)
+
+    def clear_state(self, addresses: list[str], **named: Any) -> dict[str, Any]:
+        """Forget what the operator set for these backends; return Cleared (api/types.py)."""
+        answer = self._request("PUT", "/backends/clear-state", {"addresses": addresses, **_given(named)})
+        return self._expect(answer, dict)
 
     def status(self) -> dict[str, Any]:
         """Return how the agent is."""
         return self._expect(self._request("GET", "/status"), dict)
+
+    def verify(self) -> list[str]:
+        """Return in what the maps differ from what the agent wrote and wants."""
+        answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)
+        return self._expect(answer.get("differences"), list)
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
@@ -114,7 +138,8 @@ class AgentClient:
         """Send one request and return the answer's body. Raises LbError."""
         connection = _Connection(self.path, timeout_s)
         try:
-            connection.request(method, target, body, {"Connection": "close"})
+            with suppress(BrokenPipeError, ConnectionResetError):  # an agent that is full answers before it has read
+                connection.request(method, target, body, {"Connection": "close"})
             response = connection.getresponse()
             data = response.read(MAX_ANSWER_BYTES)
         except TimeoutError:
@@ -152,8 +177,11 @@ class AgentClient:
         try:
             problem = json.loads(data)
             text, code = str(problem["error"]), int(problem["exit_code"])
-        except (ValueError, KeyError, TypeError):
+            is_last = bool(problem.get("last_backend"))
+        except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_an_agent()
+        if is_last:
+            return LastBackend(text)
         return _ERRORS.get(code, LbError)(text)
 
     def _not_an_agent(self) -> AgentUnreachable:

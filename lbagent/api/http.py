@@ -4,7 +4,8 @@ Not aiohttp: measured here (python 3.11), `import aiohttp.web` adds 15 MiB of re
 35 MiB with asyncio, msgspec, YAML and pyroute2 loaded and a budget of 60. What is needed is five routes for one local client.
 
 Strict on purpose: request line and headers <= 16 KiB, bodies <= 1 MiB and only with Content-Length, 64 connections, a
-deadline on every read and write. Anything else is answered with its status and the connection is closed.
+deadline on every read and write. Anything else is answered with its status and the connection is closed. A listener that
+any host may reach also bounds the connections of one client, and makes room for a new one (`Limits`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
@@ -23,8 +26,9 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
 MAX_BODY_BYTES = 1024 * 1024  # bytes: some 20,000 addresses in one set-state
 CONNECTIONS = 64
+HEAD_S = 5.0  # for the first byte of a new connection, and from a first byte to the end of the head
 IDLE_S = 60.0  # for the first byte of the next request
-READ_S = 10.0  # for the rest of a request
+READ_S = 10.0  # for the body of a request
 WRITE_S = 30.0  # for a piece of an answer to be taken
 METHODS = ("GET", "PUT")
 
@@ -49,6 +53,22 @@ class Response(Struct, frozen=True):
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class Limits(Struct, frozen=True):
+    """How many connections a listener has at once. The defaults are for a socket that only root may open.
+
+    With `makes_room`, a connection too many takes the place of one that has no request under way: of the client that has most
+    connections, the one that has waited longest. Without it, and when all have one under way, the new one is answered with 503.
+    """
+
+    connections: int = CONNECTIONS
+    per_client: int = CONNECTIONS  # of one address
+    makes_room: bool = False
+    answer_s: float | None = None  # for a whole answer to be taken
+
+
+DEFAULT_LIMITS = Limits()
+
+
 class BadRequest(Exception):
     """The bytes are no request we take; carries the status."""
 
@@ -57,43 +77,78 @@ class BadRequest(Exception):
         self.status = status
 
 
+class _Connection:
+    """A connection: its client's address, and since when it has had no request under way (None: it has one)."""
+
+    def __init__(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        self.task = task
+        self.client = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.waiting_since: float | None = time.monotonic()
+
+
 class HttpServer:
     """Serves one handler on any number of listeners. The handler must not raise."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, limits: Limits = DEFAULT_LIMITS) -> None:
         self._handler = handler
-        self._connections: set[asyncio.Task[None]] = set()
+        self._limits = limits
+        self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # also of those that were turned away or gave up their place
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends: the callback for asyncio.start_server and start_unix_server."""
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._tasks.add(task)
+        connection = _Connection(task, writer)
         try:
-            if len(self._connections) > CONNECTIONS:
-                await _send(writer, _plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), close=True)
+            if self._admit(connection):
+                await self._serve(connection, reader, writer)
             else:
-                await self._serve(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client went away or stalled: its loss
+                await _send(writer, _plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), close=True)
+        except TimeoutError:
+            writer.transport.abort()  # it would be kept until the client takes what it was sent
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client went away: its loss
         finally:
-            self._connections.discard(task)
+            self._connections.discard(connection)
+            self._tasks.discard(task)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
         """End the connections that are still open."""
-        for task in list(self._connections):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        keep = True
+    def _admit(self, new: _Connection) -> bool:
+        """Take a connection in, in place of another one where there are too many; return whether there is a place."""
+        limits, counts = self._limits, Counter(each.client for each in self._connections)
+        full = len(self._connections) >= limits.connections
+        if counts[new.client] >= limits.per_client or full:
+            only = new.client if counts[new.client] >= limits.per_client else None
+            idle = [
+                (-counts[each.client], each.waiting_since, id(each), each)
+                for each in self._connections
+                if each.waiting_since is not None and only in (None, each.client)
+            ]
+            if not (limits.makes_room and idle):
+                return False
+            *_, given_up = min(idle)
+            self._connections.discard(given_up)
+            given_up.task.cancel()
+        self._connections.add(new)
+        return True
+
+    async def _serve(self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        keep, begin_s = True, HEAD_S
         while keep:
             try:
-                async with asyncio.timeout(IDLE_S):
-                    head = await _read_head(reader)
+                head = await _read_head(reader, begin_s)
                 if not head:
                     return
                 async with asyncio.timeout(READ_S):
@@ -101,19 +156,29 @@ class HttpServer:
             except BadRequest as error:
                 await _send(writer, _plain(error.status, str(error)), close=True)
                 return
+            connection.waiting_since = None
             response = await self._handler(request)
-            await _send(writer, response, close=not keep)
+            async with asyncio.timeout(self._limits.answer_s):
+                await _send(writer, response, close=not keep)
+            connection.waiting_since, begin_s = time.monotonic(), IDLE_S
 
 
-async def _read_head(reader: asyncio.StreamReader) -> bytes:
+async def _read_head(reader: asyncio.StreamReader, begin_s: float) -> bytes:
+    """Return request line and headers; b'' when the client ends the connection before them.
+
+    It has `begin_s` seconds for the first byte and HEAD_S for the rest, however slowly the bytes come.
+    """
+    async with asyncio.timeout(begin_s):
+        first = await reader.read(1)
+    if not first:
+        return b""
     try:
-        return await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(HEAD_S):
+            return first + await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's head is too large") from None
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise BadRequest(HTTPStatus.BAD_REQUEST, "the request ends in its head") from None
-        return b""
+    except asyncio.IncompleteReadError:
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "the request ends in its head") from None
 
 
 async def _read_request(head: bytes, reader: asyncio.StreamReader) -> tuple[Request, bool]:

@@ -1,9 +1,11 @@
 """The agent's API: HTTP + JSON on a unix socket only root may open; metrics on a TCP address when asked for.
 
-GET /v1/services[?namespace=&name=]    list of FrontendRow
-GET /v1/backends                       list of BackendRow
+GET /v1/services[?namespace=&name=&vip=]  list of FrontendRow
+GET /v1/backends                       list of BackendRow, flows counted now
 PUT /v1/backends/state                 SetState -> list of BackendRow
+PUT /v1/backends/clear-state           ClearState -> Cleared
 GET /v1/status                         Status
+GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the only path on the TCP address)
 """
@@ -18,20 +20,22 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import TypeVar
 
 import msgspec
 
 from lbagent.api.agent_api import AgentApi
 from lbagent.api.client import API_PREFIX
-from lbagent.api.encode import backend_rows, backends_used, frontend_rows, json_list
-from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
-from lbagent.api.types import Problem, SetState
-from lbagent.errors import ConfigError, Conflict, LbError, NotFound, Refused, TimedOut
-from lbagent.model.address import ALL_PROTOCOLS, L3n4Addr, format_ip
+from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
+from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Limits, Request, Response
+from lbagent.api.named_backends import named_backends
+from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
+from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
+from lbagent.model.address import L3n4Addr, format_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
-from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
+from lbagent.objects.pod_reference import is_pod_reference
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ MAX_WAIT_S = 60.0
 MAX_PATH_BYTES = 107  # bytes; unix(7)
 BACKLOG = 32
 PROBE_S = 1.0  # for an agent that may listen on the path already
+METRICS_LIMITS = Limits(per_client=8, makes_room=True, answer_s=30.0)  # any host that reaches the port may connect
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
@@ -53,14 +58,16 @@ class ApiServer:
         self._path = socket_file(path)
         self._metrics_address = metrics_address
         self._api = HttpServer(self._answer)
-        self._metrics = HttpServer(self._answer_metrics)
+        self._metrics = HttpServer(self._answer_metrics, METRICS_LIMITS)
         self._servers: list[asyncio.Server] = []
         self._inode: tuple[int, int] | None = None
         routes = {
             ("GET", "/services"): self._services,
             ("GET", "/backends"): self._backends,
             ("PUT", "/backends/state"): self._set_state,
+            ("PUT", "/backends/clear-state"): self._clear_state,
             ("GET", "/status"): self._status,
+            ("GET", "/verify"): self._verify,
             ("GET", "/wait"): self._wait,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -107,7 +114,7 @@ class ApiServer:
             return await handler(request)
         except LbError as error:
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-            return _json(Problem(str(error), error.exit_code), status)
+            return _json(Problem(str(error), error.exit_code, isinstance(error, LastBackend)), status)
         except Exception:
             log.exception("a request failed", extra={"method": request.method, "path": request.path})
             return _json(Problem("the agent failed on this request; its log says why; nothing was changed", 1), 500)
@@ -118,30 +125,49 @@ class ApiServer:
         return await self._answer(request)
 
     async def _services(self, request: Request) -> Response:
-        rows = frontend_rows(self._view.state(), request.query.get("namespace", ""), request.query.get("name", ""))
-        return Response(200, json_list(rows))
+        namespace, name, text = (request.query.get(key, "") for key in ("namespace", "name", "vip"))
+        try:
+            vip = VIP.parse(text) if text else None
+        except ValueError as error:
+            raise ConfigError(f"vip: {error}") from None
+        reached = self._view.external_clusterip()
+        return Response(
+            200, json_list(frontend_rows(self._view.state(), namespace, name, vip, external_clusterip=reached))
+        )
 
     async def _backends(self, _: Request) -> Response:
-        used = await run_cooperatively(backends_used(self._view.state()), time.monotonic)
-        return Response(200, json_list(backend_rows(used, self._view.live_flows())))
+        return Response(200, json_list(await self._rows()))
+
+    async def _rows(self, only: Collection[L3n4Addr] | None = None) -> Iterator[BackendRow]:
+        """Return the rows of backends, all or `only` these, with flows counted now."""
+        flows, states_set = await self._view.count_flows(), await self._view.states_set()
+        used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
+        return backend_rows(used, flows, states_set)
 
     async def _set_state(self, request: Request) -> Response:
-        try:
-            wanted = msgspec.json.decode(request.body, type=SetState)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"the request's body is not a set-state: {error}; nothing was changed") from None
+        wanted = _body(request, SetState, "set-state")
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
-        texts = dict.fromkeys(wanted.addresses)
-        pods = [_pod_key(text) for text in texts if is_pod_reference(text)]
-        addresses = [self._known(text) for text in texts if not is_pod_reference(text)]
+        known = self._view.state().backends
+        asked = named_backends(wanted, self._view.state(), known)
+        addresses, pods = asked.able(state, known), asked.pods
         named = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
         if not named:
             raise ConfigError("no backend was named; nothing was changed")
         if state in (BackendState.TERMINATING, BackendState.INVALID):
             raise self._not_to_set(named[0], wanted.state or "''")
-        await self._view.set_state(addresses, state, pods=pods)
-        used = await run_cooperatively(backends_used(self._view.state(), set(named)), time.monotonic)
-        return Response(200, json_list(backend_rows(used, self._view.live_flows())))
+        await self._view.set_state(addresses, state, pods=pods, spare_last=wanted.spare_last)
+        return Response(200, json_list(await self._rows({*named, *asked.found})))
+
+    async def _clear_state(self, request: Request) -> Response:
+        wanted = _body(request, ClearState, "clear-state")
+        state, by_operator = self._view.state(), self._view.set_by_operator()
+        single, found, pods = named_backends(wanted, state, {*state.backends, *by_operator})
+        addresses = [*single, *found]
+        if not addresses and not pods:
+            raise ConfigError("no backend was named; nothing was changed")
+        cleared = await self._view.clear_state(addresses, pods=pods)
+        rows = await self._rows({*addresses, *(L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))})
+        return _json(Cleared(cleared, list(rows)))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
         """Return the refusal of a state that set-state cannot give; it names both states, as every refusal of a state does."""
@@ -152,23 +178,11 @@ class ApiServer:
             " quarantined; nothing was changed"
         )
 
-    def _known(self, text: str) -> L3n4Addr:
-        """Read an address; without a protocol it is the TCP backend, or the only one of that address and port."""
-        try:
-            address = L3n4Addr.parse(text)
-        except ValueError as error:
-            raise ConfigError(f"{error}; nothing was changed") from None
-        known = self._view.state().backends
-        if address not in known and "/" not in text:
-            others = [
-                other for kind in ALL_PROTOCOLS if (other := msgspec.structs.replace(address, protocol=kind)) in known
-            ]
-            if len(others) == 1:
-                return others[0]
-        return address
-
     async def _status(self, _: Request) -> Response:
         return _json(self._view.status())
+
+    async def _verify(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode({"differences": list(await self._view.verify())}))
 
     async def _wait(self, request: Request) -> Response:
         try:
@@ -187,12 +201,15 @@ class ApiServer:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)
 
 
-def _pod_key(text: str) -> str:
-    """Return the key of `pod/NAMESPACE/NAME`. Raises ConfigError."""
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def _body(request: Request, kind: type[Body], what: str) -> Body:
+    """Return a request's body as a record. Raises ConfigError."""
     try:
-        return parse_pod_reference(text)
-    except ValueError as error:
-        raise ConfigError(f"{error}; nothing was changed") from None
+        return msgspec.json.decode(request.body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the request's body is not a {what}: {error}; nothing was changed") from None
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

@@ -21,7 +21,7 @@ class FrontendBackendRow(Struct, gc=False):
     selectable: bool  # in the COUNT group of this service: new flows may take it
 
 
-class FrontendRow(Struct, gc=False):
+class FrontendRow(Struct, gc=False, omit_defaults=True):
     """A frontend with its backends, in slot order."""
 
     id: int
@@ -37,9 +37,11 @@ class FrontendRow(Struct, gc=False):
     ext_traffic_policy: str
     int_traffic_policy: str
     backends: list[FrontendBackendRow]
+    source_ranges_policy: str = ""  # allow, deny; left out where source ranges are not looked at
+    source_ranges: list[str] = []  # 192.0.2.0/24; left out where there are none
 
 
-class BackendRow(Struct, gc=False):
+class BackendRow(Struct, gc=False, omit_defaults=True):
     """A backend of the node, with all services that use it."""
 
     id: int
@@ -49,15 +51,40 @@ class BackendRow(Struct, gc=False):
     node: str
     zone: str
     local: bool
-    flows: int  # live flows at the last sweep; -1: not counted yet
+    flows: int  # live flows; -1: not counted yet
     services: list[str]  # NAMESPACE/NAME, each once, sorted
+    flows_age_s: float = 0.0  # how long ago they were counted; left out when it was for this answer
+    set_by: str = (
+        ""  # what set the state: operator, FILE:LINE of a BackendState; left out when the endpoint alone says it
+    )
+    set_at: float = 0.0  # since when, in seconds since the epoch; left out when it is not known
 
 
-class SetState(Struct, forbid_unknown_fields=True):
+class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The backends that a request names. `node` and `service` together: those of this Service on this node."""
+
+    addresses: list[str] = []  # ADDRESS:PORT[/PROTOCOL], pod/NAMESPACE/NAME
+    hosts: list[str] = []  # ADDRESS: every backend there
+    node: str = ""
+    service: str = ""  # NAMESPACE/NAME
+
+
+class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/state."""
 
-    addresses: list[str]
     state: str
+    spare_last: bool = False  # refuse (409, `last_backend`) what would leave a Service without a backend
+
+
+class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/clear-state."""
+
+
+class Cleared(Struct):
+    """The answer to ClearState."""
+
+    cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
+    backends: list[BackendRow]  # those of them that are served, as they are now
 
 
 class SourceStatus(Struct):
@@ -108,6 +135,17 @@ class FailingService(Struct, gc=False):
     retry_in_s: float = 0.0
 
 
+class ConditionStatus(Struct):
+    """Something that is wrong now, or (`mended`) that was wrong a moment ago and that the agent has put right."""
+
+    name: str  # the word of lbagent_condition
+    subject: str  # the device, map, address, ... it is about
+    text: str  # what is so
+    remedy: str = ""  # what to do
+    since: float = 0.0  # seconds since the epoch
+    mended: bool = False
+
+
 class Status(Struct):
     """How the agent is. `ready`: the first full State is in the kernel."""
 
@@ -129,11 +167,13 @@ class Status(Struct):
     devices: list[DeviceStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)
+    conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now; `lbagent status` ends with 1
     problems: list[str] = field(default_factory=list)  # everything else a person should look at
 
 
-class Problem(Struct):
+class Problem(Struct, omit_defaults=True):
     """Every answer that is not 2xx."""
 
     error: str  # one sentence
     exit_code: int
+    last_backend: bool = False  # a Service would have no backend left; without `spare_last` it is done

@@ -23,7 +23,7 @@ from lbagent.errors import LbError
 VERBS = {
     "agent": ("lbagent.cli.verbs.agent:agent", "Run the agent in the foreground."),
     "svc": ("lbagent.cli.verbs.svc:svc", "Services: list, get."),
-    "backend": ("lbagent.cli.verbs.backend:backend", "Backends: list, set-state, drain."),
+    "backend": ("lbagent.cli.verbs.backend:backend", "Backends: list, set-state, clear-state, drain."),
     "map": ("lbagent.cli.verbs.maps:maps", "The kernel's maps: dump."),
     "status": ("lbagent.cli.verbs.status:status", "Show whether the agent is ready, and what is wrong."),
     "plan": (

@@ -1,11 +1,13 @@
 """How rows are printed: tables without borders, JSON, YAML, names; sorting and watching.
 
-Data goes to stdout, everything else to stderr. Columns are 3 spaces apart, headers upper-case, the order stable.
+Data goes to stdout, everything else to stderr. Columns are 3 spaces apart, fewer where that lets a table fit into 80 columns
+(or the terminal's), headers upper-case, the order stable.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import sys
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 GAP = "   "
+WIDTH = 80  # columns that a table should fit into when no terminal says its own
+LEAST_CUT = 12  # characters that are left of a cell cut to the terminal's width
 FORMATS = ("table", "wide", "json", "yaml", "name")
 RETRY_S = 1.0  # while watching, after the agent went away
 POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
@@ -29,11 +33,12 @@ REFRESH_S = 30.0  # flows change without a generation
 
 
 class Column(NamedTuple):
-    """One column: `value` makes the cell of a row; `wide` shows it with -o wide only."""
+    """One column: `value` makes the cell of a row; `wide` shows it with -o wide only; on a terminal its cells may be `cut`."""
 
     header: str
     value: Callable[[Row], object]
     wide: bool = False
+    cut: bool = False
 
 
 class Listing(NamedTuple):
@@ -62,7 +67,8 @@ def show(listing: Listing, rows: list[Row], style: Style) -> None:
         for text in dict.fromkeys(map(listing.name, rows)):
             click.echo(printable(text))
     else:
-        lines = table(listing.columns, rows, wide=style.form == "wide", headers=style.headers)
+        wide = style.form == "wide"
+        lines = table(listing.columns, rows, wide=wide, headers=style.headers, fit=not wide)
         if lines:
             click.echo("\n".join(lines))
 
@@ -83,14 +89,53 @@ def _unicode() -> bool:
     return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool) -> list[str]:
-    """Return the lines of a table; the last column is not padded, an empty cell is `-`."""
+def say_nothing_found(what: str, rows: list[Row], asked: dict[str, str], style: Style) -> None:
+    """Say on stderr that no row is what was asked for; an unfiltered list, JSON and names speak for themselves."""
+    given = [f"{name} {value}" for name, value in asked.items() if value]
+    if given and not rows and style.form in ("table", "wide"):
+        click.echo(f"no {what} with {', '.join(given)} is served here", err=True)
+
+
+def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool, fit: bool = False) -> list[str]:
+    """Return the lines of a table; the last column is not padded, an empty cell is `-`.
+
+    With `fit`, columns move together where the table would be too wide; on a terminal, cells are cut too.
+    """
     shown = [column for column in columns if wide or not column.wide]
     grid = [[cell(column.value(row)) for column in shown] for row in rows]
     if headers:
         grid.insert(0, [column.header for column in shown])
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    return [GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in grid]
+    gap = _fit(grid, widths, [column.cut for column in shown]) if fit and widths else GAP
+    return [gap.join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in grid]
+
+
+def _fit(grid: list[list[str]], widths: list[int], cut: list[bool]) -> str:
+    """Return the widest gap with which a table fits; on a terminal, cut the cells of one column when none does."""
+    width, is_terminal = _output_width()
+    for gap in (GAP, GAP[:2], GAP[:1]):
+        if sum(widths) + len(gap) * (len(widths) - 1) <= width:
+            return gap
+    if is_terminal and True in cut:
+        at = cut.index(True)
+        room = width - sum(widths) - len(widths) + 1 + widths[at]
+        widths[at] = max(room, LEAST_CUT)
+        for line in grid:
+            if len(line[at]) > widths[at]:
+                line[at] = line[at][: widths[at] - 1] + ("…" if _unicode() else "~")
+    return GAP[:1]
+
+
+def _output_width() -> tuple[int, bool]:
+    """Return the columns that a line may have ($COLUMNS, else the terminal's, else 80), and whether a terminal shows it."""
+    is_terminal = sys.stdout.isatty()
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given), is_terminal
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or WIDTH, is_terminal
+    except (OSError, ValueError):  # a pipe; a test's stream
+        return WIDTH, is_terminal
 
 
 def cell(value: object) -> str:

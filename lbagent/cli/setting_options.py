@@ -30,7 +30,7 @@ def setting_options(*fields: str) -> Callable[[F], F]:
 def _flag(option: Option) -> Callable[[F], F]:
     kinds: dict[str, dict[str, Any]] = {
         "text": {"metavar": "TEXT"},
-        "number": {"type": int, "metavar": "N"},
+        "number": {"type": int, "metavar": "SECONDS" if option.unit == "s" else "N"},
         "switch": {},
         "list": {"multiple": True, "metavar": "TEXT"},
         "choice": {"type": click.Choice(option.choices)},
@@ -40,8 +40,8 @@ def _flag(option: Option) -> Callable[[F], F]:
 
 
 def _help(option: Option) -> str:
-    shown = "" if option.default in ("", (), False) else f"  [default: {str(option.default).lower()}]"
-    return option.help + shown
+    default = f"{str(option.default).lower()} {option.unit}".rstrip()
+    return option.help + ("" if option.default in ("", (), False) else f"  [default: {default}]")
 
 
 def from_flags(flags: dict[str, Any]) -> Config:

@@ -23,6 +23,7 @@ RELOADABLE = frozenset(
 )  # fmt: skip
 
 Words = tuple[str, ...]
+_SECONDS = {"unit": "s"}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -32,7 +33,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     synthetic: Annotated[
         str, Meta(description="Generated Services for measurements, SERVICES:BACKENDS (10000:10).")
     ] = ""
-    device: Annotated[Words, Meta(description="Device by which service traffic arrives (repeatable).")] = ()
+    device: Annotated[
+        Words,
+        Meta(
+            description="Device by which service traffic arrives: a name, a pattern (eth+, bond*), or auto for the devices of the"
+            " default routes (repeatable)."
+        ),
+    ] = ()
     pod_device: Annotated[
         Words, Meta(description="Pattern of the devices behind which this node's pods are (repeatable).")
     ] = ()
@@ -88,18 +95,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     max_fragments: Annotated[
         int, Meta(ge=64, le=1 << 20, description="Fragmented datagrams that are remembered, for each IP family.")
     ] = 1 << 13
-    timeout_new: Annotated[int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.")] = 60
-    timeout_tcp: Annotated[int, Meta(ge=30, le=16000, description="Seconds until an idle TCP flow ends.")] = 8000
+    timeout_new: Annotated[
+        int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.", extra=_SECONDS)
+    ] = 60
+    timeout_tcp: Annotated[
+        int, Meta(ge=30, le=16000, description="Seconds until an idle TCP flow ends.", extra=_SECONDS)
+    ] = 8000
     timeout_udp: Annotated[
-        int, Meta(ge=5, le=16000, description="Seconds until an idle UDP flow with replies ends.")
+        int, Meta(ge=5, le=16000, description="Seconds until an idle UDP flow with replies ends.", extra=_SECONDS)
     ] = 120
     timeout_closing: Annotated[
-        int, Meta(ge=1, le=600, description="Seconds until a TCP flow ends after FIN or RST.")
+        int, Meta(ge=1, le=600, description="Seconds until a TCP flow ends after FIN or RST.", extra=_SECONDS)
     ] = 20
     resync_interval: Annotated[
-        int, Meta(ge=1, le=86400, description="Seconds between comparisons of the maps with what was written.")
+        int,
+        Meta(
+            ge=1, le=86400, description="Seconds between comparisons of the maps with what was written.", extra=_SECONDS
+        ),
     ] = 60
-    sweep_interval: Annotated[int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.")] = 10
+    sweep_interval: Annotated[
+        int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.", extra=_SECONDS)
+    ] = 10
 
     @property
     def snat_port_range(self) -> tuple[int, int]:
@@ -124,6 +140,7 @@ class Option(NamedTuple):
     help: str
     least: int | None = None
     most: int | None = None
+    unit: str = ""
 
     @property
     def flag(self) -> str:
@@ -148,7 +165,8 @@ def _option(item: msgspec.structs.FieldInfo) -> Option:
         kind, choices = "choice", get_args(kind_type)
     else:
         kind = {str: "text", int: "number", bool: "switch"}.get(kind_type, "list")
-    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description, meta.ge, meta.le)  # type: ignore[arg-type]
+    unit = (meta.extra or {}).get("unit", "")
+    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description, meta.ge, meta.le, unit)  # type: ignore[arg-type]
 
 
 OPTIONS = options()

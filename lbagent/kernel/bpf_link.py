@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,6 +36,21 @@ def link_update(link_fd: int, prog_fd: int, old_fd: int | None = None) -> None:
 def link_detach(link_fd: int) -> None:
     """Detach a link at once, even while other processes hold it."""
     bpf(Cmd.LINK_DETACH, struct.pack("<I", link_fd))
+
+
+def attached_programs(ifindex: int, attach: AttachType) -> list[int]:
+    """Return the ids of the programs that run at one TCX hook of a device (of the calling thread's netns), in their order.
+
+    Raises OSError, EINVAL on a kernel without TCX.
+    """
+    room = 64  # the kernel allows no more (BPF_MPROG_MAX)
+    ids = ctypes.create_string_buffer(4 * room)
+    # target_ifindex, attach_type, query_flags, attach_flags, prog_ids, prog_cnt, pad, prog_attach_flags, link_ids,
+    # link_attach_flags, revision
+    attr = bytearray(struct.pack("<IIIIQIIQQQQ", ifindex, attach, 0, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0))
+    bpf(Cmd.PROG_QUERY, attr)
+    count = struct.unpack_from("<I", attr, 24)[0]
+    return list(struct.unpack_from(f"<{count}I", ids))
 
 
 @dataclass(frozen=True)

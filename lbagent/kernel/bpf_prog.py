@@ -107,6 +107,16 @@ def prog_info(fd: int) -> ProgInfo:
     return ProgInfo(ident, raw[64:80].split(b"\0")[0].decode(), jited)
 
 
+def prog_map_ids(fd: int) -> tuple[int, ...]:
+    """Return the ids of the maps a program uses. Raises OSError."""
+    count = struct.unpack_from("<I", obj_info(fd, 64), 52)[0]
+    ids = ctypes.create_string_buffer(4 * max(1, count))
+    info = ctypes.create_string_buffer(64)
+    struct.pack_into("<IQ", info, 52, count, ctypes.addressof(ids))  # nr_map_ids, map_ids: where the kernel writes them
+    bpf(Cmd.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, 64, ctypes.addressof(info)))  # bpf_fd, info_len, info
+    return struct.unpack_from(f"<{count}I", ids)
+
+
 def prog_fd_by_id(ident: int) -> int:
     """Return a descriptor for a program id. Raises OSError ENOENT when the program is gone."""
     return fd_by_id(Cmd.PROG_GET_FD_BY_ID, ident)

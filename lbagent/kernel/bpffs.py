@@ -29,10 +29,10 @@ def open_pin(path: str | Path) -> int:
         return bpfsys.obj_get(str(path))
 
 
-def ensure_bpffs(bpffs: str | Path) -> None:
-    """Make the directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError.
+def ensure_bpffs(bpffs: str | Path) -> bool:
+    """Make the directory, mounting a bpf file system first where there is none; return whether one was mounted.
 
-    Never over a folder that holds something: a mount would hide it.
+    Raises ConfigError, KernelError. Never over a folder that holds something: a mount would hide it.
     """
     path = Path(bpffs).absolute()
     try:
@@ -47,6 +47,7 @@ def ensure_bpffs(bpffs: str | Path) -> None:
         _mount(_SYSTEM_MOUNT if path.is_relative_to(_SYSTEM_MOUNT) and _SYSTEM_MOUNT.is_dir() else path, bpffs)
     with kernel_errors("create", str(path)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return not mounted
 
 
 def _mount(target: Path, bpffs: str | Path) -> None:

@@ -42,6 +42,7 @@ class Cmd(IntEnum):
     PROG_GET_FD_BY_ID = 13
     MAP_GET_FD_BY_ID = 14
     OBJ_GET_INFO_BY_FD = 15
+    PROG_QUERY = 16
     MAP_FREEZE = 22
     MAP_LOOKUP_BATCH = 24
     MAP_UPDATE_BATCH = 26
@@ -111,6 +112,12 @@ def obj_info(fd: int, size: int) -> bytes:
     buffer = ctypes.create_string_buffer(size)
     bpf(Cmd.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, size, ctypes.addressof(buffer)))  # bpf_fd, info_len, info
     return buffer.raw
+
+
+def same_object(one: int, other: int) -> bool:
+    """Say whether two descriptors are of the same map, program or link. Raises OSError."""
+    kinds = [os.readlink(f"/proc/self/fd/{fd}") for fd in (one, other)]  # anon_inode:bpf-map, ...
+    return kinds[0] == kinds[1] and obj_info(one, 8) == obj_info(other, 8)  # type, id
 
 
 def fd_by_id(cmd: Cmd, ident: int) -> int:

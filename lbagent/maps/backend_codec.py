@@ -9,7 +9,7 @@ from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 
-_LIVE, _SELECTABLE, _LOCAL, _HOST = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
@@ -52,12 +52,12 @@ class PathRecord(Struct, frozen=True, gc=False):
         return PathL4(self.flags >> PATH_L4_SHIFT & max(PathL4))
 
 
-def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) -> bytes:
-    """Return the live record of a backend."""
+def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, was_local: bool = False) -> bytes:
+    """Return the live record of a backend; `was_local`: flows may live that were made while it was local."""
     address = backend.address
     flags = _LIVE
     flags |= _SELECTABLE if selectable else 0
-    flags |= _LOCAL if info.local else 0
+    flags |= _LOCAL if info.local else _WAS_LOCAL if was_local else 0
     flags |= _HOST if info.host else 0
     flags |= _L4_FLAGS[address.protocol]
     raw, port = address.address, address.port.to_bytes(2, "big")
@@ -65,6 +65,11 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool) 
     if len(raw) == 4:
         return LB4_PATH.codec.pack(raw, snat, port, gen, flags, info.nexthop, info.mtu)
     return LB6_PATH.codec.pack(raw, snat, port, gen, flags, info.nexthop, info.mtu, b"")
+
+
+def replies_are_local(flags: int) -> bool:
+    """Whether packets of the backend of a path record with these flags may be replies of flows that kept the client's address."""
+    return bool(flags & _LIVE and flags & (_LOCAL | _WAS_LOCAL))
 
 
 def path_tombstone(record: bytes) -> bytes:

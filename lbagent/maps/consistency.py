@@ -38,6 +38,20 @@ def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
     return found
 
 
+def without_master(maps: LBMaps) -> list[str]:
+    """Return the frontends that have entries and no slot 0, one sentence each: no packet finds them.
+
+    So it is for a moment while one is written or taken away: what is named at a second look is wrong.
+    """
+    view = _read(maps)
+    masters = {group.frontend for group in view.frontends if 0 in group.slots}
+    known = {group.master[2] for group in view.frontends if 0 in group.slots}
+    lost = {group.frontend for group in view.frontends} - masters
+    rows = ((frontend_codec.reverse_nat_frontend(row), ident) for (_, ident), row in view.reverse.items())
+    lost |= {frontend for frontend, ident in rows if ident not in known}
+    return [f"{text}: slot 0 is missing, so no packet finds it" for text in sorted(map(L3n4Addr.with_protocol, lost))]
+
+
 class _Frontend(Struct):
     frontend: L3n4Addr
     slots: dict[int, bytes]
@@ -155,7 +169,7 @@ def _filter(view: _View) -> Iterator[str]:
             yield f"{group}: the prefilter passes its packets untouched"
     for ident, path in view.paths.items():
         if (
-            path.flags & PathFlag.LOCAL
+            backend_codec.replies_are_local(path.flags)
             and ident in view.backends
             and not _bit(view, prefilter.source_bit(path.address))
         ):

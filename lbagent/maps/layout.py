@@ -166,12 +166,13 @@ class MigrateWhat(IntEnum):
 
 
 class PathFlag(IntEnum):
-    """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more, the highest two are not used."""
+    """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more, the highest one is not used."""
 
     LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale as well)
     SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
     LOCAL = 4  # on this node: keep the client's address, hand the packet up
     HOST = 8  # the address is the node's own (a socket here, not a pod)
+    WAS_LOCAL = 64  # it was LOCAL since it got its id: flows that kept the client's address may live
 
 
 PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, part of the SNAT slot's hash

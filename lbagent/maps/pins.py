@@ -20,12 +20,16 @@ def pin_dir(bpffs: str | Path) -> Path:
     return Path(bpffs) / SCHEMA
 
 
-def ensure_pin_dir(bpffs: str | Path) -> None:
-    """Make the pin directory, mounting a bpf file system first where there is none. Raises ConfigError, KernelError."""
-    ensure_bpffs(bpffs)
+def ensure_pin_dir(bpffs: str | Path) -> bool:
+    """Make the pin directory, mounting a bpf file system first where there is none; return whether one was mounted.
+
+    Raises ConfigError, KernelError.
+    """
+    mounted = ensure_bpffs(bpffs)
     folder = pin_dir(bpffs)
     with kernel_errors("create", str(folder)):
         folder.mkdir(mode=0o700, exist_ok=True)
+    return mounted
 
 
 def all_specs(sizes: Sizes) -> dict[str, MapSpec]:

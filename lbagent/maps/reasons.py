@@ -14,10 +14,10 @@ class Reason(IntEnum):
 
     NONE = 0  # never counted
     # forwarded
-    FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend
-    FWD_NEW = 2  # new flow: a backend was selected
+    FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend on another node
+    FWD_NEW = 2  # new flow: a backend on another node was selected
     FWD_REPLY = 3  # reply translated back to the frontend
-    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node
+    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node: the first packet of a flow and all later ones
     FWD_ICMP = 5  # ICMP error about a flow, translated
     FWD_RESELECTED = 6  # flow moved because its backend is gone or takes no new flows
     FWD_SPILL = 7  # the flow is in the spill map
@@ -53,6 +53,17 @@ class Event(IntEnum):
 
     SNAT_RECLAIMED = 128  # a SNAT port was taken from a flow that was not established, for a new one
 
+
+# Drops that a service, a policy or a limit asks for. Any other that grows is a condition of `lbagent status`.
+INTENDED_DROPS = frozenset(
+    {
+        Reason.DROP_NO_BACKEND,
+        Reason.DROP_SOURCE_RANGE,
+        Reason.DROP_NO_LOCAL_BACKEND,
+        Reason.DROP_NOT_ROUTABLE,
+        Reason.DROP_MALFORMED,
+    }
+)
 
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 

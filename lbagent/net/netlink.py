@@ -207,7 +207,8 @@ class NetworkWatcher:
 def _unless_same(before: RouteTable, routes: Iterable[Route]) -> RouteTable:
     """Return a table of these routes: the one before when they are the same, so that a change is seen by identity."""
     new = RouteTable(routes)
-    return before if set(new.routes) == set(before.routes) else new
+    is_same = set(new.routes) == set(before.routes) and new.default_devices == before.default_devices
+    return before if is_same else new
 
 
 async def _each(dump: Callable[..., Any], **arguments: Any) -> AsyncIterator[Any]:

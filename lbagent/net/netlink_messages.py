@@ -82,6 +82,7 @@ def route(message: Any) -> tuple[int, Route] | None:
         message.get_attr("RTA_PRIORITY") or 0,
         (metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
         unicast=kind == TYPE_UNICAST,
+        others=tuple(hop["oif"] for hop in hops[1:]) if hops else (),
         simple=not (hops and len(hops) > 1) and message.get_attr("RTA_ENCAP_TYPE") is None,
     )
 

@@ -13,6 +13,7 @@ import msgspec
 
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
+from lbagent.model.family import Family
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
@@ -43,9 +44,14 @@ class PathFinder:
         self.network = network
         self.settings = settings
         self.hops: set[Hop] = set()
+        self.unusable: dict[bytes, str] = {}  # addresses of backends that cannot be reached, and why
+        self.forwards: set[Family] = (
+            set()
+        )  # families of which a backend is no socket of this node: the kernel must forward
         self.outputs: set[int] = set()  # devices by which remote backends are reached: their replies come in there
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
+        self._faults: dict[int, str] = {}  # by id of a route: why no packet takes it, '' when one does
         self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all that take it
         self._pods = frozenset(
             link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
@@ -58,6 +64,12 @@ class PathFinder:
         if network.is_own(address):
             return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))
         route = network.route(address)
+        self.forwards.add(backend.address.family)
+        why = self._faults.get(id(route))
+        if why is None:
+            why = self._faults[id(route)] = self._fault(route)
+        if why:
+            self.unusable[address] = why
         pod = route is not None and route.ifindex in self._pods
         local = node_name == self.settings.node_name if node_name else pod
         if local or route is None or not route.gateway:
@@ -66,6 +78,17 @@ class PathFinder:
         if known is None:
             known = self._behind[id(route)] = self._share(self._find(address, route, local=False))
         return known
+
+    def _fault(self, route: Route | None) -> str:
+        """Return why no packet takes this route; '' when one does."""
+        if route is None:
+            return "there is no route to it"
+        if not route.unicast:
+            return "its route refuses packets (unreachable, prohibit, blackhole)"
+        link = self.network.links.get(route.ifindex)
+        if link is None:
+            return "" if not route.simple else "the device of its route is gone"
+        return "" if link.up else f"device {link.name} is down"
 
     def _share(self, info: PathInfo) -> PathInfo:
         return self._shared.setdefault(info, info)

@@ -21,18 +21,22 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     metric: int = 0
     mtu: int = 0  # 0: the device's
     unicast: bool = True  # false: unreachable, blackhole, prohibit
+    others: tuple[int, ...] = ()  # ifindexes of further next hops
     simple: bool = True
 
 
 class RouteTable:
     """Immutable table of one family, a dictionary a prefix length; a look-up costs at most one probe a length in use."""
 
-    __slots__ = ("_by_bits", "routes")
+    __slots__ = ("_by_bits", "default_devices", "routes")
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        """Keep the best route of each prefix."""
+        """Keep the best route of each prefix; `default_devices` are the ifindexes of all default routes."""
         tables: dict[int, dict[int, Route]] = {}
+        default_devices: set[int] = set()
         for route in routes:
+            if not route.bits and route.unicast:
+                default_devices.update((route.ifindex, *route.others))
             width = len(route.network) * 8
             table = tables.setdefault(width - route.bits, {})
             key = int.from_bytes(route.network, "big") >> (width - route.bits)
@@ -41,6 +45,7 @@ class RouteTable:
                 table[key] = route
             elif route.metric == known.metric and (route.ifindex, route.gateway) != (known.ifindex, known.gateway):
                 table[key] = msgspec.structs.replace(known, simple=False)  # the kernel may take either
+        self.default_devices = frozenset(default_devices)
         self._by_bits = tuple(sorted(tables.items()))
         self.routes = tuple(route for _, table in self._by_bits for route in table.values())
 

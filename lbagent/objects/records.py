@@ -235,6 +235,7 @@ class StateOverride(Struct, frozen=True, gc=False):
     origin: Origin = NOWHERE
     node: str = ""  # '' = on every node
     pod: str = ""  # 'namespace/name'
+    created: float = 0.0  # seconds since 1970, 0 = unknown
 
     @property
     def subject(self) -> str:

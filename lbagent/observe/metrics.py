@@ -54,6 +54,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     sync_errors: int = 0
     map_writes: int = 0
     sources: tuple[SourceSample, ...] = ()
+    conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
@@ -81,6 +82,9 @@ def _one(name: str, kind: Literal["counter", "gauge"], text: str, value: float) 
 def _agent(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily("lbagent_build_info", "gauge", "Always 1.", [((("version", s.version),), 1)])
     yield _one("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", s.ready)
+    by_name = [((("name", name),), number) for name, number in s.conditions.items()]
+    text = "Conditions that hold now, by name; `lbagent status` says which and what to do."
+    yield MetricFamily("lbagent_condition", "gauge", text, by_name)
     yield _one("process_resident_memory_bytes", "gauge", "Resident memory of the agent.", s.resident_bytes)
     yield _one("process_cpu_seconds_total", "counter", "CPU time used, in seconds.", s.cpu_s)
     yield _one("process_start_time_seconds", "gauge", "Start of the agent, in seconds since the epoch.", s.started_at)
@@ -177,7 +181,7 @@ def _per_service(s: Snapshot) -> Iterator[MetricFamily]:
         return
     for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
         yield MetricFamily(
-            f"lbagent_service_{name}_total", "counter", f"{text} to a frontend.", _service_samples(s, at)
+            f"lbagent_service_{name}_total", "counter", f"{text} to and from a frontend.", _service_samples(s, at)
         )
 
 
@@ -199,7 +203,10 @@ def _per_backend(s: Snapshot) -> Iterator[MetricFamily]:
         for name, at, text in (("packets", 0, "Packets"), ("bytes", 1, "Bytes")):
             counters = {number: counter[at] for number, counter in s.backends.items()}
             yield MetricFamily(
-                f"lbagent_backend_{name}_total", "counter", f"{text} to a backend.", _backend_samples(s, counters)
+                f"lbagent_backend_{name}_total",
+                "counter",
+                f"{text} to and from a backend.",
+                _backend_samples(s, counters),
             )
     if s.live_flows:
         yield MetricFamily(

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend
+from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
 from lbagent.objects.records import HostPort, Message, Pod
 from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
-from lbagent.resolve.service_builder import BuildContext
+from lbagent.resolve.service_builder import BuildContext, node_of
 
 
 class HostPortRows(NamedTuple):
@@ -100,7 +100,7 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
             two_scopes=False,
         )
     )
-    groups = _groups(picked.cluster)
+    groups = _groups(picked.cluster, context)
     name = ServiceName(first.pod.namespace, first.pod.name)
     return SVC(
         frontend,
@@ -130,15 +130,16 @@ def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
     )
 
 
-def _groups(chosen: EndpointSet) -> list[tuple[Backend, ...]]:
+def _groups(chosen: EndpointSet, context: BuildContext) -> list[tuple[Backend, ...]]:
     return [
-        tuple(
-            Backend(0, info.address, state, weight=info.weight, node_name=info.node_name, zone=info.zone, local=True)
-            for info in group
-            if (state := endpoint_state(info)) is not None
-        )
+        tuple(_backend(info, state, context) for info in group if (state := endpoint_state(info)) is not None)
         for group in (chosen.selectable, chosen.unselectable, chosen.slotless)
     ]
+
+
+def _backend(info: EndpointInfo, state: BackendState, context: BuildContext) -> Backend:
+    node_name, local = node_of(info, context)
+    return Backend(0, info.address, state, weight=info.weight, node_name=node_name, zone=info.zone, local=local)
 
 
 def _lost(pod: Pod, frontend: L3n4Addr, service: str | None, holder: Pod) -> Message:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.objects.records import Endpoints, EndpointSlice, Message, Node, ObjectChange, Pod, Service, StateOverride
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
 from lbagent.resolve.overrides import Contradiction, Overrides, rank_overrides
+from lbagent.resolve.placement import Claim, Placement, claims_of, contradiction_messages
 
 
 class ObjectIndex:
@@ -33,6 +34,8 @@ class ObjectIndex:
         self._are_ranked = False
         self._overrides = Overrides()
         self._contradictions: list[Contradiction] = []
+        self._placement = Placement()
+        self._placement_messages: list[Message] | None = []  # None: to be made again
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
@@ -47,8 +50,7 @@ class ObjectIndex:
             case EndpointSlice():
                 self._slice(key, old, new)
             case Endpoints():
-                _put(self._endpoints, key, new)
-                self.dirty.add(key)
+                self._legacy_endpoints(key, old, new)
             case Pod():
                 self._pod(key, new)
             case Node() if key == self._here:
@@ -66,13 +68,30 @@ class ObjectIndex:
             self.with_node_ports.discard(key)
 
     def _slice(self, key: str, old: object, new: object) -> None:
+        self._place(_claims(old), _claims(new))
         for piece in (old, new):
             if isinstance(piece, EndpointSlice):
                 self.dirty.add(piece.service_key)
+                had_slices = piece.service_key in self._slices
                 of_service = self._slices.setdefault(piece.service_key, {})
                 _put(of_service, key, piece if piece is new else None)
                 if not of_service:
                     del self._slices[piece.service_key]
+                if had_slices != bool(of_service):  # its Endpoints count only while it has no slice
+                    endpoints = _claims(self._endpoints.get(piece.service_key))
+                    self._place(*((endpoints, ()) if of_service else ((), endpoints)))
+
+    def _legacy_endpoints(self, key: str, old: object, new: object) -> None:
+        if key not in self._slices:
+            self._place(_claims(old), _claims(new))
+        _put(self._endpoints, key, new)
+        self.dirty.add(key)
+
+    def _place(self, old: Iterable[Claim], new: Iterable[Claim]) -> None:
+        changed = self._placement.update(old, new)
+        self._stale_addresses |= changed
+        if changed or self._placement.decided:
+            self._placement_messages = None
 
     def _pod(self, key: str, new: object) -> None:
         old = self.pods.get(key)
@@ -80,11 +99,16 @@ class ObjectIndex:
         if pod is not None and pod.weight is None and not is_relevant(pod, self._here):
             pod = None
         _put(self.pods, key, pod)
+        self._place(self._claims_of_pod(old), self._claims_of_pod(pod))
         if (old and is_relevant(old, self._here)) or (pod and is_relevant(pod, self._here)):
             self.pods_dirty = True
         if _weight_facts(old) != _weight_facts(pod):
             self._stale_pods.add(key)
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
+
+    def _claims_of_pod(self, pod: Pod | None) -> Iterable[Claim]:
+        """Return what a Pod with HostPort rows says: it is on this node."""
+        return ((ip, pod.node) for ip in pod.ips) if pod and is_relevant(pod, self._here) else ()
 
     def _override(self, key: str, new: object) -> None:
         for each in (self._all_overrides.get(key), new):
@@ -115,6 +139,7 @@ class ObjectIndex:
             for service, piece in self._each_slice():
                 if any(endpoint.address in addresses or endpoint.pod in pods for endpoint in piece.endpoints):
                     self.dirty.add(service)
+            self.pods_dirty |= any(ip in addresses for pod in self.pods.values() for ip in pod.ips)
         if self.all_dirty:
             self.dirty |= self.services.keys()
 
@@ -154,6 +179,19 @@ class ObjectIndex:
             self._overrides, self._contradictions = rank_overrides(here, self._sources)
             self._are_ranked = True
 
+    @property
+    def nodes(self) -> Mapping[bytes, str]:
+        """The node of each address of which not all objects say the same; '' where they contradict each other."""
+        return self._placement.decided
+
+    def placement_messages(self) -> list[Message]:
+        """Return a warning for each address that objects place on different nodes."""
+        if self._placement_messages is None:
+            contested = self._placement.contested
+            slices = (piece for _, piece in self._each_slice()) if contested else ()
+            self._placement_messages = contradiction_messages(contested, slices)
+        return self._placement_messages
+
     def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
         """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""
         if not self.pods:
@@ -172,8 +210,18 @@ class ObjectIndex:
             for piece in slices.values():
                 yield service, piece
         for service, endpoints in self._endpoints.items():
-            for piece in endpoints.slices:
+            for piece in endpoints.slices if service not in self._slices else ():
                 yield service, piece
+
+
+def _claims(obj: object) -> Iterable[Claim]:
+    """Return what an object of endpoints, or None, says of where they are."""
+    match obj:
+        case EndpointSlice():
+            return claims_of(obj)
+        case Endpoints():
+            return [claim for piece in obj.slices for claim in claims_of(piece)]
+    return ()
 
 
 def _weight_facts(pod: Pod | None) -> object:

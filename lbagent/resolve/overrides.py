@@ -18,10 +18,10 @@ from lbagent.objects.records import OPERATOR, Message, StateOverride
 
 
 class _Ranked(NamedTuple):
-    """A state and the rank of the source that set it; 0 is the highest."""
+    """A BackendState and the rank of its source; 0 is the highest."""
 
     rank: int
-    state: BackendState
+    override: StateOverride
 
 
 class Overrides(Struct, frozen=True, gc=False):
@@ -36,15 +36,20 @@ class Overrides(Struct, frozen=True, gc=False):
 
     def state_of(self, address: L3n4Addr, pod: str) -> BackendState | None:
         """Return the state set for a backend whose endpoint names this Pod ('' = none); None when none is."""
+        holds = self.that_holds(address, pod)
+        return holds.state if holds is not None else None
+
+    def that_holds(self, address: L3n4Addr, pod: str) -> StateOverride | None:
+        """Return the BackendState that holds for a backend whose endpoint names this Pod ('' = none)."""
         of_address = self.by_address.get(address)
         of_pod = self.by_pod.get(pod) if pod and self.by_pod else None
         if of_pod is not None and (of_address is None or of_pod.rank < of_address.rank):
-            return of_pod.state
-        return of_address.state if of_address is not None else None
+            return of_pod.override
+        return of_address.override if of_address is not None else None
 
     def of_addresses(self) -> dict[L3n4Addr, BackendState]:
         """Return the states set for single addresses."""
-        return {address: ranked.state for address, ranked in self.by_address.items()}
+        return {address: ranked.override.state for address, ranked in self.by_address.items()}
 
 
 class Contradiction(NamedTuple):
@@ -81,7 +86,7 @@ def rank_overrides(overrides: Iterable[StateOverride], sources: Sequence[str]) -
             contradictions.append(Contradiction(holds, override))
     by_address, by_pod = {}, {}
     for override in first.values():
-        ranked = _Ranked(rank(override), override.state)
+        ranked = _Ranked(rank(override), override)
         if override.address is not None:
             by_address[override.address] = ranked
         else:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from lbagent.model.address import L3n4Addr
+from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.objects.records import EndpointSlice, ObjectSnapshot
 
 
 def backends_of_pod(snapshots: Iterable[ObjectSnapshot], pod: str) -> set[L3n4Addr]:
     """Return the addresses of every backend that objects give a Pod, by its key; whether a Service serves them is not asked."""
-    found: set[L3n4Addr] = set()
+    return set(run_whole(pods_of_backends(snapshots, (pod,))))
+
+
+def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str]) -> Cooperative[dict[L3n4Addr, str]]:
+    """Return which of these Pods (keys) each of their backends belongs to, in one pass over all objects."""
+    found: dict[L3n4Addr, str] = {}
     for objects in snapshots:
-        for piece in objects.slices.values():
-            _add(found, piece, pod)
-        for endpoints in objects.endpoints.values():
-            for piece in endpoints.slices:
-                _add(found, piece, pod)
-        if known := objects.pods.get(pod):
-            found.update(L3n4Addr(ip, port.target_port, port.protocol) for ip in known.ips for port in known.host_ports)
+        for piece in _each_slice(objects):
+            for endpoint in piece.endpoints:
+                if endpoint.pod and endpoint.pod in pods:
+                    addresses = (L3n4Addr(endpoint.address, port.port, port.protocol) for port in piece.ports)
+                    found.update(dict.fromkeys(addresses, endpoint.pod))
+            yield
+        for pod in pods:
+            if known := objects.pods.get(pod):
+                ports = [(ip, port) for ip in known.ips for port in known.host_ports]
+                found.update({L3n4Addr(ip, port.target_port, port.protocol): pod for ip, port in ports})
+            yield
     return found
 
 
-def _add(found: set[L3n4Addr], piece: EndpointSlice, pod: str) -> None:
-    for endpoint in piece.endpoints:
-        if endpoint.pod == pod:
-            found.update(L3n4Addr(endpoint.address, port.port, port.protocol) for port in piece.ports)
+def _each_slice(objects: ObjectSnapshot) -> Iterator[EndpointSlice]:
+    yield from objects.slices.values()
+    for endpoints in objects.endpoints.values():
+        yield from endpoints.slices

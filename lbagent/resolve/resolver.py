@@ -21,6 +21,7 @@ from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
+from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Ownership
 from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
 
@@ -98,6 +99,10 @@ class Resolver:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
 
+    def overrides_that_hold(self) -> Overrides:
+        """Return which BackendStates hold on this node, of addresses and of Pods."""
+        return self._index.overrides()
+
     def update(self, changes: Iterable[ObjectChange]) -> None:
         """Take changes of single objects; `resolve` then says what they mean."""
         for change in changes:
@@ -117,7 +122,7 @@ class Resolver:
         index.refresh()
         has_row = self._has_row if self._options.keep_existing else None
         node = index.local_node(self._options.node_ips)
-        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod)
+        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod, index.nodes)
         built = yield from self._build(index.dirty)
         for owner, rows in built.items():
             self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
@@ -225,6 +230,7 @@ class Resolver:
         owners = self._rows.owners() if self._messages else ()
         found = [message for owner in owners for message in self._messages.get(owner, ())]
         found += [contradiction.message() for contradiction in self._index.contradictions()]
+        found += self._index.placement_messages()
         if self._index.with_node_ports and not self._context.node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
             subject = f"Node {self._options.node_name}"

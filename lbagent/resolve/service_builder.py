@@ -6,7 +6,8 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ class BuildContext(Struct, frozen=True, gc=False):
     )
     overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
+    nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses whose objects differ (placement.py)
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -181,14 +183,14 @@ class ServiceBuilder:
         )
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
-        make, node = _backend, self._context.node
-        selectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.selectable])
-        unselectable = tuple([make(info, endpoint_state(info), port, node) for info in chosen.unselectable])
-        slotless = tuple([make(info, endpoint_state(info), port, node) for info in chosen.slotless])
-        if has_row := self._context.has_row:
+        make, context = _backend, self._context
+        selectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.selectable])
+        unselectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.unselectable])
+        slotless = tuple([make(info, endpoint_state(info), port, context) for info in chosen.slotless])
+        if has_row := context.has_row:
             kept = [info for info in chosen.filtered if has_row(info.address)]
             self.filtered_out.update(info.address for info in chosen.filtered)
-            slotless += tuple([make(info, filtered_state(info), port, node) for info in kept])
+            slotless += tuple([make(info, filtered_state(info), port, context) for info in kept])
         if len(selectable) + len(unselectable) > MAX_SLOTS:
             self._error(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
@@ -243,7 +245,7 @@ class ServiceBuilder:
         for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
-                backend = _backend(info, filtered_state(info), port, self._context.node)
+                backend = _backend(info, filtered_state(info), port, self._context)
                 if info.address not in have and backend.state < kept.get(info.address, _LEAST_ALIVE).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
@@ -286,16 +288,25 @@ _LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
-def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, node: LocalNode) -> Backend:
-    # §10: without a nodeName an address of this node is local too; Local policies do not count that (model/select.py)
-    local = info.local or (not info.node_name and info.address.address in node.addresses)
+def node_of(info: EndpointInfo, context: BuildContext) -> tuple[str, bool]:
+    """Return the node an endpoint's address is on, '' = unknown, and whether it is this one.
+
+    §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
+    """
+    address, here = info.address.address, context.node
+    name = context.nodes.get(address, info.node_name)
+    return name, (name == here.name) if name else address in here.addresses
+
+
+def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, context: BuildContext) -> Backend:
+    node_name, local = node_of(info, context)
     state = BackendState.ACTIVE if state is None else state
     return Backend(
         0,
         info.address,
         state,
         weight=info.weight,
-        node_name=info.node_name,
+        node_name=node_name,
         zone=info.zone,
         fe_port_name=port.name,
         local=local,

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from lbagent.errors import LbError, Refused
+from lbagent.kernel.private_folder import make_private
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.objects.message_log import MessageLog
@@ -63,6 +66,15 @@ class OperatorSource:
         self.synced.set()
         await asyncio.Event().wait()
 
+    @property
+    def addresses(self) -> Collection[L3n4Addr]:
+        """The single backends for which a state is set."""
+        return [each.address for each in self._overrides.values() if each.address is not None]
+
+    def knows(self, subject: str) -> bool:
+        """Return whether a state is set for `ADDRESS:PORT/PROTOCOL` or `pod/NAMESPACE/NAME`."""
+        return subject in self._overrides
+
     def state_of(self, address: L3n4Addr) -> BackendState | None:
         """Return the state that the operator set for a single backend."""
         known = self._overrides.get(address.with_protocol())
@@ -80,28 +92,37 @@ class OperatorSource:
 
         ACTIVE is remembered too: it beats what a manifest says. `pods` are keys of Pods, whose backends of now and later are
         meant; states set before for single `backends_of_pods` are forgotten, so that the newer one of the Pod holds.
+        A state that is set again keeps the time since when it is set.
         """
-        given = [StateOverride(address.with_protocol(), address, state, _ORIGIN) for address in addresses]
-        given += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod) for pod in pods]
+        now = float(int(time.time()))  # whole seconds, as they are written
+        given = [StateOverride(each.with_protocol(), each, state, _ORIGIN, created=now) for each in addresses]
+        given += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod, created=now) for pod in pods]
         async with self._lock:
             forgotten = {address.with_protocol() for address in backends_of_pods}
             left = {name: override for name, override in self._overrides.items() if name not in forgotten}
-            await self._store(left | {override.name: override for override in given})
+            await self._store(left | {each.name: self._unless_same(each) for each in given})
 
-    async def forget(self, addresses: Iterable[L3n4Addr]) -> None:
-        """Forget the states of single backends. Raises LbError when it cannot be written."""
+    def _unless_same(self, new: StateOverride) -> StateOverride:
+        old = self._overrides.get(new.name)
+        return old if old is not None and old.state is new.state else new
+
+    async def forget(self, addresses: Iterable[L3n4Addr], pods: Iterable[str] = ()) -> list[str]:
+        """Forget the states of single backends and of Pods; return which were set. Raises LbError when it cannot be written."""
+        asked = {each.with_protocol() for each in addresses} | {pod_reference(pod) for pod in pods}
         async with self._lock:
-            gone = {address.with_protocol() for address in addresses}
-            await self._store({name: each for name, each in self._overrides.items() if name not in gone})
+            gone = [name for name in self._overrides if name in asked]
+            if gone:
+                await self._store({name: each for name, each in self._overrides.items() if name not in asked})
+        return gone
 
-    async def _store(self, overrides: dict[str, StateOverride]) -> None:
+    async def _store(self, overrides: Mapping[str, StateOverride]) -> None:
         if len(overrides) > MAX_STATES:
             raise Refused(f"more than {MAX_STATES} backend states; nothing was changed")
         try:
             await asyncio.to_thread(self._write, _encode(overrides))
         except OSError as error:
             raise LbError(f"{self._path} cannot be written: {error.strerror}; nothing was changed") from None
-        old, self._overrides = self._overrides, overrides
+        old, self._overrides = self._overrides, dict(overrides)
         changes = [
             ObjectChange("BackendState", name, old.get(name), overrides.get(name))
             for name in old.keys() | overrides.keys()
@@ -112,7 +133,7 @@ class OperatorSource:
 
     def _write(self, data: bytes) -> None:
         folder = os.path.dirname(self._path)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         if self._broken:
             os.replace(self._path, self._path + ".broken")
             self._broken = False
@@ -142,18 +163,23 @@ class OperatorSource:
         self._problems += (*parsed.messages, *parsed.unidentified)
         for _, obj in parsed.objects:
             if isinstance(obj, StateOverride):
-                override = StateOverride(obj.subject, obj.address, obj.state, _ORIGIN, pod=obj.pod)
+                override = StateOverride(obj.subject, obj.address, obj.state, _ORIGIN, pod=obj.pod, created=obj.created)
                 self._overrides[override.name] = override
 
 
-def _encode(overrides: dict[str, StateOverride]) -> bytes:
+def _encode(overrides: Mapping[str, StateOverride]) -> bytes:
     items = [
         {
             "apiVersion": "lbagent.io/v1alpha1",
             "kind": "BackendState",
-            "metadata": {"name": name},
+            "metadata": {"name": name} | ({"creationTimestamp": _text(override.created)} if override.created else {}),
             "spec": {"address" if override.address else "ref": name, "state": override.state.text},
         }
         for name, override in sorted(overrides.items())
     ]
     return msgspec.json.format(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items})) + b"\n"
+
+
+def _text(created: float) -> str:
+    """Return a time as Kubernetes writes it, `2026-11-21T20:48:46Z`."""
+    return datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,6 +17,7 @@ from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
+from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.pacer import Pacer
@@ -41,6 +42,10 @@ class SyncLoop:
         self._provenance: Provenance | None = None
         self._sources = sources
         self._message_log = MessageLog(log, "object refused")
+
+    def overrides_that_hold(self) -> Overrides:
+        """Return which BackendStates hold on this node."""
+        return self._resolver.overrides_that_hold()
 
     def replace_resolver(self, resolver: Resolver) -> None:
         """Resolve by other options from now on (SIGHUP)."""

@@ -84,12 +84,54 @@ def test_a_second_agent_on_the_same_pins_is_refused(box: Box) -> None:
     assert box.agent.json("status")["ready"]
 
 
-def test_a_device_that_does_not_exist(box: Box) -> None:
+def test_no_device_that_exists(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
-    done = box.failed_start("--device", "nosuch0")
+    box.agent.devices = ["nosuch0", "nosuch1"]
+    argv = box.agent.argv()[len(program()) :]
+    done = box.run(*argv)
     assert done.returncode == 3
-    one_sentence(done, "nosuch0", "eth0")
+    one_sentence(done, "nosuch0", "nosuch1", "eth0")
     assert not (box.bpffs / "v1" / "link").exists()
+
+
+def test_the_agent_starts_without_a_device_that_is_not_there_and_attaches_when_it_comes(box: Box) -> None:
+    """It ended with exit code 3, and took no traffic from the other device either."""
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.devices = ["eth0", "late0", "bond+"]
+    box.agent.start()
+
+    def devices() -> dict[str, tuple[bool, str]]:
+        return {item["name"]: (bool(item["hooks"]), item["problem"]) for item in box.agent.json("status")["devices"]}
+
+    assert devices() == {
+        "eth0": (True, ""),
+        "late0": (False, "device late0 is not there; programs are attached when it comes"),
+        "bond+": (False, "no device matches bond+; programs are attached when one comes"),
+    }
+    assert 'lbagent_device_attached{device="late0"} 0' in box.agent.cli("metrics").stdout
+    box.node.ip("link add late0 type veth peer name far8", "link add bond7 type veth peer name far9")
+    box.node.ip("link set late0 up", "link set bond7 up")
+    wait_for(lambda: devices() == dict.fromkeys(("eth0", "late0", "bond7"), (True, "")), "programs on the late devices")
+    box.node.ip("link del bond7")
+    wait_for(lambda: devices().get("bond+", (True, ""))[1], "the pattern to match nothing")
+
+
+def test_the_devices_of_the_default_routes(box: Box) -> None:
+    """A backup route's too; a device stays when its route goes for a moment."""
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.devices = ["auto"]
+    box.agent.start()
+
+    def attached() -> list[str]:
+        return sorted(item["name"] for item in box.agent.json("status")["devices"] if item["hooks"])
+
+    assert attached() == ["eth0"]
+    box.node.ip("link add up1 type veth peer name far1", "addr add 10.8.0.1/24 dev up1", "link set up1 up")
+    box.node.ip("link set far1 up", "route add default via 10.8.0.2 dev up1 metric 500")
+    wait_for(lambda: attached() == ["eth0", "up1"], "programs on the backup route's device")
+    box.node.ip("route del default via 10.7.0.2")
+    wait_for(lambda: box.agent.json("status")["ready"], "the agent")
+    assert attached() == ["eth0", "up1"]
 
 
 def test_no_source_is_a_usage_error(box: Box) -> None:
@@ -221,6 +263,39 @@ def test_the_operators_word_survives_a_restart_and_is_checked(box: Box) -> None:
     assert box.agent.dump() == dump
     box.agent.cli("backend", "set-state", "10.7.0.5:8080", "active")
     assert any("SLOT=0" in line and "COUNT=2 " in line for line in box.agent.dump())
+
+
+def test_the_manifests_have_the_word_again_after_clear_state(box: Box) -> None:
+    """Without it, `set-state active` beat every later BackendState for ever."""
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
+    box.agent.start()
+
+    def row(number: int) -> dict[str, object]:
+        return {item["address"]: item for item in box.agent.json("backend", "list")}[f"10.7.0.{number}:8080/TCP"]
+
+    assert "set_by" not in row(5)
+    box.agent.cli("backend", "set-state", "active", "10.7.0.5")
+    spec = {"address": "10.7.0.5:8080/TCP", "state": "maintenance"}
+    meta = {"name": "repair", "creationTimestamp": "2026-11-21T20:48:46Z"}
+    box.write("x.json", {"apiVersion": "lbagent.io/v1alpha1", "kind": "BackendState", "metadata": meta, "spec": spec})
+    wait_for(lambda: box.agent.json("status")["sources"][1]["objects"] == 3, "the BackendState")
+    assert (row(5)["state"], row(5)["set_by"]) == ("active", "operator")
+    assert abs(float(str(row(5)["set_at"])) - time.time()) < 60
+    box.agent.cli("backend", "clear-state", "10.7.0.5:8080")
+    assert (row(5)["state"], row(5)["set_at"]) == ("maintenance", 1795294126.0)
+    assert "x.json:" in str(row(5)["set_by"])
+
+    last = box.agent.cli("backend", "drain", "--node", "", "10.7.0.6", check=False)
+    assert last.returncode == 4
+    one_sentence(last, "box/web:http", "nothing was changed", "--yes")
+    assert row(6)["state"] == "active"
+    box.agent.cli("backend", "drain", "10.7.0.6", "--yes")
+    assert row(6)["state"] == "maintenance"
+    box.agent.kill()
+    box.agent.start()
+    assert row(6)["set_by"] == "operator"
+    box.agent.cli("backend", "clear-state", "--service", "box/web")
+    assert row(6)["state"] == "active"
 
 
 def test_a_folder_that_goes_or_is_emptied_takes_nothing_away(box: Box) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from lbagent.api.agent_api import FlowCounts, SetBy
+from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
 from lbagent.api.types import MapUsage, SourceStatus, Status
-from lbagent.errors import NotFound
+from lbagent.errors import LastBackend, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.cooperative import run_whole
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
@@ -73,8 +76,12 @@ class Agent:
         self.current = example_state()
         self.ready = True
         self.flows: Mapping[int, int] | None = {1: 5}
+        self.flows_age_s = 0.0
+        self.set_by: dict[L3n4Addr, SetBy] = {}
+        self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
+        self.differences: list[str] = []
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
@@ -103,15 +110,31 @@ class Agent:
             problems=self.problems,
         )
 
-    def live_flows(self) -> Mapping[int, int] | None:
-        return self.flows
+    def external_clusterip(self) -> bool:
+        return self.clusterips_are_reached
+
+    async def count_flows(self) -> FlowCounts:
+        return FlowCounts(self.flows, self.flows_age_s)
+
+    async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
+        return self.set_by
+
+    def set_by_operator(self) -> Collection[L3n4Addr]:
+        return list(self.set_by)
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         if pod not in self.pods:
             raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
         return self.pods[pod]
 
-    async def set_state(self, addresses: Sequence[L3n4Addr], state: BackendState, *, pods: Sequence[str] = ()) -> None:
+    async def set_state(
+        self,
+        addresses: Sequence[L3n4Addr],
+        state: BackendState,
+        *,
+        pods: Sequence[str] = (),
+        spare_last: bool = False,
+    ) -> None:
         known = self.current.backends
         self.said_pods += pods
         addresses = [*addresses, *(address for pod in pods for address in self.backends_of_pod(pod))]
@@ -119,6 +142,10 @@ class Agent:
             if address not in known:
                 raise NotFound(f"no backend {address.with_protocol()}; nothing was changed")
         new = {address: known[address].with_state(state) for address in addresses}
+        if spare_last and state is not BackendState.ACTIVE:
+            left = run_whole(services_left_empty(self.current, addresses))
+            if left:
+                raise LastBackend(f"no backend would be left to {', '.join(left)}")
         services = tuple(
             replace(
                 svc,
@@ -129,6 +156,13 @@ class Agent:
             for svc in self.current.services
         )
         self.advance(services)
+
+    async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
+        for address in addresses:
+            if address not in self.current.backends and address not in self.set_by:
+                raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
+        named = [*addresses, *(address for pod in pods for address in self.pods.get(pod, ()))]
+        return [address.with_protocol() for address in named if self.set_by.pop(address, None)]
 
     def advance(self, services: tuple[SVC, ...]) -> None:
         """Apply the next generation; from any thread."""
@@ -147,6 +181,9 @@ class Agent:
                 while self.current.generation == generation:
                     await self.changed.wait()
         return self.current.generation
+
+    async def verify(self) -> Sequence[str]:
+        return self.differences
 
     def metrics(self) -> Iterable[str]:
         return self.pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lbagent.api.agent_api import SetBy
 from lbagent.api.types import Status
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -97,6 +101,180 @@ def test_drain_of_a_pod(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(agent, "status", lambda: _swept(agent, next(sweeps)))
     done = lb("backend", "drain", "pod/shop/web-0", "--timeout", "30s")
     assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n10.0.0.10:8080/TCP drained\n")
+
+
+def test_an_address_without_a_protocol_means_every_protocol(lb: Run, agent: Agent) -> None:
+    """It changed TCP alone, in silence."""
+    dns = agent.current.services[4]
+    tcp = Backend(5, L3n4Addr.parse("10.0.0.53:53/TCP"))
+    udp = replace(dns.slotless[0], state=BackendState.ACTIVE)
+    agent.advance((*agent.current.services[:4], replace(dns, selectable=(udp, tcp), slotless=())))
+    done = lb("backend", "set-state", "maintenance", "10.0.0.53:53", "--yes", "-o", "name")
+    assert (done.code, done.out.splitlines()) == (0, ["10.0.0.53:53/UDP", "10.0.0.53:53/TCP"])
+    assert {row["state"] for row in _rows(lb) if row["address"].startswith("10.0.0.53")} == {"maintenance"}
+    lb("backend", "set-state", "active", "10.0.0.53:53/UDP")
+    states = {row["address"]: row["state"] for row in _rows(lb)}
+    assert (states["10.0.0.53:53/UDP"], states["10.0.0.53:53/TCP"]) == ("active", "maintenance")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["10.0.0.9"], ["10.0.0.9:8080/TCP"]),
+        (["10.0.0.9", "10.0.0.53"], ["10.0.0.9:8080/TCP", "10.0.0.53:53/UDP"]),
+        (["--node", "n1"], ["10.0.0.9:8080/TCP"]),
+        (["--service", "shop/web", "--node", "n1"], ["10.0.0.9:8080/TCP"]),
+        (["--service", "shop/web"], ["10.0.0.9:8080/TCP", "10.0.0.10:8080/TCP", "10.0.0.11:8080/TCP"]),
+    ],
+)
+def test_set_state_by_address_node_and_service(lb: Run, agent: Agent, words: list[str], names: list[str]) -> None:
+    """What is terminating stays so, and is said, when it was not named itself."""
+    done = lb("backend", "set-state", "maintenance", *words, "-o", "json")
+    assert done.code == 0, done.err
+    assert [row["address"] for row in json.loads(done.out)] == names
+    assert {row["state"] for row in json.loads(done.out)} <= {"maintenance", "terminating"}
+    assert done.err == ("10.0.0.11:8080/TCP stays terminating\n" if len(names) == 3 else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["10.9.9.9"], "no service has a backend with the address 10.9.9.9"),
+        (["--node", "n7"], "no service has a backend on node n7"),
+        (["--service", "shop/none"], "no service shop/none is served here"),
+        (["--service", "kube-system/dns", "--node", "n1"], "service kube-system/dns has no backend on node n1"),
+    ],
+)
+def test_set_state_of_nothing(lb: Run, agent: Agent, words: list[str], text: str) -> None:
+    for verb in (["set-state", "maintenance"], ["drain"], ["clear-state"]):
+        done = lb("backend", *verb, *words)
+        assert done.code == 3
+        assert f"{text}; nothing was changed" in done.err
+
+
+@pytest.mark.parametrize("words", [["10.0.0.9", "--node", "n1"], []])
+def test_backends_are_named_once(lb: Run, agent: Agent, words: list[str]) -> None:
+    """By words, or by --node and --service."""
+    for verb in (["set-state", "maintenance"], ["drain"], ["clear-state"]):
+        done = lb("backend", *verb, *words)
+        assert done.code == 2
+        assert "--node or --service" in done.err
+
+
+@pytest.mark.parametrize(
+    "verb", [["set-state", "maintenance"], ["set-state", "quarantined"], ["drain", "--timeout", "9s"]]
+)
+def test_the_last_backend_of_a_service_is_not_taken_in_passing(
+    lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    """Nobody can be asked: exit code 4, the Service named, nothing changed. With --yes it is done."""
+    web = agent.current.services[1]
+    agent.advance((replace(web, selectable=web.selectable[:1], unselectable=()), *agent.current.services[2:]))
+    generation = agent.current.generation
+    done = lb("backend", *verb, "10.0.0.9:8080")
+    assert (done.code, done.out) == (4, "")
+    assert "shop/web:http" in done.err
+    assert "nothing was changed; give --yes" in done.err
+    assert agent.current.generation == generation
+    agent.flows = {}
+    sweeps = iter(range(0, 100, 2))
+    monkeypatch.setattr(agent, "status", lambda: _swept(agent, next(sweeps)))
+    assert lb("backend", *verb, "10.0.0.9:8080", "--yes").code == 0
+    assert agent.current.generation == generation + 1
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 4), ("", 4)])
+def test_the_last_backend_of_a_service_asks(
+    lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    web = agent.current.services[1]
+    agent.advance((replace(web, selectable=web.selectable[:1], unselectable=()),))
+    monkeypatch.setattr("sys.stdin", _Terminal(f"{answer}\n"))
+    done = lb("backend", "set-state", "maintenance", "10.0.0.9:8080", "-o", "name")
+    assert done.code == code
+    assert "shop/web:http" in done.err
+    assert agent.current.backends[L3n4Addr.parse("10.0.0.9:8080")].state.text == ("active" if code else "maintenance")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_active_never_asks(lb: Run, agent: Agent) -> None:
+    assert lb("backend", "set-state", "active", "10.0.0.53:53").code == 0
+
+
+def test_who_set_a_state_and_since_when(lb: Run, agent: Agent) -> None:
+    """In the table where a state was set, in JSON as set_by and set_at, always with -o wide."""
+    agent.set_by = {L3n4Addr.parse("10.0.0.53:53/UDP"): SetBy(BackendState.MAINTENANCE, "operator", 1795294126.0)}
+    lines = lb("backend", "list").out.splitlines()
+    assert lines[0].split()[-2:] == ["SET-BY", "SINCE"]
+    assert lines[4].split()[-2:] == ["operator", "2026-11-21T20:48:46Z"]
+    assert lines[3].split()[-2:] == ["endpoint", "-"]
+    assert lines[1].split()[-2:] == ["-", "-"]
+    rows = _rows(lb)
+    assert (rows[3]["set_by"], rows[3]["set_at"]) == ("operator", 1795294126.0)
+    assert "set_by" not in rows[0]
+    agent.set_by = {}
+    assert "SET-BY" not in lb("backend", "list").out
+    assert lb("backend", "list", "-o", "wide").out.splitlines()[4].split()[-2:] == ["weight", "-"]
+
+
+def test_a_state_that_does_not_act_is_nobodys(lb: Run, agent: Agent) -> None:
+    """The Pod terminates, whatever the operator has said."""
+    agent.set_by = {L3n4Addr.parse("10.0.0.11:8080"): SetBy(BackendState.MAINTENANCE, "operator", 1.0)}
+    assert "set_by" not in _rows(lb)[2]
+
+
+def test_clear_state(lb: Run, agent: Agent) -> None:
+    """Rows of what was cleared; where nothing was set, a sentence and exit code 0."""
+    agent.set_by = {
+        L3n4Addr.parse(text): SetBy(BackendState.ACTIVE, "operator") for text in ("10.0.0.9:8080", "10.5.5.5:80")
+    }
+    done = lb("backend", "clear-state", "10.0.0.9", "-o", "name")
+    assert (done.code, done.out, done.err) == (0, "10.0.0.9:8080/TCP\n", "")
+    done = lb("backend", "clear-state", "10.0.0.9:8080")
+    assert done.code == 0
+    assert "no state was set" in done.err
+    done = lb("backend", "clear-state", "10.5.5.5:80", "-o", "name")
+    assert (done.code, done.out, done.err) == (0, "", "10.5.5.5:80/TCP cleared; no service has it now\n")
+    assert lb("backend", "clear-state", "10.5.5.5:80").code == 3
+
+
+def test_old_counts_say_their_age(lb: Run, agent: Agent) -> None:
+    assert lb("backend", "list").err == ""
+    agent.flows_age_s = 12.3
+    assert lb("backend", "list").err == "flows were counted 12 s ago\n"
+    assert lb("backend", "list", "-o", "json").err == ""
+    assert _rows(lb)[0]["flows_age_s"] == 12.3
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["--service", "shop/web"], [1, 2, 3]),
+        (["--service", "web", "-n", "shop"], [1, 2, 3]),
+        (["-n", "kube-system"], [4]),
+        (["--node", "n2"], [2, 3]),
+        (["--state", "terminating"], [3]),
+        (["--node", "n2", "--state", "active"], [2]),
+        (["--node", "n1", "-n", "kube-system"], []),
+    ],
+)
+def test_list_filters(lb: Run, agent: Agent, words: list[str], ids: list[int]) -> None:
+    assert [row["id"] for row in json.loads(lb("backend", "list", "-o", "json", *words).out)] == ids
+
+
+def test_a_filter_that_lets_nothing_through_says_so(lb: Run, agent: Agent) -> None:
+    done = lb("backend", "list", "-n", "nowhere", "--state", "active")
+    assert done.code == 0
+    assert done.err == "no backend with namespace nowhere, state active is served here\n"
+
+
+def _rows(lb: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(lb("backend", "list", "-o", "json").out)
+    return rows
 
 
 def test_refused_transition(lb: Run, agent: Agent) -> None:

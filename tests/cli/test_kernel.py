@@ -66,6 +66,25 @@ def test_verify(lb: Run, bpffs: Path) -> None:
     assert "10.96.0.1:80/TCP" in done.out
 
 
+def test_verify_finds_a_frontend_without_its_slot_0(lb: Run, bpffs: Path) -> None:
+    """No packet finds it, though all else is there. Slot 0 of 10.96.0.1:80/TCP, by the bytes of its key (Cilium's layout)."""
+    with KernelMaps.open(bpffs, create=False) as maps:
+        key = next(key for key, _ in maps.items("lb4_service") if key[:8] == bytes((10, 96, 0, 1, 0, 80, 0, 0)))
+        maps.delete_many("lb4_service", [key])
+    done = lb("verify", "--bpffs", str(bpffs))
+    assert (done.code, done.out) == (1, "10.96.0.1:80/TCP: slot 0 is missing, so no packet finds it\n")
+
+
+def test_verify_says_what_the_agent_finds(lb: Run, bpffs: Path, agent: Agent) -> None:
+    """An agent with these pins knows what they should hold; one with other pins is not asked."""
+    agent.bpffs = str(bpffs)
+    agent.differences = ["the path of backend 1 (10.244.1.1:8080/TCP) is not what its node and route ask for"]
+    done = lb("verify")
+    assert (done.code, done.out) == (1, agent.differences[0] + "\n")
+    agent.bpffs = "/elsewhere"
+    assert lb("verify", "--bpffs", str(bpffs)).code == 0
+
+
 def test_status_without_an_agent(lb: Run, bpffs: Path, tmp_path: Path) -> None:
     done = lb("status", "--bpffs", str(bpffs), "--socket", str(tmp_path / "none.sock"))
     assert done.code == 5

@@ -72,6 +72,7 @@ def test_help_lists_every_command(lb: Run) -> None:
         "svc get",
         "backend list",
         "backend set-state",
+        "backend clear-state",
         "backend drain",
         "map dump",
         "status",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 from msgspec.structs import replace
 
-from lbagent.api.types import DeviceStatus, FailingService, MapUsage
+from lbagent.api.types import ConditionStatus, DeviceStatus, FailingService, MapUsage
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -54,6 +55,23 @@ def test_trouble_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.Monkey
     assert "device     eth0: xdp, tc_egress" in done.out
     assert "device     eth9: not attached (no such device)" in done.out
     assert "problem    the manifest folder is gone; kept 7 objects" in done.out
+
+
+def test_a_condition_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is so and what to do; what was mended a moment ago is said too. Waiting for readiness does not wait for health."""
+    off = ConditionStatus("forwarding-off", "IPv4", "IPv4 forwarding is off", "sysctl -w net.ipv4.ip_forward=1")
+    link = ConditionStatus(
+        "link-detached", "eth0-xdp", "its link was detached; attached again", "", time.time() - 12.4, True
+    )
+    bad = replace(agent.status(), conditions=[link, off])
+    monkeypatch.setattr(agent, "status", lambda: bad)
+    done = lb("status")
+    assert done.code == 1
+    assert "problem    IPv4 forwarding is off; sysctl -w net.ipv4.ip_forward=1" in done.out
+    assert "mended     its link was detached; attached again (12 s ago)" in done.out
+    assert json.loads(lb("status", "-o", "json").out)["conditions"][1]["name"] == "forwarding-off"
+    assert lb("status", "-o", "json").code == 1
+    assert lb("status", "--wait", "5s").code == 0
 
 
 def test_not_ready(lb: Run, agent: Agent) -> None:

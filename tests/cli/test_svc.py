@@ -13,6 +13,9 @@ from msgspec.structs import replace
 
 from lbagent.api.types import FailingService
 from lbagent.cli.output import natural, table
+from lbagent.model.address import L3n4Addr
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import CIDR, SVC, ServiceName, SVCType
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -65,6 +68,86 @@ def test_names(lb: Run, agent: Agent) -> None:
 
 def test_namespace(lb: Run, agent: Agent) -> None:
     assert lb("svc", "list", "-n", "kube-system", "-o", "name").out == "kube-system/dns\n"
+
+
+def test_a_namespace_that_has_nothing_says_so(lb: Run, agent: Agent) -> None:
+    """Exit code 0: there is nothing wrong; JSON stays an empty list."""
+    done = lb("svc", "list", "-n", "nowhere")
+    assert (done.code, done.err) == (0, "no service with namespace nowhere is served here\n")
+    done = lb("svc", "list", "-n", "nowhere", "-o", "json")
+    assert (done.code, done.out, done.err) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("vip", "ids"),
+    [
+        ("10.96.0.10", [1]),
+        ("192.0.2.10:80", [10, 11]),
+        ("192.0.2.10:80/TCP", [10, 11]),
+        ("fd00::a", [2]),
+        ("[fd00::a]", [2]),
+        ("[fd00::a]:53", [2]),
+    ],
+)
+def test_get_by_vip(lb: Run, agent: Agent, vip: str, ids: list[int]) -> None:
+    assert [row["id"] for row in json.loads(lb("svc", "get", vip, "-o", "json").out)] == ids
+
+
+@pytest.mark.parametrize(("vip", "code"), [("10.96.0.11", 3), ("192.0.2.10:80/UDP", 3), ("10.96.0.999", 2), ("a:b", 2)])
+def test_get_by_a_vip_that_is_none(lb: Run, agent: Agent, vip: str, code: int) -> None:
+    done = lb("svc", "get", vip)
+    assert done.code == code
+    assert vip in done.err
+
+
+def test_get_shows_source_ranges(lb: Run, agent: Agent) -> None:
+    ranges = (CIDR.parse("10.0.0.0/8"), CIDR.parse("192.0.2.0/24"))
+    svc = replace(agent.current.services[2], check_source_range=True, source_ranges=ranges)
+    none = replace(agent.current.services[3], check_source_range=True, source_ranges_deny=True)
+    agent.advance((svc, none))
+    out = lb("svc", "get", "shop/web").out
+    assert "  source ranges: allow 10.0.0.0/8, 192.0.2.0/24\n" in out
+    assert "  source ranges: deny none of this IP family\n" in out
+    row, _ = json.loads(lb("svc", "list", "-o", "json").out)
+    assert (row["source_ranges_policy"], row["source_ranges"]) == ("allow", ["10.0.0.0/8", "192.0.2.0/24"])
+
+
+def test_what_sources_outside_reach_is_not_called_non_routable(lb: Run, agent: Agent) -> None:
+    """`map dump` has the flag of the maps all the same."""
+    port = L3n4Addr.parse("0.0.0.0:30080")
+    surrogate = SVC(
+        port, 5, ServiceName("shop", "web"), type=SVCType.NODE_PORT, flags=ServiceFlags.parse("NodePort, non-routable")
+    )
+    agent.advance((*agent.current.services, surrogate))
+    agent.clusterips_are_reached = True
+    flags = {row["frontend"]: row["flags"] for row in json.loads(lb("svc", "list", "-o", "json").out)}
+    assert flags["10.96.0.10:80/TCP"] == ["ClusterIP"]
+    assert flags["0.0.0.0:30080/TCP"] == ["NodePort", "non-routable"]
+    agent.clusterips_are_reached = False
+    assert json.loads(lb("svc", "list", "-o", "json").out)[0]["flags"] == ["ClusterIP", "non-routable"]
+
+
+def test_a_list_fits_80_columns(lb: Run, agent: Agent) -> None:
+    """Names of a usual cluster and an IPv6 VIP; nothing is cut, and words are where they were."""
+    svc = agent.current.services[1]
+    wide = replace(svc, id=12, frontend=L3n4Addr.parse("[fd00:96::10]:8443"), type=SVCType.LOAD_BALANCER)
+    agent.advance((replace(wide, name=ServiceName("kube-system", "kube-dns")),))
+    lines = lb("svc", "list").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    row = ["12", "[fd00:96::10]:8443/TCP", "LoadBalancer", "2/3", "active", "kube-system/kube-dns"]
+    assert lines[1].split() == row
+    assert max(map(len, lb("svc", "list", "-o", "wide").out.splitlines())) > 80
+
+
+def test_a_terminal_that_is_narrow_cuts_the_name(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    agent.advance((replace(agent.current.services[1], name=ServiceName("shop", "w" * 60)),))
+    whole = lb("svc", "list").out.splitlines()
+    assert whole[1].endswith("w" * 60)
+    monkeypatch.setattr("lbagent.cli.output._output_width", lambda: (70, True))
+    lines = lb("svc", "list").out.splitlines()
+    assert max(map(len, lines)) <= 70
+    assert lines[1].endswith("w…")
 
 
 @pytest.mark.parametrize(

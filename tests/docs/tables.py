@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
-    3: "not found: service, backend, device", 4: "refused: invalid transition, another agent, conflict", 5: "no agent answers on the socket",
+    3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
     6: "timed out", 77: "this kernel lacks what is needed",
 }  # fmt: skip
 
@@ -41,7 +41,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
-    return f"`{option.default}`" if option.default not in ("", ()) else "-"
+    unit = f" {option.unit}" if option.unit else ""
+    return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
 
 def reason_rows() -> Iterator[tuple[str, ...]]:
@@ -55,7 +56,7 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, reasons={Reason.FWD_NEW: (0, 0)},
+        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
     )  # fmt: skip
     for family in metrics.families(full):
         yield f"`{family.name}`", family.kind, family.help

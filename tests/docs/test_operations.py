@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from lbagent.agent.conditions.condition import ConditionName
 from lbagent.api.types import TargetStatus
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
@@ -101,3 +102,11 @@ def test_log_events_exist() -> None:
     events = rows(section("Log"))
     assert "attachments changed" in events
     assert [event for event in events if f'"{event}"' not in source] == []
+
+
+def test_every_condition_has_a_line() -> None:
+    """In the order in which `status` shows them, each with what is so, why, and what to do."""
+    table = TEXT.split("## What is wrong")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \|(.*)\|$", table, re.MULTILINE)
+    assert [name for name, _ in rows] == list(ConditionName)
+    assert all(len(rest.split(" | ")) == 3 for _, rest in rows)

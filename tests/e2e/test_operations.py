@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 
 import pytest
 
 from tests.e2e.cluster import DNS, VIP6, WEB, Cluster
 from tests.lab import traffic
+from tests.lab.agent import START_TIMEOUT_S
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.netns import wait_for
 from tests.lab.traffic import Download, Load
@@ -49,6 +52,23 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
         served.agent.cli("backend", "set-state", "active", *B1)
 
 
+def test_flows_are_counted_when_asked(fresh: Callable[..., Cluster]) -> None:
+    """The list showed no flow beside running downloads, until the next sweep."""
+    made = fresh("tc", "--sweep-interval", "3600")
+    made.web().write(made.folder)
+    made.agent.start()
+    talkers = made.talkers(12)
+    wait_for(lambda: sum(row["flows"] for row in made.agent.api.backends()) == 12, "twelve flows")
+    rows = made.agent.api.set_state(list(B1), "maintenance")
+    of_b1 = sum(name == "b1" for name in talkers.first)
+    assert sum(row["flows"] for row in rows) == of_b1
+    assert not any("flows_age_s" in row for row in rows)
+    talkers.close()
+    began = time.monotonic()
+    made.agent.cli("backend", "drain", *B1, "--timeout", "60s")
+    assert time.monotonic() - began < 45, "it waits for counts of its own, not for sweeps"
+
+
 def test_a_terminating_backend_drains(served: Cluster) -> None:
     talkers = served.talkers(40)
     served.serve(served.leaving(served.web("b2", "b3"), "b1"))
@@ -77,6 +97,8 @@ def test_a_removed_backend_resets_its_flows_and_leaves_the_others_alone(served: 
     for first, now in zip(talkers.first, after, strict=True):
         assert now.startswith("ConnectionResetError") if first == "b1" else now == first
     talkers.close()
+    # b1 was not told; a later flow with one of these SNAT ports would have its first SYN answered by a challenge ACK (RFC 5961 §4.2)
+    served.lab.restart("b1")
 
 
 def test_backends_come_and_go_under_load(served: Cluster) -> None:
@@ -142,7 +164,7 @@ def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
             seen.add(served.agent.api.status()["artifact"])
             config.write_text(f"reject-rate: {rate}\n")
             served.agent.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: served.agent.api.status()["artifact"] not in seen, "new programs")
+            wait_for(lambda: served.agent.api.status()["artifact"] not in seen, "new programs", START_TIMEOUT_S)
             load.wait_more(100)
     nothing_failed(load)
     assert talkers.ask() == talkers.first

@@ -175,6 +175,24 @@ class Lab:
             if name == backend.role and backend.process is None:
                 self.serve(name)
 
+    def restart(self, role: str) -> None:
+        """End a backend's server with its connections, as a pod that Kubernetes removed ends, and start it again.
+
+        Connections of clients that were reset meanwhile get no answer to their FIN: they end after one repetition.
+        """
+        backend, space = self.backends[role], self.namespaces[role]
+        assert backend.process is not None
+        space.sysctl("ipv4/tcp_orphan_retries", 1)
+        end(backend.process)
+        wait_for(lambda: not space.call(_tcp_orphans), f"the end of all connections of {role}", 30)
+        self.serve(role)
+
+
+def _tcp_orphans() -> bool:
+    """Say whether the calling thread's namespace has a TCP socket that some peer may still believe in (any but TIME_WAIT, LISTEN)."""
+    tables = [Path("/proc/thread-self/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    return any(line.split()[3] not in ("06", "0A") for table in tables for line in table)
+
 
 def end(process: subprocess.Popen[str]) -> None:
     """Stop a process of ours: SIGTERM, and SIGKILL when that was not enough."""

@@ -174,3 +174,21 @@ def test_a_configured_neighbour_stays_what_it_is(node: Namespace) -> None:
         assert "PERMANENT" in run("ip", "-n", node.name, "neigh", "show", "10.9.0.5")
 
     in_node(node, steps)
+
+
+def test_default_routes_that_are_not_the_best_one_are_seen(node: Namespace) -> None:
+    async def steps(follower: Follower) -> None:
+        network = follower.watcher.network
+        v0 = next(link.index for link in network.links.values() if link.name == "v0")
+        assert network.routes4.default_devices == {v0}
+        node.ip(
+            "link add d0 type veth peer name d1", "addr add 10.11.0.1/24 dev d0", "link set d0 up", "link set d1 up"
+        )
+        node.ip("route add default metric 900 nexthop via 10.11.0.2 dev d0 nexthop via 10.9.0.253 dev v0")
+        found = await follower.until(lambda network: len(network.routes4.default_devices) == 2)
+        assert {found.links[index].name for index in found.routes4.default_devices} == {"v0", "d0"}
+        node.ip("route del default metric 900")
+        await follower.until(lambda network: network.routes4.default_devices == {v0})
+
+    with node.entered():
+        asyncio.run(follow(node, steps))

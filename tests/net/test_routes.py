@@ -33,6 +33,18 @@ def test_no_route() -> None:
     assert RouteTable([via("fd00::/64", 1)]).lookup(ip("fd01::1")) is None
 
 
+def test_the_devices_of_all_default_routes() -> None:
+    """Also of those that are not the best one, and of every next hop of one; no route that refuses."""
+    routes = [
+        via("0.0.0.0/0", 1),
+        via("0.0.0.0/0", 2, metric=100),
+        via("0.0.0.0/0", 3, metric=50, others=(4, 5)),
+        via("0.0.0.0/0", 6, metric=9, unicast=False),
+        via("10.0.0.0/8", 7),
+    ]
+    assert RouteTable(routes).default_devices == {1, 2, 3, 4, 5}
+
+
 def test_two_routes_of_one_prefix_and_metric_leave_the_output_open() -> None:
     table = RouteTable([via("fd00::/64", 1, "fe80::1", metric=5), via("fd00::/64", 1, "fe80::2", metric=5)])
     found = table.lookup(ip("fd00::1"))

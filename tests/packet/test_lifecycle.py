@@ -209,3 +209,24 @@ def test_port_used_again_after_the_connection_closed(world: World, fam: Family, 
     holder = next(b for b in scene.backends if b.endpoint == expect.destination(out))
     back = world.run(hook, expect.remote_reply(fam, TCP, holder, port), world.net.lb1)
     assert expect.destination(back) == (fam.client, 40000)
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
+    """A backend that is said to be elsewhere by now, or here by now: flows under way go on as they were, new ones as the path says.
+
+    The planner leaves the filter bit of a backend that was local as it is (tests/sync/target/test_locality.py).
+    """
+    here = Scene(world, fam, hook, proto, local=True)
+    world.path_flags(here.held, set_=PathFlag.WAS_LOCAL, clear=PathFlag.LOCAL)
+    world.path_flags(here.other, set_=PathFlag.WAS_LOCAL, clear=PathFlag.LOCAL)
+    for flags in ("A", "PA", "A"):
+        out = here.send(flags)
+        assert not out.forwarded
+        assert (expect.destination(out), expect.source(out)) == (here.held.endpoint, (fam.client, 40000))
+        assert out.counted == {Reason.FWD_LOCAL: 1}
+    back = expect.at_pod(world, expect.local_reply(fam, proto, here.held, fam.client, 40000))
+    assert (expect.source(back), expect.destination(back)) == ((fam.vip, 80), (fam.client, 40000))
+    fresh = here.send("S", sport=40001)
+    assert fresh.forwarded
+    assert expect.source(fresh)[0] != fam.client

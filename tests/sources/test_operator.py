@@ -119,3 +119,29 @@ async def test_every_object_is_the_operators(tmp_path):
     await source.set_states([ONE], BackendState.MAINTENANCE, pods=[POD])
     for each in (source, OperatorSource(str(tmp_path))):
         assert {state.origin.source for state in each.snapshot().backend_states.values()} == {"operator"}
+
+
+async def test_since_when_a_state_is_set(tmp_path, monkeypatch):
+    source = OperatorSource(str(tmp_path))
+    monkeypatch.setattr("time.time", lambda: 1795294126.7)
+    await source.set_states([ONE], BackendState.MAINTENANCE)
+    monkeypatch.setattr("time.time", lambda: 1795294999.0)
+    await source.set_states([ONE, TWO], BackendState.MAINTENANCE)  # the first one is set already
+    for each in (source, OperatorSource(str(tmp_path))):
+        created = {name: state.created for name, state in each.snapshot().backend_states.items()}
+        assert created == {"10.0.0.1:80/TCP": 1795294126.0, "[fd00::1]:53/UDP": 1795294999.0}
+    await source.set_states([ONE], BackendState.ACTIVE)
+    assert source.snapshot().backend_states["10.0.0.1:80/TCP"].created == 1795294999.0
+
+
+async def test_what_was_set_is_forgotten(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    task, told = await running(source)
+    await source.set_states([ONE, TWO], BackendState.ACTIVE, pods=[POD])
+    assert await source.forget([TWO], [POD]) == ["[fd00::1]:53/UDP", "pod/shop/web-0"]
+    assert {change.new for change in told[-1]} == {None}
+    assert await source.forget([TWO], [POD]) == []
+    assert list(source.addresses) == [ONE]
+    assert source.knows("10.0.0.1:80/TCP")
+    assert OperatorSource(str(tmp_path)).snapshot().backend_states.keys() == {"10.0.0.1:80/TCP"}
+    task.cancel()

@@ -6,6 +6,7 @@ needed for the replies of local backends (docs/datapath.md). The functions block
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
@@ -16,8 +17,10 @@ from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachT
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
-from lbagent.bpf.load.links import detach_link, linked_program, pinned_links
+from lbagent.bpf.load.links import detach_link, link_fault, linked_program, pinned_links
 from lbagent.errors import NotFound
+from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -124,6 +127,36 @@ def attached(root: Path) -> list[Attachment]:
         for device in clsact.marked_devices(root, list_devices(netlink)):
             found += [Attachment.on_device(device.name, hook) for hook, _ in clsact.filters(netlink, device)]
     return found
+
+
+def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, int]) -> list[tuple[Attachment, str]]:
+    """Return the attachments that are in force no more though their device is there, each with the reason. Raises KernelError."""
+    out = []
+    filtered = []
+    for item in attachments:
+        if clsact.uses_filter(item.hook):
+            filtered.append(item)
+        elif index := _index_of(item.target.name):
+            with kernel_errors("read information", f"program {item.hook.program}"):
+                program = bpf_prog.prog_info(programs[item.hook.program]).id
+            if why := link_fault(root, item.target, item.hook, index, program):
+                out.append((item, why))
+    if filtered:
+        with IPRoute() as netlink:
+            present = list_devices(netlink)
+            for item in filtered:
+                device = present.get(item.target.name)
+                if device and all(hook != item.hook for hook, _ in clsact.filters(netlink, device)):
+                    out.append((item, "its filter was removed"))
+    return out
+
+
+def _index_of(device: str) -> int:
+    """Return an interface index, 0 when there is no such device."""
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        return 0
 
 
 def detach_all(root: Path) -> list[Attachment]:

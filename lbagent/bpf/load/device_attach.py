@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU
-from lbagent.bpf.load.links import attach_link, detach_link, linked_program
+from lbagent.bpf.load.links import attach_link, detach_link, linked_program, pin_path
+from lbagent.bpf.load.other_agents import require_no_other_agent
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 from lbagent.kernel import bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +36,14 @@ class DeviceAttacher:
     def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
         """Attach to one device, or update what is attached there; return the hook it became (with `fall_back`, another).
 
-        Raises NotFound (the device has gone), Conflict (another XDP program), Unsupported, KernelError.
+        Raises NotFound (the device has gone), Conflict (another XDP program, another agent), Unsupported, KernelError.
         """
         device = self.present.get(target.name)
         if device is None:
             raise NotFound(f"device {target.name} is gone, and its programs with it")
+        if not pin_path(self.root, target, hook).exists():
+            with kernel_errors("look for other agents", f"device {device.name}"):
+                require_no_other_agent(self.root, device, programs[hook.program])
         if clsact.uses_filter(hook):
             clsact.set_filter(self.root, self.netlink, device, hook, programs[hook.program])
             return hook

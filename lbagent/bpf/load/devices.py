@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from socket import AF_INET, AF_INET6
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -11,6 +12,7 @@ from pyroute2 import IPRoute
 from lbagent.errors import NotFound
 
 _IFF_LOOPBACK = 8
+_MAIN, _UNICAST = 254, 1  # RT_TABLE_MAIN, RTN_UNICAST
 MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
 
@@ -36,6 +38,20 @@ def devices() -> dict[str, Device]:
     """Return every device of this network namespace by name."""
     with IPRoute() as netlink:
         return list_devices(netlink)
+
+
+def default_route_devices() -> set[str]:
+    """Return the names of the devices of all default routes of the main table, IPv4 and IPv6."""
+    with IPRoute() as netlink:
+        names = {device.ifindex: device.name for device in list_devices(netlink).values()}
+        found = set()
+        for family in (AF_INET, AF_INET6):
+            for message in netlink.get_routes(family=family):
+                table = message.get_attr("RTA_TABLE") or message["table"]
+                if not message["dst_len"] and message["type"] == _UNICAST and table == _MAIN:
+                    hops = message.get_attr("RTA_MULTIPATH") or ()
+                    found.update([message.get_attr("RTA_OIF"), *(hop["oif"] for hop in hops)])
+        return {names[index] for index in found if index in names}
 
 
 def no_such_device(name: str, present: Iterable[str]) -> NotFound:

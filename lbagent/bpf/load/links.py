@@ -72,6 +72,24 @@ def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
     return info.prog_id if info.target_id else 0
 
 
+def link_fault(root: Path, target: AttachTarget, hook: Hook, target_id: int, prog_id: int) -> str:
+    """Return why a pinned link does not run this program on this target; '' when it does. Raises KernelError."""
+    path = pin_path(root, target, hook)
+    if not path.exists():
+        return "the pin of its link was removed"
+    fd = bpffs.open_pin(path)
+    try:
+        with kernel_errors("read information", f"link {path.name}"):
+            info = bpf_link.link_info(fd)
+    finally:
+        os.close(fd)
+    if not info.target_id:
+        return "its link was detached"
+    if info.target_id != target_id:
+        return "its link belongs to a device that is gone"
+    return "" if info.prog_id == prog_id else "another program was put into its link"
+
+
 def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
     """Detach at once and take the pin away; return whether there was one."""
     path = pin_path(root, target, hook)

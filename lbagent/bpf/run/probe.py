@@ -17,12 +17,13 @@ from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
 from lbagent.bpf.hooks import TC_INGRESS, XDP_GENERIC
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
-from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, devices
+from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device
 from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.loader import MIN_KERNEL
+from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
-from lbagent.errors import NotFound
-from lbagent.kernel import features
+from lbagent.kernel import features, nftables
+from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def findings(question: ProbeOptions) -> list[Finding]:
     out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
     present = devices()
     out += _devices(question, present)
-    out += [*_ports(question), *_forwarding(), *_other_balancers(present)]
+    out += [*_ports(question), *_forwarding(), *_firewall(question), *_other_balancers(present)]
     return out
 
 
@@ -139,7 +140,13 @@ def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
-    if any(str(place) in points for place in (folder, *folder.parents)):
+    mounted = any(str(place) in points for place in (folder, *folder.parents))
+    if is_private(folder, mounted_here=False) if mounted else would_be_private():
+        what = (
+            f"{question.bpffs}: this mount namespace is private, so programs and maps end with the last process in it"
+        )
+        yield Finding(Level.WARNING, what, PRIVATE_ADVICE)
+    elif mounted:
         yield Finding(Level.OK, f"{question.bpffs} is on a bpf file system")
     else:
         yield Finding(Level.NOTE, f"no bpf file system at {question.bpffs}; the agent mounts one")
@@ -153,14 +160,20 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
             f"no --device is given; this machine has {names or 'none'}",
             "give --device for each device by which service traffic arrives",
         )
-    for name in question.device:
-        try:
-            ingress, *_ = wanted_attachments(question.attach, [name], (), present)
-        except NotFound as error:
+    loopback = [name for name, item in present.items() if item.loopback]
+    defaults = default_route_devices() if AUTO in question.device else ()
+    chosen = choose_devices(question.device, DevicesPresent(present, loopback, defaults), question.pod_device)
+    no_start = not chosen.names and all(map(is_name, question.device))
+    for word, sentence in chosen.missing.items():
+        if no_start:
+            error = no_such_device(word, (name for name in present if name not in loopback))
             yield Finding(Level.ERROR, str(error), "see `ip link`", error.exit_code)
-            continue
+        else:
+            yield Finding(Level.WARNING, sentence, "see `ip link`; the agent starts without it")
+    for name in chosen.names:
+        ingress, *_ = wanted_attachments(question.attach, [name], (), present)
         yield from _device(Path(question.bpffs) / "v1", present[name], ingress)
-    matched = wanted_attachments("tc", (), question.pod_device, present)
+    matched = [item for item in wanted_attachments("tc", chosen.names, question.pod_device, present) if item.optional]
     if question.pod_device:
         pods = sorted({item.target.name for item in matched})
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
@@ -229,6 +242,18 @@ def _forwarding() -> Iterator[Finding]:
             Level.NOTE, "strict reverse path filter: replies that come in by another device than the route's are dropped",
             "sysctl -w net.ipv4.conf.all.rp_filter=2 if routing is asymmetric",
         )  # fmt: skip
+
+
+def _firewall(question: ProbeOptions) -> Iterator[Finding]:
+    """Look for rules that drop packets of which conntrack sees one direction only (docs/operations.md, "Firewalls")."""
+    ruleset = nftables.read_ruleset()
+    for chain in nftables.chains_that_drop_invalid(ruleset) if ruleset else ():
+        yield Finding(
+            Level.WARNING if question.pod_device else Level.NOTE,
+            f"nftables: a rule in the chain {chain} drops `ct state invalid`: conntrack sees one direction of the connections"
+            " between this node's pods and services, and takes the other one for invalid",
+            f"before that rule add one that accepts what goes to pods, like: nft insert rule {chain} oifname POD-DEVICE accept",
+        )
 
 
 def _sysctl(name: str) -> str:

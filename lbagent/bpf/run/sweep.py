@@ -7,6 +7,7 @@ compare-and-swap that Python does not have. Counts go to one half of lb_live whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ class Sweeper:
         self.interval_s = interval_s
         self.live: dict[int, int] | None = None
         self.last_duration_s = 0.0
+        self.counted_at = 0.0  # when the sweep of `live` began (time.monotonic)
         self.sweeps = 0
         self.busy = asyncio.Lock()  # held during a sweep: a change of programs waits for it
         self._half = 0
@@ -89,6 +91,13 @@ class Sweeper:
                 self._error = f"the flow tables are not swept: {error}"
             await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
 
+    async def count(self, max_age_s: float) -> None:
+        """Sweep once more, unless flows were counted at most `max_age_s` ago. What fails is said by the next sweep of `run`."""
+        async with self.busy:
+            if self.live is None or time.monotonic() - self.counted_at > max_age_s:
+                with contextlib.suppress(LbError):
+                    await self.sweep()
+
     async def sweep(self) -> dict[int, int]:
         """Sweep both tables once and return the live flows by backend id."""
         began, half, sizes = time.monotonic(), self._half, self._maps.sizes
@@ -100,6 +109,7 @@ class Sweeper:
         self.live = await self._read_live(half)
         self._half = 1 - half
         self.sweeps += 1
+        self.counted_at = began
         self.last_duration_s = time.monotonic() - began
         return self.live
 

@@ -1,8 +1,13 @@
-"""`lbagent backend`: list them, say which may take new flows, drain one."""
+"""`lbagent backend`: list them, say which may take new flows, drain them."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
+from collections.abc import Callable
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import Any, TypeVar
 
 import click
 
@@ -10,44 +15,92 @@ from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
 from lbagent.cli.options import Duration, form_option, list_options, socket_option
 from lbagent.cli.output import Column, Listing, Row, Style
-from lbagent.errors import LbError, TimedOut
+from lbagent.errors import LastBackend, LbError, Refused, TimedOut
 
+F = TypeVar("F", bound=Callable[..., Any])
 STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
 POLL_S = 0.5
 ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
+OLD_S = 1.0  # counts older than this are said to be old
 
-BACKENDS = Listing(
-    (
-        Column("ID", lambda row: row["id"]),
-        Column("ADDRESS", lambda row: row["address"]),
-        Column("STATE", lambda row: row["state"]),
-        Column("WEIGHT", lambda row: row["weight"]),
-        Column("FLOWS", lambda row: row["flows"] if row["flows"] >= 0 else ""),
-        Column("NODE", lambda row: row["node"]),
-        Column("LOCAL", lambda row: row["local"]),
-        Column("SERVICES", lambda row: row["services"]),
-        Column("ZONE", lambda row: row["zone"], wide=True),
-    ),
-    name=lambda row: str(row["address"]),
-    key=lambda row: row["address"],
+
+def _set_by(row: Row) -> str:
+    """Return what says the state: the operator, a BackendState, else the endpoint itself (or its weight 0)."""
+    if row.get("set_by"):
+        return str(row["set_by"])
+    if row["state"] == "active":
+        return ""
+    return "weight" if row["state"] == "maintenance" and row["weight"] == 0 else "endpoint"
+
+
+def _since(row: Row) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["set_at"])) if row.get("set_at") else ""
+
+
+COLUMNS = (
+    Column("ID", lambda row: row["id"]),
+    Column("ADDRESS", lambda row: row["address"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("WEIGHT", lambda row: row["weight"]),
+    Column("FLOWS", lambda row: row["flows"] if row["flows"] >= 0 else ""),
+    Column("NODE", lambda row: row["node"]),
+    Column("LOCAL", lambda row: row["local"]),
+    Column("SERVICES", lambda row: row["services"], cut=True),
+    Column("ZONE", lambda row: row["zone"], wide=True),
 )
+
+
+def listing(rows: list[Row], *, always: bool = False) -> Listing:
+    """Return how backends are shown: who set a state and since when in a table only where one was set, or `always`."""
+    hidden = not always and not any(row.get("set_by") for row in rows)
+    columns = (Column("SET-BY", _set_by, wide=hidden), Column("SINCE", _since, wide=hidden))
+    return Listing((*COLUMNS, *columns), name=lambda row: str(row["address"]), key=lambda row: row["address"])
+
+
+def show(rows: list[Row], style: Style) -> None:
+    """Print backends; say on stderr how old their counts of flows are when they are old."""
+    output.show(listing(rows), rows, style)
+    age_s = max((row.get("flows_age_s", 0.0) for row in rows), default=0.0)
+    if age_s > OLD_S and style.form in ("table", "wide"):
+        click.echo(f"flows were counted {age_s:.0f} s ago", err=True)
 
 
 @click.group()
 def backend() -> None:
-    """List backends, set their state, drain them."""
+    """List backends, set and clear their state, drain them."""
 
 
 @backend.command("list")
 @socket_option
+@click.option("-n", "--namespace", default="", help="List only backends of Services in this namespace.")
+@click.option("--service", default="", metavar="[NAMESPACE/]NAME", help="List only backends of this Service.")
+@click.option("--node", default="", metavar="NAME", help="List only backends on this node.")
+@click.option("--state", type=click.Choice(STATES), help="List only backends in this state.")
 @list_options
-def list_(socket: str, style: Style) -> None:
-    """List all backends, each once."""
+def list_(socket: str, namespace: str, service: str, node: str, state: str | None, style: Style) -> None:
+    """List backends, each once. Their flows are counted when you ask."""
     client = AgentClient(socket)
+    wanted = service if "/" in service or not service else f"{namespace or 'default'}/{service}"
+
+    def is_wanted(row: Row) -> bool:
+        spaces = {name.rpartition("/")[0] for name in row["services"]}
+        return (
+            (not namespace or namespace in spaces)
+            and (not wanted or wanted in row["services"])
+            and (not node or row["node"] == node)
+            and (not state or row["state"] == state)
+        )
+
+    def fetch() -> list[Row]:
+        return [row for row in client.backends() if is_wanted(row)]
+
     if style.watch:
-        output.watch(client, client.backends, BACKENDS, style)
-    else:
-        output.show(BACKENDS, client.backends(), style)
+        output.watch(client, fetch, listing([], always=True), style)
+        return
+    rows = fetch()
+    show(rows, style)
+    asked = {"namespace": namespace, "service": wanted, "node": node, "state": state or ""}
+    output.say_nothing_found("backend", rows, asked, style)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -60,43 +113,130 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [word for word in (*STATES[:3], *known) if word.startswith(incomplete)]
 
 
+def named_options(command: F) -> F:
+    """Add --node and --service; the command gets them as `named`, the fields of NamedBackends that are no words."""
+
+    @click.option("--node", default="", metavar="NAME", help="Every backend that is on this node now.")
+    @click.option(
+        "--service",
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="Every backend that this Service has now (with --node: there).",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, node: str, service: str, **kwargs: Any) -> Any:
+        return command(*args, named={"node": node, "service": service}, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def yes_option(command: F) -> F:
+    """Add --yes."""
+    return click.option("--yes", is_flag=True, help="Do not ask before the last backend of a Service is taken away.")(
+        command
+    )
+
+
 @backend.command("set-state", short_help="Set the state of backends.")
 @click.argument("words", nargs=-1, required=True, metavar="BACKEND STATE | STATE BACKEND...", shell_complete=_complete)
+@named_options
+@yes_option
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
-def set_state(words: tuple[str, ...], socket: str, form: str) -> None:
+def set_state(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, form: str) -> None:
     """Set the state of backends: active, maintenance or quarantined. The agent keeps it over restarts.
 
-    BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod, now and later.
+    BACKEND is ADDRESS:PORT[/PROTOCOL] (without a protocol: of every one), ADDRESS for every port, or pod/NAMESPACE/NAME
+    for every backend of that Pod, now and later. The state beats every BackendState until clear-state.
+
+    The last backend of a Service is taken away only after you have said so, or with --yes. Exit code 4: refused; nothing was
+    changed.
 
     \b
     lbagent backend set-state 10.0.0.1:8080/TCP maintenance
     lbagent backend set-state maintenance 10.0.0.1:8080 10.0.0.2:8080
     lbagent backend set-state maintenance pod/shop/web-0
+    lbagent backend set-state maintenance --node worker-3
     """  # noqa: D301 - click looks for the character, not for a backslash and a b
-    state, addresses = split_words(words)
-    rows = AgentClient(socket).set_state(addresses, state)
-    output.show(BACKENDS, rows, Style(form))
+    state, backends = split_words(words, named)
+    rows = _set(AgentClient(socket), state, backends | named, yes=yes)
+    show(rows, Style(form))
+    for row in rows:
+        if row["state"] != state:
+            click.echo(f"{row['address']} stays {row['state']}", err=True)
 
 
-def split_words(words: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return state and backends of either order. Raises UsageError: a backend has a colon or a slash, a state has none."""
+def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -> list[Row]:
+    """Set a state; ask before the last backend of a Service is taken away. Raises LastBackend where no person can be asked."""
+    try:
+        return client.set_state(state=state, spare_last=not yes, **named)
+    except LastBackend as error:
+        if not sys.stdin.isatty():
+            raise LastBackend(f"{error}; nothing was changed; give --yes to do it nevertheless") from None
+        if not click.confirm(f"{error}. Go on?", err=True):
+            raise Refused("nothing was changed") from None
+    return client.set_state(state=state, **named)
+
+
+@backend.command("clear-state", short_help="Forget a state that was set.")
+@click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
+@named_options
+@socket_option
+@form_option("table", "wide", "json", "yaml", "name")
+def clear_state(words: tuple[str, ...], named: dict[str, Any], socket: str, form: str) -> None:
+    """Forget what set-state and drain set: the manifests have the word again.
+
+    BACKEND is what set-state takes; an address may also be one that no service has any more. Where nothing was set, nothing
+    is changed, and the exit code is 0.
+    """
+    answer = AgentClient(socket).clear_state(**split_backends(words, named), **named)
+    show(answer["backends"], Style(form))
+    if not answer["cleared"]:
+        click.echo("no state was set for these backends by set-state or drain; nothing was changed", err=True)
+    served = {row["address"] for row in answer["backends"]}
+    for name in answer["cleared"]:
+        if name not in served and not name.startswith("pod/"):
+            click.echo(f"{name} cleared; no service has it now", err=True)
+
+
+def split_words(words: tuple[str, ...], named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return state and backends of either order. Raises UsageError: a backend has a colon, a slash or dots, a state has none."""
     states = [word for word in words if not _is_backend(word)]
-    addresses = [word for word in words if _is_backend(word)]
-    if len(states) != 1 or words.index(states[0]) not in (0, len(words) - 1) or not addresses:
+    backends = tuple(word for word in words if _is_backend(word))
+    if len(states) != 1 or words.index(states[0]) not in (0, len(words) - 1):
         raise click.UsageError("give addresses like 10.0.0.1:8080/TCP, or pod/NAMESPACE/NAME, and one state")
     state = states[0].lower()
     if state not in STATES:
         raise click.UsageError(f"unknown state {states[0]!r}; use one of {', '.join(STATES[:3])}")
-    return state, addresses
+    return state, split_backends(backends, named)
+
+
+def split_backends(words: tuple[str, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Return the words as fields of NamedBackends. Raises UsageError when nothing is named, or twice."""
+    if bool(words) == any(named.values()):
+        raise click.UsageError("give addresses like 10.0.0.1:8080/TCP, or pod/NAMESPACE/NAME, or --node or --service")
+    hosts = [word for word in words if _is_host(word)]
+    return {"addresses": [word for word in words if word not in hosts], "hosts": hosts}
 
 
 def _is_backend(word: str) -> bool:
-    return ":" in word or "/" in word
+    return ":" in word or "/" in word or _is_host(word)
+
+
+def _is_host(word: str) -> bool:
+    """Return whether a word is an IP address without a port."""
+    text = word.removeprefix("[").removesuffix("]")
+    try:
+        inet_pton(AF_INET6 if ":" in text else AF_INET, text)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @backend.command(short_help="Set backends to maintenance and wait for their last flow.")
-@click.argument("addresses", nargs=-1, required=True, metavar="BACKEND...", shell_complete=_complete)
+@click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
+@named_options
+@yes_option
 @socket_option
 @click.option(
     "--timeout",
@@ -106,16 +246,17 @@ def _is_backend(word: str) -> bool:
     show_default="5m",
     help="How long to wait, like 30s or 5m.",
 )
-def drain(addresses: tuple[str, ...], socket: str, timeout_s: float) -> None:
+def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, timeout_s: float) -> None:
     """Set backends to maintenance and wait until their last flow has ended.
 
-    BACKEND is ADDRESS:PORT[/PROTOCOL], or pod/NAMESPACE/NAME for every backend of that Pod.
+    BACKEND is what set-state takes. The last backend of a Service is drained only after you have said so, or with --yes.
 
-    Exit code 6: some flows are left; the backends stay in maintenance.
+    Exit code 4: refused; nothing was changed. 6: some flows are left; the backends stay in maintenance.
     """
     client = AgentClient(socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
+    backends = split_backends(words, named) | named
+    names = [row["address"] for row in _set(client, "maintenance", backends, yes=yes)]
     deadline = time.monotonic() + timeout_s
-    names = [row["address"] for row in client.set_state(list(addresses), "maintenance")]
     begin = int(client.status()["sweeps"])
     left: dict[str, int] = {}
     while True:

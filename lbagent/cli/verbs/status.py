@@ -27,8 +27,8 @@ FULL = 0.8  # maps fuller than this are shown without -o wide
 def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
     """Show the state of the agent; when none answers, what the kernel still serves.
 
-    Exit code 0: ready and nothing fails. 1: not ready, or a service could not be written. 5: no agent answers. 6: not ready
-    in time.
+    Exit code 0: ready and nothing is wrong. 1: not ready, a service could not be written, or something is wrong that is
+    shown as a problem with what to do (with --wait only the first two count). 5: no agent answers. 6: not ready in time.
     """
     try:
         found = _wait(AgentClient(socket, ATTEMPT_S), wait_s) if wait_s is not None else AgentClient(socket).status()
@@ -40,7 +40,8 @@ def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
         document(found, form)
     else:
         click.echo("\n".join(lines(found, wide=form == "wide", now=time.time())))
-    return 0 if found["ready"] and not found["failing"] else 1
+    wrong = wait_s is None and found.get("conditions")
+    return 0 if found["ready"] and not found["failing"] and not wrong else 1
 
 
 def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
@@ -104,7 +105,14 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
                 f"{item['frontend']} {item['service']}: {item['error']}; next try in {item['retry_in_s']:.0f} s",
             )
         )
+    out += [_condition(item, now) for item in found.get("conditions", ())]
     return out + [_fact("problem", text) for text in found["problems"]]
+
+
+def _condition(item: dict[str, Any], now: float) -> str:
+    if item["mended"]:
+        return _fact("mended", f"{item['text']} ({_age(now - item['since'])} ago)")
+    return _fact("problem", f"{item['text']}; {item['remedy']}" if item["remedy"] else item["text"])
 
 
 def _fact(name: str, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -39,7 +40,7 @@ SERVICES = Listing(
         Column("TYPE", lambda row: row["type"]),
         Column("BACKENDS", _backends),
         Column("STATE", _state),
-        Column("NAME", _service),
+        Column("NAME", _service, cut=True),
         Column("PORT", lambda row: row["port_name"], wide=True),
         Column("ALGORITHM", lambda row: row["algorithm"], wide=True),
         Column("AFFINITY", lambda row: f"{row['affinity_timeout_s']}s" if row["affinity_timeout_s"] else "", wide=True),
@@ -83,6 +84,7 @@ def list_(socket: str, namespace: str, style: Style) -> None:
     else:
         rows = fetch()
         output.show(SERVICES, rows, style)
+        output.say_nothing_found("service", rows, {"namespace": namespace}, style)
         if style.form in ("table", "wide"):
             _warn(client, sum(row["namespace"] == RESTORED for row in rows))
 
@@ -115,23 +117,37 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [name for name in dict.fromkeys(map(_service, rows)) if name.startswith(incomplete)]
 
 
-@svc.command(short_help="Show one service.")
-@click.argument("name", metavar="NAMESPACE/NAME", shell_complete=_complete)
+@svc.command(short_help="Show one service, or what is behind a VIP.")
+@click.argument("name", metavar="NAMESPACE/NAME|VIP[:PORT[/PROTOCOL]]", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def get(name: str, socket: str, form: str) -> None:
-    """Show one service: its frontends, each with its backends in the order of their slots."""
-    namespace, slash, short = name.rpartition("/")
-    if not short or "/" in namespace or (slash and not namespace):
-        raise ConfigError(f"{name!r} is not a service name like NAMESPACE/NAME")
-    rows = AgentClient(socket).services(namespace or "default", short)
-    if not rows:
-        raise NotFound(f"no service {namespace or 'default'}/{short} is served here; see `lbagent svc list`")
+    """Show one service: its frontends, each with its backends in the order of their slots.
+
+    With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
+    """
+    rows = _frontends_of(AgentClient(socket), name)
     if form in ("json", "yaml", "name"):
         output.show(SERVICES, rows, Style(form))
         return
     for number, row in enumerate(rows):
         click.echo(("\n" if number else "") + "\n".join(_details(row)))
+
+
+def _frontends_of(client: AgentClient, name: str) -> list[Row]:
+    """Return the frontends of a Service, or those with a VIP. Raises ConfigError, NotFound."""
+    if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service is called so
+        rows = client.services(vip=name)
+        if not rows:
+            raise NotFound(f"no frontend {name} is served here; see `lbagent svc list`")
+        return rows
+    namespace, slash, short = name.rpartition("/")
+    if not short or "/" in namespace or (slash and not namespace):
+        raise ConfigError(f"{name!r} is not a service name like NAMESPACE/NAME")
+    rows = client.services(namespace or "default", short)
+    if not rows:
+        raise NotFound(f"no service {namespace or 'default'}/{short} is served here; see `lbagent svc list`")
+    return rows
 
 
 def _details(row: dict[str, Any]) -> list[str]:
@@ -141,6 +157,9 @@ def _details(row: dict[str, Any]) -> list[str]:
     facts.append(f"external {row['ext_traffic_policy']}, internal {row['int_traffic_policy']}")
     head = f"{_frontend(row)}{GAP}{_service(row)}" + (f":{row['port_name']}" if row["port_name"] else "")
     lines = [head, "  " + GAP.join(facts), "  flags: " + ", ".join(row["flags"])]
+    if policy := row.get("source_ranges_policy"):
+        ranges = ", ".join(row.get("source_ranges", ())) or "none of this IP family"
+        lines.append(f"  source ranges: {policy} {ranges}")
     if not row["backends"]:
         return [*lines, "  no backends"]
     return lines + ["  " + line for line in output.table(MEMBERS, row["backends"], wide=True, headers=True)]

@@ -1,24 +1,48 @@
-"""`lbagent verify`: whether what is in the kernel's maps holds together; works without an agent."""
+"""`lbagent verify`: whether what is in the kernel's maps holds together, and is what the agent wants; works without an agent."""
 
 from __future__ import annotations
 
+import os
+import time
+
 import click
 
-from lbagent.cli.options import pins_option
+from lbagent.api.client import AgentClient
+from lbagent.cli.options import pins_option, socket_option
+from lbagent.errors import LbError
+
+SETTLE_S = 1.0  # a frontend without its slot 0 is one that is being written, or taken away: look again
 
 
 @click.command()
+@socket_option
 @pins_option
-def verify(bpffs: str) -> int:
+def verify(socket: str, bpffs: str) -> int:
     """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
+
+    When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state.
 
     Exit code 0: the maps are consistent, as they are also in the middle of a change. 1: at least one inconsistency is named.
     """
-    from lbagent.maps.consistency import check
+    from lbagent.maps.consistency import check, without_master
     from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
         found = check(kernel)
+        if unfinished := set(without_master(kernel)):
+            time.sleep(SETTLE_S)
+            found += [line for line in without_master(kernel) if line in unfinished]
+    found += _differences(AgentClient(socket), bpffs)
     for line in found:
         click.echo(line)
     return int(bool(found))
+
+
+def _differences(client: AgentClient, bpffs: str) -> list[str]:
+    """Return what the agent with these pins says; nothing when none answers."""
+    try:
+        if os.path.realpath(client.status()["bpffs"]) != os.path.realpath(bpffs):
+            return []
+        return client.verify()
+    except LbError:
+        return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState, UnknownState
 from lbagent.objects.decode import wire
-from lbagent.objects.decode.report import Report
-from lbagent.objects.decode.wire import BackendStateSpec
+from lbagent.objects.decode.report import Report, seconds
+from lbagent.objects.decode.wire import BackendStateSpec, Meta
 from lbagent.objects.pod_reference import parse_pod_reference
 from lbagent.objects.records import StateOverride
 
@@ -31,7 +31,17 @@ def decode_backend_state(raw: wire.BackendState, _namespace: str, name: str, rep
     state = _state(spec.state, report) if address or pod else None
     if state is None:
         return None
-    return StateOverride(name, address, state, report.origin, spec.node or "", pod or "")
+    return StateOverride(
+        name, address, state, report.origin, spec.node or "", pod or "", _created(raw.metadata or Meta())
+    )
+
+
+def _created(meta: Meta) -> float:
+    """Return creationTimestamp in seconds since 1970; 0 when there is none that can be read: nothing depends on it."""
+    try:
+        return seconds(meta.creationTimestamp or "")
+    except ValueError:
+        return 0.0
 
 
 def _address(text: str | None, report: Report) -> L3n4Addr | None:

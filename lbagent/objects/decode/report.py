@@ -20,6 +20,12 @@ MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 _WEIGHT_ONLY = frozenset(("weight",))
 
 
+def seconds(text: str) -> float:
+    """Return a time (RFC 3339; without a zone it is UTC) in seconds since 1970. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 class Report:
     """The messages of one object. `locate` finds the line of a field; without it the object's own line is named.
 
@@ -153,11 +159,10 @@ class Report:
         if not text:
             return self._was_created(path) if self.is_faulty(path) else 0.0
         try:
-            moment = datetime.fromisoformat(text)
+            return seconds(text)
         except ValueError:
             self.error(path, f"{text!r} is not a time", "the object counts as the youngest")
             return self._was_created(path)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
     def _was_created(self, path: FieldPath) -> float:
         if not (created := self.last_value("created")):

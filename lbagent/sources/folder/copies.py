@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterable
 
+from lbagent.kernel.private_folder import make_private
 from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
 DELAY_S = 1.0  # good files are copied so long after they were read
@@ -67,7 +68,7 @@ class ManifestCopies:
     def save(self, noted: Iterable[tuple[str, Signature | None]]) -> None:
         """Bring the copies up to date; called in a thread. What cannot be written is left."""
         try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            make_private(self._folder)
             for path, signature in noted:
                 self._save(path, signature)
         except OSError:

@@ -20,7 +20,7 @@ from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 BETWEEN_YIELDS = 64  # backends
-_LIVE, _SELECTABLE, _LOCAL = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE", "LOCAL"))
+_LIVE, _SELECTABLE = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE"))
 
 
 def reference_counts(entry: ShadowFrontend | None) -> dict[int, tuple[int, Backend | None]]:
@@ -163,8 +163,8 @@ class BackendPlanner:
             flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
             new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
         else:
-            new = backend_codec.path_value(backend, self._paths(backend), old[gen_at], selectable=selectable)
-        if new[flags_at] & _LOCAL:
+            new = path_record(backend, self._paths, old, selectable=selectable)
+        if backend_codec.replies_are_local(new[flags_at]):
             self.bits[prefilter.source_bit(new[: maps.address])] = None
         if new == old:
             return
@@ -208,6 +208,18 @@ class BackendPlanner:
             return ident in self._refs  # then it has been removed from both
         backend = self._seen.get(ident)
         return backend is None or self._maps_of(backend) is maps
+
+
+def path_record(backend: Backend, paths: Callable[[Backend], PathInfo], old: bytes, *, selectable: bool) -> bytes:
+    """Return the path record a backend should have; `old` is the one under its id.
+
+    Flows keep the mode they were made with. Where a live backend is no longer local, those that kept the client's address
+    need its replies to be looked at until it is gone, so its record remembers what it was.
+    """
+    size = len(old)
+    flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
+    was_local = backend_codec.replies_are_local(flags) and old.startswith(backend.address.address)
+    return backend_codec.path_value(backend, paths(backend), gen, selectable=selectable, was_local=was_local)
 
 
 def _also(owner: Owner | None, another: int) -> Owner:

@@ -27,7 +27,7 @@ from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
-from lbagent.sync.target.drift import compare
+from lbagent.sync.target.drift import collect, drift, path_drift
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
 from lbagent.sync.target.restore import Restored, id_assigner, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
@@ -178,14 +178,29 @@ class BpfTarget:
 
     async def resync(self) -> list[str]:
         """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
-        found = await compare(self._maps, self.shadow, self._busy)
+        found = await collect(drift(self._maps, self.shadow), self._busy)
         for difference in found:
             log.warning("the maps were changed by another process", extra={"difference": difference})
         if found:
             async with self._busy:
                 self.shadow = restore(self._maps).shadow
             self.wake.set()
-        return found
+        wrong_paths = await self._wrong_paths()
+        for difference in wrong_paths:
+            log.error("a path is not what the state asks for", extra={"difference": difference})
+        if wrong_paths:
+            self.paths_changed()
+        return found + wrong_paths
+
+    async def differences(self) -> list[str]:
+        """Return in what the maps differ from what was written, and the paths from what the State asks for. Raises KernelError."""
+        return await collect(drift(self._maps, self.shadow), self._busy) + await self._wrong_paths()
+
+    async def _wrong_paths(self) -> list[str]:
+        """Return what is wrong with the paths, when no pass has changed them, or is going to, meanwhile."""
+        state = self.state
+        found = await collect(path_drift(self.shadow, state, self._paths.path), self._busy)
+        return [] if self._paths_changed or state is not self.state else found
 
     # --- a pass ---
 

@@ -1,18 +1,22 @@
-"""Has another process changed the maps? A slow walk in small slices, beside passes that go on.
+"""Has another process changed the maps, or is a path not what the State asks for? A slow walk in small slices, beside passes.
 
-What is found is not put right here: read the maps again (`restore`) and plan from that Shadow; it writes what differs.
+What is found is not put right here: where the maps differ, read them again (`restore`) and plan from that Shadow; where paths do,
+plan these again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from lbagent.maps import frontend_codec
-from lbagent.maps.layout import U32, u32_values
-from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps import backend_codec, frontend_codec
+from lbagent.maps.layout import U32, PathFlag, u32_values
+from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
 from lbagent.model.family import Family
+from lbagent.model.state import State
+from lbagent.sync.target.backends import each_backend, path_record
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries
@@ -22,10 +26,9 @@ ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
 MAX_DIFFERENCES = 20  # found before everything is read again
 
 
-async def compare(maps: LBMaps, shadow: Shadow, busy: asyncio.Lock) -> list[str]:
-    """Return the first differences of maps and Shadow, in slices between passes, which hold `busy`. Raises KernelError."""
+async def collect(differences: Iterator[str], busy: asyncio.Lock) -> list[str]:
+    """Return the first of the differences, looked for in slices between passes, which hold `busy`. Raises what the walk raises."""
     found: list[str] = []
-    differences = drift(maps, shadow)
     while len(found) < MAX_DIFFERENCES:
         async with busy:
             difference = next(differences, None)
@@ -50,6 +53,23 @@ def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
         yield from _paths(maps, shadow, family)
     yield from _sets(maps, shadow)
     yield from _filter(maps, shadow)
+
+
+def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo]) -> Iterator[str]:
+    """Yield a sentence for each path record that is not what the State and the network ask for; "" as `drift` does.
+
+    Plans take up what changes; this finds what one of them missed.
+    """
+    for number, backend in enumerate(each_backend(state)):
+        records = shadow.paths[backend.address.family]
+        record = records.get(backend.id) if backend.id < records.count else b""
+        flags = record[backend_codec.FLAGS_AT[records.record]] if record else 0
+        if flags & PathFlag.LIVE:  # else its frontend fails, which is said elsewhere
+            wanted = path_record(backend, paths, record, selectable=bool(flags & PathFlag.SELECTABLE))
+            if wanted != record:
+                yield f"the path of backend {backend.id} ({backend.address.with_protocol()}) is not what its node and route ask for"
+        if number % SLICE == 0:
+            yield ""
 
 
 def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import BACKEND, PATH, PathFlag
+from lbagent.maps.layout import BACKEND, PATH
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -28,7 +28,6 @@ _MASK = (1 << _FIELD) - 1
 _STATES = 4
 SELECTED = 1 << _FIELD * _STATES
 PIN = 1 << _FIELD * (_STATES + 1)
-_LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
 
 
 class Shadow:
@@ -70,7 +69,7 @@ class Shadow:
         """Note a path record that was found, and the filter bit of a local backend."""
         paths = self.paths[family]
         paths.set(ident, record)
-        if record[backend_codec.FLAGS_AT[paths.record]] & _LOCAL == _LOCAL:
+        if backend_codec.replies_are_local(record[backend_codec.FLAGS_AT[paths.record]]):
             self.count_filter(prefilter.source_bit(record[: family.address_bytes]), 1)
 
     def restore_filter(self, words: bytes) -> None:
@@ -159,9 +158,9 @@ class Shadow:
         paths, at, size = self.paths[family], backend_codec.FLAGS_AT[len(record)], family.address_bytes
         old = paths.get(ident)
         paths.set(ident, record)
-        if old[at] & _LOCAL == _LOCAL:
+        if backend_codec.replies_are_local(old[at]):
             self.count_filter(prefilter.source_bit(old[:size]), -1)
-        if record[at] & _LOCAL == _LOCAL:
+        if backend_codec.replies_are_local(record[at]):
             self.count_filter(prefilter.source_bit(record[:size]), 1)
 
     def set_path_body(self, family: Family, ident: int, record: bytes) -> None:

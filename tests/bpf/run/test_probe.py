@@ -48,6 +48,22 @@ def test_a_device_that_is_not_there_is_an_error(netns):
     assert matching(ProbeOptions(device=["eth9"]), "eth9 does not exist", Level.ERROR)
 
 
+def test_a_device_that_is_not_there_beside_one_that_is_holds_nothing_up(netns):
+    options = ProbeOptions(device=["eth9", "v0"])
+    assert matching(options, "eth9 is not there", Level.WARNING)
+    assert not texts(options, Level.ERROR)
+    options = ProbeOptions(device=["bond+"])
+    assert matching(options, "no device matches bond+", Level.WARNING)
+    assert not texts(options, Level.ERROR)
+
+
+def test_devices_by_pattern_and_by_default_route(netns):
+    assert matching(ProbeOptions(device=["v+"]), "device v0 (veth, MTU 1500): tc", Level.OK)
+    assert matching(ProbeOptions(device=["auto"]), "no device has a default route", Level.WARNING)
+    netns.ip("addr add 10.9.0.1/24 dev v0", "link set v0 up", "route add default via 10.9.0.2")
+    assert matching(ProbeOptions(device=["auto"]), "device v0 (veth, MTU 1500): tc", Level.OK)
+
+
 def test_jumbo_frames_are_told(netns):
     netns.ip("link set v0 mtu 9000")
     assert matching(ProbeOptions(device=["v0"], attach="xdp"), "MTU 9000 is more than one page", Level.WARNING)

@@ -5,11 +5,13 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lbagent.maps.consistency import check
-from lbagent.sync.target.drift import drift
+from lbagent.sync.target.backends import each_backend
+from lbagent.sync.target.drift import drift, path_drift
 from lbagent.sync.target.restore import restore
-from tests.sync.target.plans import Node, states
+from tests.sync.target.plans import Node, paths, states
 from tests.sync.target.test_restore import EVERYTHING
 
 
@@ -64,3 +66,18 @@ def test_plans_between_two_slices_are_no_drift(sequence, every):
         assert line == ""
         if rest and number % every == 0:
             node.serve(*rest.pop())
+
+
+def test_a_path_that_is_not_what_the_state_asks_for_is_named():
+    """The maps may be as they were written, and still not as they should be: a plan that missed a change."""
+    node = Node()
+    node.serve(*EVERYTHING)
+    assert [line for line in path_drift(node.shadow, node.state, paths) if line] == []
+    changed = min(each_backend(node.state), key=lambda backend: backend.id)
+
+    def moved(backend):
+        info = paths(backend)
+        return replace(info, local=not info.local) if backend.id == changed.id else info
+
+    (line,) = [line for line in path_drift(node.shadow, node.state, moved) if line]
+    assert line.startswith(f"the path of backend {changed.id} ({changed.address.with_protocol()})")

@@ -236,7 +236,7 @@ def test_a_new_way_to_a_backend_is_one_write_of_its_record():
     assert apply(plan(node.state, node.shadow, moved, SNAT), node.maps, node.shadow).entries == 0
 
 
-def test_a_backend_that_turns_out_to_be_local_gets_its_filter_bit_and_loses_it_again():
+def test_a_backend_that_turns_out_to_be_local_gets_its_filter_bit_and_keeps_it_while_it_lives():
     node = Node()
     node.serve(service("10.96.0.1:80", TWO))
     address = bytes((10, 244, 1, 12))
@@ -245,8 +245,11 @@ def test_a_backend_that_turns_out_to_be_local_gets_its_filter_bit_and_loses_it_a
     assert is_set(node, prefilter.source_bit(address))
     assert path(node, "10.244.1.12:8080").flags & 4
     apply(plan_paths(node.shadow, backends, paths), node.maps, node.shadow)
-    assert not is_set(node, prefilter.source_bit(address))
+    assert not path(node, "10.244.1.12:8080").flags & 4
+    assert is_set(node, prefilter.source_bit(address))  # flows that were made while it was local live on
     assert check(node.maps, settled=True) == []
+    node.serve()
+    assert not is_set(node, prefilter.source_bit(address))
 
 
 def test_paths_of_backends_that_are_gone_are_not_written():

@@ -39,30 +39,30 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 }
 
 /* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
- * packet that comes in with the node's own address as its source. A flow of FORWARD_LOCAL whose backend is no longer local (its path
- * record says so) is forwarded with the client's address, as a router would. */
-AI bool forward_stays_here(u64 meta, u64 forward)
+ * packet that comes in with the node's own address as its source. What the path record says by now does not matter: a flow keeps the
+ * mode it was made with, and the stack routes a packet to wherever its backend is. */
+AI bool forward_stays_here(u64 forward)
 {
-	return forward == FORWARD_LOCAL && META_IS(meta, PATH_LOCAL);
+	return forward == FORWARD_LOCAL;
 }
 
-AI bool flow_stays_here(u64 meta, u64 value)
+AI bool flow_stays_here(u64 value)
 {
-	return forward_stays_here(meta, value_forward(value));
+	return forward_stays_here(value_forward(value));
 }
 
 #if LB_FAMILY == 6
 /* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
  * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
  * value word without its state), and the address it is sent from. Another mark: added up again. */
-AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, u64 port)
+AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, const bool snat)
 {
 	u64 kept = ct_flow_csum(f), mark, sum;
 	struct lb_tuple to;
 	struct lb_pkt pk;
 	lb_addr from;
 
-	if (port)
+	if (snat)
 		path_snat(path, &from);
 	else
 		addr_load(&from, data + ETH_HLEN + IP6_SADDR);
@@ -79,8 +79,8 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 }
 #endif
 
-/* Writes a plain packet of an established flow; `port`: its SNAT port, 0 = none. */
-AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, const struct ct_flow *f)
+/* Writes a plain packet of an established flow. `snat`, a constant: it is sent from SNAT port `port` (else the client's source stays). */
+AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, const bool snat, u64 port, const struct ct_flow *f)
 {
 	struct lb_tuple to;
 	struct lb_pkt pk;
@@ -88,7 +88,7 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, con
 
 #if LB_FAMILY == 6
 	if (!HOOK_KERNEL_CSUM) {
-		sum = fast_path_csum(f, data, path, port);
+		sum = fast_path_csum(f, data, path, snat);
 		OPAQUE(path);
 	}
 #endif
@@ -96,7 +96,7 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, con
 	tuple_of(&pk, &to);
 	path_addr(path, &to.daddr);
 	to.dport = path->port;
-	if (port) {
+	if (snat) {
 		path_snat(path, &to.saddr);
 		to.sport = port;
 	}
@@ -104,7 +104,7 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, u64 port, con
 	diff = nat_addresses(&pk, &to);
 	sum = diff + nat_ports(&pk, &to);
 #endif
-	return nat_write_plain(ctx, data, &pk, &to, port != 0, diff, sum);
+	return nat_write_plain(ctx, data, &pk, &to, snat, diff, sum);
 }
 
 /* Writes a plain reply. */
@@ -143,19 +143,17 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
-	if (fast_path_write(ctx, q->data, path, port, f))
+	if (fast_path_write(ctx, q->data, path, true, port, f))
 		return LB_DROP;
 	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }
 
 /* A packet of a flow that stays on this node. */
-AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64 meta, const struct ct_flow *f, u64 index)
+AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, const struct ct_flow *f, u64 index)
 {
-	if (!META_IS(meta, PATH_LOCAL))
-		return TO_SLOW_PATH;
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
-	return fast_path_write(ctx, q->data, path, 0, f) ? LB_DROP : LB_PASS;
+	return fast_path_write(ctx, q->data, path, false, 0, f) ? LB_DROP : LB_PASS;
 }
 
 AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bool second)
@@ -174,7 +172,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	OPAQUE(port);
 	if (LIKELY(value_is_snat(v)))
 		return fast_path_snat(ctx, q, path, meta, f, index, port);
-	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, meta, f, index) : TO_SLOW_PATH;
+	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, f, index) : TO_SLOW_PATH;
 }
 
 /* Loads what the service's clients see. Returns false if the service has gone. */

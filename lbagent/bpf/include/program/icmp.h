@@ -60,7 +60,7 @@ AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	quoted.dport = request.sport;
 	outer.saddr = pk->saddr;
 	outer.daddr = request.daddr;
-	if (!flow_stays_here(meta, value))
+	if (!flow_stays_here(value))
 		return icmp_forward(ctx, pk, q, &outer, &quoted, META_NEXTHOP(meta));
 	count(REASON_FWD_ICMP, CTX_LEN(ctx));
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;

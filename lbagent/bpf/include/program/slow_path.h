@@ -42,7 +42,7 @@ AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 servi
 {
 	lb_path *path = path_of(value_backend(value));
 	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
-	bool here = flow_stays_here(meta, value);
+	bool here = flow_stays_here(value);
 	struct nexthop nh = {};
 	struct lb_tuple to;
 	int out = OUT_STACK;
@@ -96,7 +96,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
-	rc = slow_path_limits(ctx, s, meta, flow_stays_here(meta, v));
+	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc != CONTINUE)
 		return rc;
 	s->old_value = v;

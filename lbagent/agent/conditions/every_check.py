@@ -1,0 +1,36 @@
+"""The table of checks. A new one is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lbagent.agent.conditions.check_capacity import check_maps, check_tables
+from lbagent.agent.conditions.check_devices import check_devices, check_outputs
+from lbagent.agent.conditions.check_drops import DropsCheck
+from lbagent.agent.conditions.check_forwarding import check_forwarding
+from lbagent.agent.conditions.check_links import check_links
+from lbagent.agent.conditions.check_mounts import check_mounts
+from lbagent.agent.conditions.check_paths import NextHopsCheck, check_paths
+from lbagent.agent.conditions.check_pins import check_pins
+from lbagent.agent.conditions.check_snat_ports import check_snat_ports
+from lbagent.agent.conditions.check_sources import check_sources
+from lbagent.agent.conditions.monitor import Check
+
+
+def every_check() -> Sequence[Check]:
+    """Return the checks, in the order in which they are made: first what is mended, for others may follow from it."""
+    return (
+        check_mounts,
+        check_pins,
+        check_links,
+        check_devices,
+        check_outputs,
+        check_forwarding,
+        NextHopsCheck(),
+        check_paths,
+        check_maps,
+        check_tables,
+        check_snat_ports,
+        DropsCheck(),
+        check_sources,
+    )

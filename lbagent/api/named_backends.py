@@ -1,0 +1,139 @@
+"""Which backends a request names, and which Services a change of their state would leave without one. Pure.
+
+A backend is named by address and port, by its Pod, by its IP address alone, by its node or by a Service that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from lbagent.api.types import NamedBackends
+from lbagent.errors import ConfigError, NotFound
+from lbagent.model.address import ALL_PROTOCOLS, L3n4Addr, L4Type, format_ip, parse_ip
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.cooperative import Cooperative
+from lbagent.model.family import Family
+from lbagent.model.service import SVC, ServiceName, SVCType
+from lbagent.model.state import State
+from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
+
+UNCHANGED = "nothing was changed"
+MAX_NAMED = 5  # Services that a sentence names
+
+
+class Named(NamedTuple):
+    """Addresses of backends, each once: named by themselves, and found by IP address, node or Service; keys of Pods."""
+
+    addresses: list[L3n4Addr]
+    found: list[L3n4Addr]
+    pods: list[str]
+
+    def able(self, state: BackendState, known: Mapping[L3n4Addr, Backend]) -> list[L3n4Addr]:
+        """Return the addresses without those that were only found and may not become `state` (a Pod that is terminating).
+
+        When that leaves none, return all, so that the refusal names one.
+        """
+        able = [each for each in self.found if each in known and known[each].state.can_become(state)]
+        return [*self.addresses, *able] or [*self.addresses, *self.found]
+
+
+def named_backends(asked: NamedBackends, state: State, known: Collection[L3n4Addr]) -> Named:
+    """Return what a request names; `known` are the backends there are.
+
+    An address and port without a protocol stands for every protocol that is known there; one of which none is known is
+    returned as it is (TCP without a protocol), so that the caller can say so. Raises ConfigError for a text that is no
+    address and no Pod, NotFound for an IP address, node or Service without a backend.
+    """
+    pods = [_pod_key(text) for text in dict.fromkeys(asked.addresses) if is_pod_reference(text)]
+    texts = [text for text in asked.addresses if not is_pod_reference(text)]
+    addresses = dict.fromkeys(address for text in texts for address in _of_text(text, known))
+    found = [address for text in asked.hosts for address in _of_host(text, known)]
+    if asked.node or asked.service:
+        found += _of_node_and_service(asked.node, asked.service, state)
+    return Named(list(addresses), [each for each in dict.fromkeys(found) if each not in addresses], pods)
+
+
+def _pod_key(text: str) -> str:
+    try:
+        return parse_pod_reference(text)
+    except ValueError as error:
+        raise ConfigError(f"{error}; {UNCHANGED}") from None
+
+
+def _of_text(text: str, known: Collection[L3n4Addr]) -> list[L3n4Addr]:
+    try:
+        address = L3n4Addr.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{error}; {UNCHANGED}") from None
+    if "/" in text:
+        return [address]
+    every = [replace(address, protocol=protocol) for protocol in ALL_PROTOCOLS]
+    return [each for each in every if each in known] or [address]
+
+
+def _of_host(text: str, known: Collection[L3n4Addr]) -> list[L3n4Addr]:
+    try:
+        host = parse_ip(text.removeprefix("[").removesuffix("]"))
+    except ValueError as error:
+        raise ConfigError(f"{error}; {UNCHANGED}") from None
+    found = sorted((each for each in known if each.address == host), key=lambda each: each.sort_key)
+    if not found:
+        raise NotFound(f"no service has a backend with the address {format_ip(host)}; {UNCHANGED}")
+    return found
+
+
+def _of_node_and_service(node: str, service: str, state: State) -> list[L3n4Addr]:
+    """Return the backends of a Service that are on a node; '' = of any."""
+    rows: Sequence[SVC] = state.services
+    if service:
+        namespace, _, name = service.rpartition("/")
+        key = ServiceName(namespace or "default", name)
+        rows = state.by_name.get(key, ())
+        if not rows:
+            raise NotFound(f"no service {key} is served here; {UNCHANGED}")
+    found = {each.address: None for svc in rows for each in svc.backends if node in ("", each.node_name)}
+    if not found:
+        what = f"service {service} has no backend" if service else "no service has a backend"
+        raise NotFound(f"{what}{f' on node {node}' if node else ''}; {UNCHANGED}")
+    return list(found)
+
+
+_Port = tuple[ServiceName, str, L4Type, Family]  # of a Service: what clients see fail alone
+
+
+def services_left_empty(state: State, taken: Collection[L3n4Addr]) -> Cooperative[list[str]]:
+    """Return the ports of Services whose last backend is among `taken`, as `NAMESPACE/NAME` or `NAMESPACE/NAME:PORT`.
+
+    Frontends of a port count together, so the last backend of this node is not the last one of a Service. HostPorts do not
+    count: each has one backend by nature.
+    """
+    ports: dict[_Port, bool] = {}  # that lose a backend -> whether another one stays
+    for svc in state.services:
+        if svc.type is not SVCType.HOST_PORT and any(each.address in taken for each in _able(svc)):
+            ports[_port_of(svc)] = False
+        yield
+    for svc in state.services if ports else ():
+        if svc.type is not SVCType.HOST_PORT and (port := _port_of(svc)) in ports:
+            ports[port] |= any(each.address not in taken for each in _able(svc))
+        yield
+    texts = (f"{name}:{word}" if word else str(name) for (name, word, _, _), stays in ports.items() if not stays)
+    return list(dict.fromkeys(texts))
+
+
+def _port_of(svc: SVC) -> _Port:
+    return svc.name, svc.port_name, svc.frontend.protocol, svc.frontend.family
+
+
+def _able(svc: SVC) -> list[Backend]:
+    """Return the backends to which new flows may go, at least when no other one is left."""
+    able = (BackendState.ACTIVE, BackendState.TERMINATING)
+    return [each for group in (svc.selectable, svc.unselectable) for each in group if each.state in able]
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first few of many names."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

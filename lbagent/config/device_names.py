@@ -1,0 +1,65 @@
+"""Which devices the words of `--device` stand for: names, patterns, `auto`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+AUTO = "auto"  # the devices of the default routes
+_WILD = "*?["
+
+
+class DevicesPresent(NamedTuple):
+    """The names of the devices that are there: all, loopback ones, and those of the default routes."""
+
+    names: Collection[str]
+    loopback: Collection[str] = ()
+    default_routes: Collection[str] = ()
+
+
+class ChosenDevices(NamedTuple):
+    """The devices that `--device` stands for now, each once; and for each word that stands for none, a sentence."""
+
+    names: tuple[str, ...]
+    missing: dict[str, str]
+
+
+def is_name(word: str) -> bool:
+    """Return whether a word names one device, be it there or not."""
+    return word != AUTO and not word.endswith("+") and not any(sign in word for sign in _WILD)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a device's name fits a pattern: a shell's, or iptables' `eth+`, which is `eth*`."""
+    return fnmatchcase(name, pattern.removesuffix("+") + "*" if pattern.endswith("+") else pattern)
+
+
+def choose_devices(words: Sequence[str], present: DevicesPresent, pod_patterns: Sequence[str]) -> ChosenDevices:
+    """Return the devices that `--device` stands for, in the order of the words, then by name.
+
+    A pattern and `auto` leave out loopback devices and what a `--pod-device` pattern matches; a name beats both.
+    """
+    found: dict[str, None] = {}
+    missing: dict[str, str] = {}
+    usual = sorted(set(present.names) - set(present.loopback))
+    usual = [name for name in usual if not any(fnmatchcase(name, pattern) for pattern in pod_patterns)]
+    for word in words:
+        if is_name(word):
+            names = [word] if word in present.names else []
+        elif word == AUTO:
+            names = [name for name in usual if name in present.default_routes]
+        else:
+            names = [name for name in usual if matches(name, word)]
+        found.update(dict.fromkeys(names))
+        if not names:
+            missing[word] = _sentence(word)
+    return ChosenDevices(tuple(found), missing)
+
+
+def _sentence(word: str) -> str:
+    if word == AUTO:
+        return "no device has a default route; programs are attached when one has"
+    if is_name(word):
+        return f"device {word} is not there; programs are attached when it comes"
+    return f"no device matches {word}; programs are attached when one comes"

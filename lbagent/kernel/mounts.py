@@ -1,0 +1,54 @@
+"""Mount namespaces: whether a file system is seen by this process's namespace alone, and so ends with it.
+
+`ip netns exec` makes such a namespace, and a container has one. Pins on a bpf file system that was mounted there are gone with the
+last process in it. Source: mount_namespaces(7), proc_pid_mountinfo(5).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_FIRST_MOUNT = "mnt:[4026531832]"  # MNT_NS_INIT_INO, the same on every machine from Linux 6.18 on
+_FIRST_PID = "pid:[4026531836]"  # PROC_PID_INIT_INO
+PRIVATE_ADVICE = (
+    "mount a bpf file system on the host (mount -t bpf bpf /sys/fs/bpf) and give the container that folder; in a network namespace"
+    " start with nsenter --net, which leaves the mounts as they are, and not with ip netns exec"
+)
+
+
+def is_private(path: Path, *, mounted_here: bool) -> bool:
+    """Say whether the mount that holds `path` is in this process's mount namespace alone.
+
+    `mounted_here`: this process mounted it. In a container, whose first process is not the machine's, only that tells. Where the
+    kernel does not let us look, the answer is no.
+    """
+    if _is_of_first_process():
+        return mounted_here and _link("/proc/self/ns/pid") != _FIRST_PID
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        device = path.stat().st_dev
+        lines = Path("/proc/1/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    return all(line.split()[2] != wanted for line in lines)
+
+
+def would_be_private() -> bool:
+    """Say whether a file system that this process mounts now would be seen by its mount namespace alone."""
+    return not _is_of_first_process() or _link("/proc/self/ns/pid") != _FIRST_PID
+
+
+def _is_of_first_process() -> bool:
+    """Say whether this process has the mount namespace of the first process that it can see."""
+    own = _link("/proc/self/ns/mnt")
+    return own == _FIRST_MOUNT or own in ("", _link("/proc/1/ns/mnt"))
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,175 @@
+"""Each check by itself, over components of which only what it asks for is there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Some
+
+import pytest
+from msgspec.structs import replace
+
+from lbagent.agent.conditions import check_drops, check_paths
+from lbagent.agent.conditions.check_capacity import check_maps, check_tables
+from lbagent.agent.conditions.check_devices import check_devices
+from lbagent.agent.conditions.check_drops import DropsCheck
+from lbagent.agent.conditions.check_paths import NextHopsCheck
+from lbagent.agent.conditions.check_snat_ports import short_of_ports
+from lbagent.agent.conditions.check_sources import check_sources
+from lbagent.agent.conditions.condition import Condition
+from lbagent.bpf.hooks import TC_EGRESS, XDP
+from lbagent.bpf.load.attach import Attachment
+from lbagent.maps.reasons import INTENDED_DROPS, Reason
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC, ServiceName
+from lbagent.model.state import State
+from lbagent.net.snapshot import EMPTY, Link
+from lbagent.objects.records import Message
+
+ETH0, ETH1 = Link(2, "eth0", b"\2" * 6, 1500, True), Link(3, "eth1", b"\3" * 6, 1500, True)
+
+
+def brief(found) -> list[tuple[str, str]]:
+    return [(each.name.value, each.subject) for each in found]
+
+
+class Counters:
+    def __init__(self) -> None:
+        self.packets = dict.fromkeys(Reason, 0)
+
+    def counters(self, reasons) -> list[tuple[int, int]]:
+        return [(self.packets[reason], 0) for reason in reasons]
+
+
+def test_every_drop_is_intended_or_watched() -> None:
+    """A new kind of drop is watched unless somebody says that it is asked for."""
+    drops = {reason for reason in Reason if reason.name.startswith("DROP_")}
+    assert {reason.name for reason in INTENDED_DROPS} == {
+        "DROP_NO_BACKEND", "DROP_SOURCE_RANGE", "DROP_NO_LOCAL_BACKEND", "DROP_NOT_ROUTABLE", "DROP_MALFORMED",
+    }  # fmt: skip
+    assert set(check_drops._UNWANTED) == drops - INTENDED_DROPS
+
+
+def test_drops_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(check_drops.time, "monotonic", lambda: now)
+    maps, check = Counters(), DropsCheck()
+    components = Some(maps=maps)
+    maps.packets[Reason.DROP_NO_NEIGHBOR] = 500  # of an earlier agent
+    assert brief(check(components)) == []
+    now += 3
+    maps.packets[Reason.DROP_NO_NEIGHBOR] += 2
+    maps.packets[Reason.DROP_SOURCE_RANGE] += 1000
+    maps.packets[Reason.DROP_RACE] += 3
+    (found,) = check(components)
+    assert brief([found]) == [("drops-grow", "drop_no_neighbor")]
+    assert found.text == "2 packets were dropped in the last 3 s: drop_no_neighbor"
+    maps.packets[Reason.DROP_RACE] += 30
+    now += 3
+    assert brief(check(components)) == [("drops-grow", "drop_race"), ("drops-grow", "drop_no_neighbor")]
+    for _ in range(12):
+        now += 3
+        left = brief(check(components))
+    assert left == []
+
+
+def test_a_map_that_is_nearly_full() -> None:
+    components = Some(
+        usage=lambda: {"lb4_service": (90, 100), "lb6_service": (89, 100), "lb6_flow": (100, 100)}, sweeper=None
+    )
+    found = list(check_maps(components))
+    assert brief(found) == [("map-nearly-full", "lb4_service"), ("map-nearly-full", "lb6_flow")]
+    assert found[0].text == "map lb4_service is nearly full: 90 of 100 entries (90%)"
+    assert (found[0].remedy, found[1].remedy) == (
+        "raise --max-service-slots",
+        "raise --flow-table-size, --flow6-table-size",
+    )
+    assert list(check_tables(components)) == []
+
+
+def test_a_table_that_turned_flows_away() -> None:
+    sweeper = Some(
+        problems=lambda: [
+            "no SNAT port was free for new flows: raise --snat-ports",
+            "the flow tables are not swept: why",
+        ]
+    )
+    found = list(check_tables(Some(sweeper=sweeper)))
+    assert [(each.text, each.remedy) for each in found] == [
+        ("no SNAT port was free for new flows", "raise --snat-ports"),
+        ("the flow tables are not swept: why", ""),
+    ]
+
+
+def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(check_paths.time, "monotonic", lambda: now)
+    there, away = (2, bytes([10, 7, 0, 2])), (2, bytes([10, 7, 0, 9]))
+    network = replace(EMPTY, links={2: ETH0}, neighbours={there: b"\2" * 6})
+    components = Some(network=Some(network=network, finder=Some(hops={there, away})))
+    check = NextHopsCheck()
+    assert brief(check(components)) == []  # it was asked for a moment ago
+    now += 3
+    (found,) = check(components)
+    assert brief([found]) == [("next-hop-unresolved", "10.7.0.9 eth0")]
+    assert "ip neigh show 10.7.0.9" in found.remedy
+    components.network.finder.hops = {there}
+    assert brief(check(components)) == []
+    components.network.finder.hops = {(2, bytes([10, 7, 1, number])) for number in range(25)}
+    list(check(components))
+    now += 3
+    many = list(check(components))
+    assert len(many) == 21
+    assert many[-1].text == "5 more next hops do not answer"
+
+
+def devices(*links: Link, problems: dict[str, str] | None = None, attached: tuple[str, ...] = ()) -> list[Condition]:
+    hooks = tuple(Attachment.on_device(name, hook) for name in attached for hook in (XDP, TC_EGRESS))
+    missing = {name: text for name, text in (problems or {}).items() if name == "eth0"}
+    names = () if missing else ("eth0",)
+    keeper = Some(
+        problems=problems or {}, attached=hooks, last_index={"eth0": 2}, chosen=Some(names=names, missing=missing)
+    )
+    network = Some(network=replace(EMPTY, links={link.index: link for link in links}))
+    return list(check_devices(Some(devices=keeper, network=network)))
+
+
+def test_devices() -> None:
+    gone = {"eth0": "device eth0 is gone; programs are attached again when it comes back"}
+    assert devices(ETH0, attached=("eth0",)) == []
+    (found,) = devices(problems=gone)
+    assert brief([found]) == [("device-missing", "eth0")]
+    assert "renamed" not in found.text
+    (found,) = devices(replace(ETH0, name="lan0"), ETH1, problems=gone)
+    assert found.text == f"{gone['eth0']}; it was renamed to lan0"
+    assert "--device lan0" in found.remedy
+    assert brief(devices(ETH0)) == [("device-not-attached", "eth0")]
+    assert brief(devices(ETH0, attached=("eth0",), problems={"devices": "why"})) == [("device-not-attached", "devices")]
+
+
+def source(*messages: Message, trusted: bool = True) -> list[Condition]:
+    one = Some(name="folder", synced=Some(is_set=lambda: True), trusted=trusted, problems=lambda: list(messages))
+    return list(check_sources(Some(sources=[one])))
+
+
+def test_sources() -> None:
+    gone = Message("the folder cannot be read: No such file or directory", "kept 2 objects", file="/etc/lb")
+    bad, odd = Message("bad port", file="a.yaml", line=3), Message("has no effect", warning=True)
+    assert source() == []
+    assert source(odd) == []
+    assert brief(source(gone, trusted=False)) == [("source-untrusted", "folder")]
+    (found,) = source(odd, bad, bad)
+    assert brief([found]) == [("objects-refused", "folder")]
+    assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
+    assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+
+
+def test_backends_short_of_snat_ports() -> None:
+    """Nine tenths of the ports held: the backend and its Services are named; a backend of this node needs none."""
+    remote, few, local = (Backend(n, L3n4Addr.parse(f"10.0.0.{n}:80"), local=n == 3) for n in (1, 2, 3))
+    services = (
+        SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("shop", "web"), selectable=(remote, few, local)),
+        SVC(L3n4Addr.parse("10.96.0.2:80"), 8, ServiceName("shop", "api"), selectable=(remote,)),
+    )
+    (found,) = short_of_ports(State(1, services), {1: 900, 2: 899, 3: 5000}, 1000)
+    assert brief([found]) == [("snat-ports-short", "10.0.0.1:80/TCP")]
+    assert found.text == "backend 10.0.0.1:80/TCP (shop/api, shop/web) is short of SNAT ports: 900 flows, 1000 ports"

@@ -1,0 +1,60 @@
+"""A firewall on the node that drops what conntrack calls invalid, as many do: what docs/network.md says of it, and its rule."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster import WEB, Cluster
+from tests.lab import traffic
+from tests.lab.netns import Namespace
+
+pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
+DROPS = "table inet filter { chain forward { type filter hook forward priority 0; ct state invalid drop; }; }"
+ADVICE = 'insert rule inet filter forward oifname "pod*" accept'
+
+
+@pytest.fixture
+def node(served: Cluster) -> Iterator[Namespace]:
+    """The node, with a default route, as nodes have; its rules go in the end."""
+    node = served.lab.node
+    node.ip("route replace default via 10.77.0.2", "route replace default via fd77::2")
+    yield node
+    nft(node, "flush ruleset")
+
+
+def nft(node: Namespace, rules: str) -> None:
+    subprocess.run(node.command(["nft", "-f", "-"]), input=rules, text=True, check=True)
+
+
+def answers(client: Namespace, count: int = 16) -> set[str]:
+    """Return who answered new connections to both VIPs, and `nobody` for those that timed out."""
+    out = set()
+    with client.entered():
+        for number in range(count):
+            try:
+                with traffic.connect(WEB[number % 2], 80, timeout_s=1.0) as sock:
+                    out.add(traffic.request(sock).decode().split()[0])
+            except TimeoutError:
+                out.add("nobody")
+    return out
+
+
+def doctor(cluster: Cluster) -> str:
+    return cluster.agent.cli("doctor", "--device", "wan", "--pod-device", "pod*", check=False).stdout
+
+
+def test_a_rule_against_invalid_packets_loses_one_half_of_what_goes_to_pods(served: Cluster, node: Namespace) -> None:
+    """Replies to a pod (XDP), requests to a local backend (both hooks); with the rule of the document nothing is lost."""
+    pod, outside = served.lab.namespaces["b3"], served.client
+    assert "drops `ct state invalid`" not in doctor(served)
+    nft(node, DROPS)
+    assert "a rule in the chain inet filter forward drops `ct state invalid`" in doctor(served)
+    assert "nobody" in answers(outside, 24)
+    assert ("nobody" in answers(pod)) is (served.agent.attach == "xdp")
+    nft(node, ADVICE)
+    assert answers(outside, 48) == {"b1", "b2", "b3"}
+    assert answers(pod) == {"b1", "b2"}
