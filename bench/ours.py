@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bench import world as worlds
 from bench.wrapper import CLIENT_MAC, NODE_MAC
-from lbagent.maps.layout import PATH_L4_SHIFT, PathFlag, PathL4
+from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type, format_ip
@@ -35,7 +35,7 @@ class Ours:
         self.kernel, self.fd = kernel, kernel.programs["xdp"]
         self.ifindex = kernel.net.lb0
         self.family = FAMILIES[world.family]
-        kernel.device(self.ifindex, 0, NODE_MAC.hex(":"))
+        kernel.device(self.ifindex, DeviceFlag.XDP_SEND, NODE_MAC.hex(":"))
         self.hop = kernel.nexthop(self.ifindex, CLIENT_MAC.hex(":"), NODE_MAC.hex(":"))
         kernel.nexthop(
             self.ifindex, ROUTER_MAC, NODE_MAC.hex(":")

@@ -23,8 +23,9 @@ from bench.harness import pinned
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
-from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
+from bench.wrapper import DATA, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.kernel import bpf_prog
+from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import format_ip
 from lbagent.model.maglev import lookup_table
@@ -158,7 +159,7 @@ class Race:
         lab.freeze_neighbours()
         lab.node.ip(f"route add {self.at.route} via {self.at.gateway} dev wan")
         for index, device in ((wan, "wan"), (lan, "lan1")):
-            kernel.device(index, 0, lab.node.mac(device).hex(":"))
+            kernel.device(index, DeviceFlag.XDP_SEND, lab.node.mac(device).hex(":"))
         to_backends = kernel.nexthop(lan, far.hex(":"), lab.node.mac("lan1").hex(":"))
         kernel.nexthop(wan, near.hex(":"), lab.node.mac("wan").hex(":"))
         kernel.filter("snat", self.at.node)
@@ -223,10 +224,10 @@ class Race:
             Wrapper.view(self.generators[0].fds["undo_control"]) as control,
             Wrapper.view(self.maps.fds["undo_control"]) as ends,
         ):
-            data, _ = Wrapper.encode(self._plan(ACK, KEPT), 0, 0)
+            data, _ = Wrapper.encode(self._plan(DATA, KEPT), 0, 0)
             control[: len(data)] = data
             ends[: len(data)] = data
-        for flags in (SYN, ACK):
+        for flags in (SYN, DATA):  # the backend answers in kind, which establishes the flow
             self._inject(0, self.open_fds[0], self._plan(flags, KEPT), KEPT, 0)
         self._reset()
         drops, end = self.device_drops(), time.monotonic() + seconds
@@ -234,7 +235,7 @@ class Race:
         def work(number: int) -> None:
             position = number << 40
             while time.monotonic() < end:
-                self._inject(number, self.generate[number], self._plan(ACK, KEPT), chunk, position)
+                self._inject(number, self.generate[number], self._plan(DATA, KEPT), chunk, position)
                 position += chunk
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(len(self.cpus))]

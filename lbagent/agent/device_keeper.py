@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from lbagent.bpf.hooks import XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import no_such_device
@@ -15,11 +16,14 @@ from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_de
 from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.net.device_table import write_devices
+from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
+from lbagent.net.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
 RETRY_S = 5.0
 Wanted = dict[int, tuple[Link, bool]]  # ifindex -> device, behind it live pods
+Refusing = Callable[[NodeNetwork, frozenset[int]], Mapping[int, str]]  # net/xdp_output.py: which devices, and why
 
 
 class DeviceKeeper:
@@ -34,15 +38,21 @@ class DeviceKeeper:
         self.lost: frozenset[Attachment] = frozenset()  # of `attached`: in force no more, and could not be made again
         self.last_index: dict[str, int] = {}  # of each configured device that was there once
         self.chosen = ChosenDevices((), {})
+        self.renamed: dict[str, Link] = {}  # by the name that --device gives
         self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
+        self._written: tuple[Wanted, dict[int, Link]] | None = None
+        self._left_out: list[str] = []
+        self.refusing_of: Refusing = refusing_devices
+        self.on_native: Callable[[frozenset[int]], None] = lambda _native: None  # which devices run XDP programs
         self._changed = asyncio.Event()
         self._network: NodeNetwork | None = None
         self.busy = asyncio.Lock()  # held while programs or devices change
 
     async def start(self, network: NodeNetwork) -> None:
         """Attach to everything configured that is there. Raises NotFound, Conflict, Unsupported, KernelError."""
-        require_devices(network, self.config)
+        self.last_index |= self._datapath.attached_devices()
+        require_devices(network, self.config, self._renamed(network, self.config.device))
         self._network = network
         try:
             await self._attach(network)
@@ -94,24 +104,50 @@ class DeviceKeeper:
             config = self.config
             chosen = self._choose(network, config)
             wanted = wanted_devices(network, chosen.names, config.pod_device)
+            wanted |= {link.index: (link, False) for link in self.renamed.values()}
+            self._write(network, wanted, chosen.names)
             if self._done == (wanted, config):
                 return
-            left_out = write_devices(self._maps, wanted)
             self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
             hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
             before, self.attached = self.attached, tuple(hooks)
             self.chosen, self.problems = chosen, dict(chosen.missing)
-            self.problems |= {name: f"map lb_device has no room for device {name}" for name in left_out}
+            self.problems |= {name: f"map lb_device has no room for device {name}" for name in self._left_out}
             self._done = (wanted, config)
+            self.on_native(native_devices(network, self.attached))
+            self._write(network, wanted, chosen.names)
             for name, text in self.problems.items():
                 log.warning("a device takes no traffic", extra={"device": name, "error": text})
             _log_change(before, self.attached)
+
+    def _write(self, network: NodeNetwork, wanted: Wanted, names: Collection[str]) -> None:
+        """Tell the programs of the devices."""
+        senders = xdp_senders(
+            network, self.attached if self._done else None, names, self.config.attach, self.refusing_of
+        )
+        if self._written != (wanted, senders):
+            self._left_out = write_devices(self._maps, wanted, senders)
+            self._written = (wanted, senders)
 
     def _choose(self, network: NodeNetwork, config: Config) -> ChosenDevices:
         """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""
         present = _present(network)
         self._default_routes.update(present.default_routes)
-        return choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
+        chosen = choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
+        self.renamed = self._renamed(network, chosen.missing)
+        stay = {word: f"device {word} is not there; its programs stay" for word in self.renamed}
+        return ChosenDevices((*chosen.names, *self.renamed), chosen.missing | stay)
+
+    def _renamed(self, network: NodeNetwork, words: Iterable[str]) -> dict[str, Link]:
+        """Return the devices that have programs and lost the name by which --device knows them, by that name.
+
+        To take their programs away would end their flows, for a name.
+        """
+        there = {link.name for link in network.links.values()}
+        lost = [word for word in words if word not in there and is_name(word)]
+        indexes = self._datapath.attached_devices() if lost else {}
+        links = {word: network.links.get(indexes.get(word, 0)) for word in lost}
+        return {word: link for word, link in links.items() if link}
 
 
 def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> None:
@@ -131,6 +167,38 @@ def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: I
         elif any(fnmatchcase(link.name, pattern) for pattern in pod_patterns):
             out[link.index] = (link, True)
     return out
+
+
+def native_devices(network: NodeNetwork, attached: Iterable[Attachment]) -> frozenset[int]:
+    """Return the devices whose drivers run our XDP program."""
+    links = [network.by_name(item.target.name) for item in attached if item.hook is XDP]
+    return frozenset(link.index for link in links if link is not None)
+
+
+def xdp_senders(
+    network: NodeNetwork,
+    attached: Iterable[Attachment] | None,
+    names: Collection[str],
+    mode: str,
+    refusing_of: Refusing = refusing_devices,
+) -> dict[int, Link]:
+    """Return the devices by which our XDP programs can send, by ifindex.
+
+    `attached` None: not known before the first attach; then what --attach `mode` asks for on the devices `names` holds.
+    """
+    if attached is None:
+        hooks = set() if mode == "tc" else {XDP}
+        native = frozenset(link.index for link in network.links.values() if link.name in names)
+    else:
+        hooks, native = {item.hook for item in attached}, native_devices(network, attached)
+    if not any(hook.xdp_mode for hook in hooks):
+        return {}
+    refusing = refusing_of(network, native)
+    return {
+        link.index: link
+        for link in network.links.values()
+        if link.index not in refusing and len(link.mac) == ETHERNET_ADDRESS
+    }
 
 
 def _present(network: NodeNetwork) -> DevicesPresent:

@@ -16,10 +16,13 @@ from lbagent.api.types import (
     DeviceStatus,
     FailingService,
     MapUsage,
+    OutputStatus,
     SourceStatus,
     Status,
     TargetStatus,
 )
+from lbagent.bpf.load.devices import strict_devices
+from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
@@ -139,6 +142,7 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
+            outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
             conditions=self._conditions(),
@@ -181,6 +185,25 @@ class AgentFacade:
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
 
+    def _outputs(self) -> list[OutputStatus]:
+        """Return how packets leave to remote backends, by device."""
+        follower, keeper = self._components.network, self._components.devices
+        xdp = keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
+        out = []
+        for index in sorted(follower.finder.outputs):
+            link = follower.network.links.get(index)
+            if link is not None:
+                why = follower.refusing.get(index, "") if xdp else ""
+                out.append(OutputStatus(link.name, link.kind, "xdp" if xdp and not why else "tc", why))
+        return out
+
+    def _devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic; a pattern that matches none is no device."""
+        chosen = self._components.devices.chosen if self._components.devices else ChosenDevices((), {})
+        left_out = chosen.missing.keys() - chosen.faults
+        devices = (device for device in self._devices() if device.name not in left_out)
+        return {device.name: bool(device.hooks) and not device.problem for device in devices}
+
     def _conditions(self) -> list[ConditionStatus]:
         monitor = self._components.conditions
         return [
@@ -213,6 +236,7 @@ class AgentFacade:
         if components.devices:
             shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
             out += [text for name, text in components.devices.problems.items() if name not in shown]
+        out += reverse_path_problems(components)
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
@@ -253,7 +277,8 @@ class AgentFacade:
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
-                devices={device.name: bool(device.hooks) and not device.problem for device in self._devices()},
+                devices=self._devices_attached(),
+                send_errors=components.network.send_errors(),
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,
@@ -273,6 +298,18 @@ def target_status(runner: TargetRunner) -> TargetStatus:
         target.waiting,
         runner.error,
     )
+
+
+def reverse_path_problems(components: AgentComponents) -> list[str]:
+    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+    network, devices = components.network.network, components.devices
+    names = {item.target.name for item in devices.attached} if devices else set()
+    by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
+    strict = strict_devices(sorted(names - by_default)) if by_default else []
+    if not strict:
+        return []
+    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
+    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:

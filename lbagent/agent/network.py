@@ -8,18 +8,20 @@ import logging
 import time
 from collections.abc import Callable
 
+from lbagent.agent.send_watch import SendWatch
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
-from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
+from lbagent.net.neighbours import NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
-from lbagent.net.paths import Hop, PathFinder, PathSettings
+from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.net.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
-ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
+RETRY_S = 1.0  # after the kernel could not be asked at all
 
 
 class NetworkFollower:
@@ -31,14 +33,24 @@ class NetworkFollower:
     def __init__(self, maps: LBMaps, settings: PathSettings, reuse_after_s: float) -> None:
         self.watcher = NetworkWatcher()
         self.table = NextHopTable(maps, reuse_after_s)
-        self.keeper = NeighbourKeeper()
+        self.keeper = NeighbourKeeper(maps)
         self.settings = settings
         self.finder = PathFinder(self.watcher.network, settings, self.table.index_of)
         self.on_paths: Callable[[], None] = lambda: None
         self.on_network: Callable[[NodeNetwork], None] = lambda _network: None
         self._known = self.watcher.network
+        self._planned: frozenset[Hop] = frozenset()  # next hops of backends, as of the last plan
         self._asked: frozenset[Hop] = frozenset()
+        self._native: frozenset[int] | None = (
+            None  # not known yet; then what the next hops of an earlier agent say holds
+        )
+        self.send_watch = SendWatch(lambda: self._changed(self._known))
+        self.refusing: dict[int, str] = {}  # devices that take no frames from XDP, and why
+        self._gateways: list[Hop] = []
+        self._gateways_of: tuple[object, ...] = ()
+        self._xdp_in_use = asyncio.Event()
         self._hops_wanted = asyncio.Event()
+        self.watcher.on_forgotten = self._hops_wanted.set
         self._network_changed = asyncio.Event()
 
     @property
@@ -74,6 +86,8 @@ class NetworkFollower:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watcher.run(self._changed))
             group.create_task(self._keep_neighbours())
+            await self._xdp_in_use.wait()  # tc finds out by itself
+            group.create_task(self.send_watch.run())
 
     def close(self) -> None:
         """Close the netlink socket."""
@@ -92,6 +106,7 @@ class NetworkFollower:
         A flow may take a new backend as soon as the plan is written, and XDP has to drop what it has no neighbour for.
         Returns whether the paths may have changed.
         """
+        self._planned |= self.finder.hops
         unknown = {hop for hop in self.finder.hops - self._asked if hop not in self._known.neighbours}
         if not unknown:
             return False
@@ -103,17 +118,36 @@ class NetworkFollower:
                     await self._network_changed.wait()
         return True
 
+    def use_xdp(self, native: frozenset[int]) -> None:
+        """Take note of the devices whose drivers run the XDP program: by which next hops it can send depends on them."""
+        if native != self._native:
+            self._native = native
+            self._changed(self._known)
+        if native:
+            self._xdp_in_use.set()
+
+    def refusing_of(self, network: NodeNetwork, native: frozenset[int]) -> dict[int, str]:
+        """Return the devices that take no frames from XDP programs on `native`: by their own word, or as was seen."""
+        return refusing_devices(network, native) | (self.send_watch.refusing if native else {})
+
     def paths_planned(self) -> None:
         """Take note that paths were asked for: the neighbours to keep resolved may have changed."""
-        if self.finder.hops != self._asked:
+        self._planned = frozenset(self.finder.hops)
+        if self._planned != self._asked:
             self._hops_wanted.set()
 
     def _changed(self, network: NodeNetwork) -> None:
         """Take a new snapshot: next hops at once, paths only where an answer may differ."""
         old, self._known = self._known, network
         self._network_changed.set()
+        if self._native is not None:
+            self.send_watch.follow(
+                {index: (network.features.get(index), link) for index, link in network.links.items()}
+            )
+            self.refusing = self.refusing_of(network, self._native)
+            self.table.no_xdp = self.refusing.keys()
         outdated = outdated_hops(old, network, self.settings.pod_devices)
-        wanted = self.finder.hops
+        wanted = self._planned
         before = {hop: self.table.index_of(hop) for hop in wanted}
         try:
             self.table.update(network, wanted, outdated, time.monotonic())
@@ -133,25 +167,36 @@ class NetworkFollower:
 
     def _renew(self) -> None:
         self.finder = PathFinder(self._known, self.settings, self.table.index_of)
+        of = (self._known.routes4, self._known.routes6, self._known.links)
+        if of != self._gateways_of:
+            self._gateways, self._gateways_of = gateways(self._known), of
+        self._hops_wanted.set()
+
+    def send_errors(self) -> dict[str, int]:
+        """Return the frames that XDP sent and a device did not take, by device."""
+        links, errors = self._known.links, self.send_watch.errors
+        return {links[index].name: found.frames for index, found in errors.items() if index in links}
+
+    def frames_not_taken(self, now: float) -> dict[str, str]:
+        """Return a sentence for each device that did not take frames of XDP a moment ago, by its name."""
+        return self.send_watch.problems(self._known.links, now)
 
     async def _keep_neighbours(self) -> None:
+        """Ask for what is wanted: after every change, and again after the keeper's pauses."""
+        pause_s: float | None = None
         while True:
-            try:
-                async with asyncio.timeout(None if self.keeper.managed else ASK_INTERVAL_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
                     await self._hops_wanted.wait()
-            except TimeoutError:
-                pass
             self._hops_wanted.clear()
-            self._asked = frozenset(self.finder.hops)
+            self._asked = self._planned
             try:
-                await self.keeper.keep(self._asked, self.watcher.permanent)
-            except OSError as error:
-                log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
-            if self.keeper.left_out:
-                log.warning(
-                    "too many neighbours to keep resolved: packets to the rest cost a FIB look-up",
-                    extra={"kept": MAX_MANAGED, "left_out": self.keeper.left_out},
+                pause_s = await self.keeper.keep(
+                    [*sorted(self._asked), *self._gateways], self.watcher.neighbours(), time.monotonic()
                 )
+            except (OSError, LbError) as error:
+                log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
+                pause_s = RETRY_S
 
 
 def _same_paths(old: NodeNetwork, new: NodeNetwork) -> bool:

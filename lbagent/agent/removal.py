@@ -8,11 +8,13 @@ from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
 from lbagent.bpf.load import datapath
-from lbagent.errors import ConfigError
+from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
 from lbagent.kernel.kernel_error import kernel_error
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.pins import pin_dir
-from lbagent.net.neighbours import release_all
+from lbagent.net import neighbours
+from lbagent.net.paths import Hop
 
 
 def cleanup(bpffs: str) -> list[str]:
@@ -39,11 +41,21 @@ def cleanup(bpffs: str) -> list[str]:
 
 
 def _remove(root: Path) -> list[str]:
+    hops = _owned_neighbours(root)
     gone = remove_pins(root)
-    count = asyncio.run(release_all())
+    count = asyncio.run(neighbours.release(hops)) if hops else 0
     if count:
         gone.append(f"released {count} neighbours")
     return gone
+
+
+def _owned_neighbours(root: Path) -> set[Hop]:
+    """Return the neighbours that the agent of these pins asked for: another agent's are not ours to release."""
+    try:
+        with KernelMaps.open(root.parent, create=False) as maps:
+            return neighbours.owned(maps)
+    except LbError:  # pins that are incomplete, or of another schema: what can be removed is removed
+        return set()
 
 
 def remove_pins(root: Path) -> list[str]:

@@ -114,8 +114,17 @@ class DeviceStatus(Struct):
 
     name: str
     ifindex: int
-    hooks: list[str]  # xdp, xdp-generic, tc_ingress, tc_egress
+    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
     problem: str = ""
+
+
+class OutputStatus(Struct):
+    """One device by which remote backends are reached."""
+
+    name: str
+    kind: str  # '' for a NIC, else veth, bridge, vlan, ...
+    way: str  # xdp: XDP programs send by it; tc: every packet for it goes by tc
+    reason: str = ""  # why tc, where XDP programs run on other devices
 
 
 class MapUsage(Struct, gc=False):
@@ -165,6 +174,7 @@ class Status(Struct):
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
     devices: list[DeviceStatus] = field(default_factory=list)
+    outputs: list[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)
     conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now; `lbagent status` ends with 1

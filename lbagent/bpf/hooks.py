@@ -67,6 +67,7 @@ class Hook:
     clsact_parent: int = 0  # where its filter goes on a kernel without TCX; 0: it needs none
     xdp_mode: str = ""  # what a device says of itself while this is attached (IFLA_XDP_ATTACHED)
     fallback: Hook | None = None  # what `--attach auto` takes where the device's driver lacks this one
+    companion: Hook | None = None  # comes and goes with this one, and does what this one leaves to it
 
     def __str__(self) -> str:
         """Return the name, as `status` shows it."""
@@ -79,13 +80,18 @@ CONTEXTS = {context.name: context for context in (XDP_CONTEXT, TC_CONTEXT)}
 
 TC_INGRESS = Hook("tc_ingress", TC_CONTEXT, "tc_ingress", AttachType.TCX_INGRESS, clsact_parent=0xFFFFFFF2)
 TC_EGRESS = Hook("tc_egress", TC_CONTEXT, "tc_egress", AttachType.TCX_EGRESS, clsact_parent=0xFFFFFFF3)
+TC_AFTER_XDP = Hook(
+    "tc_after_xdp", TC_CONTEXT, "tc_after_xdp", AttachType.TCX_INGRESS, clsact_parent=TC_INGRESS.clsact_parent
+)
 XDP = Hook(
-    "xdp", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_DRV_MODE, xdp_mode="xdp", fallback=TC_INGRESS
-)
+    "xdp", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_DRV_MODE, xdp_mode="xdp",
+    fallback=TC_INGRESS, companion=TC_AFTER_XDP,
+)  # fmt: skip
 XDP_GENERIC = Hook(
-    "xdp-generic", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_SKB_MODE, xdp_mode="xdpgeneric"
-)
-HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS)
+    "xdp-generic", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_SKB_MODE, xdp_mode="xdpgeneric",
+    companion=TC_AFTER_XDP,
+)  # fmt: skip
+HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP)
 # `--attach MODE` but auto: the hook by which a device's packets come in
 INGRESS_MODES = {"xdp": XDP, "xdp-generic": XDP_GENERIC, "tc": TC_INGRESS}
 

@@ -111,18 +111,19 @@ def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers
 
 
 def _fit(grid: list[list[str]], widths: list[int], cut: list[bool]) -> str:
-    """Return the widest gap with which a table fits; on a terminal, cut the cells of one column when none does."""
+    """Return the widest gap with which a table fits; when none does, the usual one, or on a terminal cut cells of one column."""
     width, is_terminal = _output_width()
     for gap in (GAP, GAP[:2], GAP[:1]):
         if sum(widths) + len(gap) * (len(widths) - 1) <= width:
             return gap
-    if is_terminal and True in cut:
-        at = cut.index(True)
-        room = width - sum(widths) - len(widths) + 1 + widths[at]
-        widths[at] = max(room, LEAST_CUT)
-        for line in grid:
-            if len(line[at]) > widths[at]:
-                line[at] = line[at][: widths[at] - 1] + ("…" if _unicode() else "~")
+    if not (is_terminal and True in cut):
+        return GAP
+    at = cut.index(True)
+    room = width - sum(widths) - len(widths) + 1 + widths[at]
+    widths[at] = max(room, LEAST_CUT)
+    for line in grid:
+        if len(line[at]) > widths[at]:
+            line[at] = line[at][: widths[at] - 1] + ("…" if _unicode() else "~")
     return GAP[:1]
 
 

@@ -24,6 +24,11 @@ class ChosenDevices(NamedTuple):
     names: tuple[str, ...]
     missing: dict[str, str]
 
+    @property
+    def faults(self) -> frozenset[str]:
+        """The words whose device must be there: a pattern or `auto` may stand for none beside another device."""
+        return frozenset(word for word in self.missing if is_name(word) or not self.names)
+
 
 def is_name(word: str) -> bool:
     """Return whether a word names one device, be it there or not."""

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info
+from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info, pointer
 
 LICENSE = b"Dual BSD/GPL\0"
 LOG_TEXT, LOG_STATS = 1, 4
@@ -19,6 +19,7 @@ class ProgType(IntEnum):
 
     SCHED_CLS = 3
     XDP = 6
+    RAW_TRACEPOINT = 17
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,12 @@ def prog_info(fd: int) -> ProgInfo:
     raw = obj_info(fd, 80)
     _, ident, _, jited = struct.unpack_from("<II8sI", raw)
     return ProgInfo(ident, raw[64:80].split(b"\0")[0].decode(), jited)
+
+
+def raw_tracepoint_open(fd: int, name: str) -> int:
+    """Run a program at a tracepoint of the kernel for as long as the descriptor returned is open. Raises OSError."""
+    raw = name.encode() + b"\0"
+    return bpf(Cmd.RAW_TRACEPOINT_OPEN, struct.pack("<QII", pointer(raw), fd, 0), name)  # name, prog_fd, pad
 
 
 def prog_map_ids(fd: int) -> tuple[int, ...]:

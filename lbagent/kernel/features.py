@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import socket
 import struct
+from collections.abc import Iterator
+from enum import IntFlag
 from functools import cache
 from pathlib import Path
 
@@ -17,14 +20,18 @@ from lbagent.kernel.opcodes import returning
 
 _PROBE_PROGRAM = returning(2)  # XDP_PASS
 _NO_SUCH_INDEX = 0x7FFFFFFF
+# Generic netlink, family `netdev` (Linux 6.3). Source: include/uapi/linux/{genetlink,netdev}.h
+_NETLINK_GENERIC, _SOL_NETLINK, _ADD_MEMBERSHIP = 16, 270, 1
+_REQUEST, _DUMP = 1, 0x300
+_ERROR, _DONE = 2, 3  # nlmsg_type
+_CTRL, _CTRL_GETFAMILY = 16, 3
+_FAMILY_ID, _FAMILY_NAME, _MCAST_GROUPS, _MCAST_NAME, _MCAST_ID = 1, 2, 7, 1, 2
+_DEV_GET, _DEV_IFINDEX, _DEV_XDP_FEATURES = 1, 1, 3
+_ATTRIBUTE_MASK = 0x3FFF
+_HEADERS = 20  # bytes of nlmsghdr and genlmsghdr
+_TIMEOUT_S = 2.0
 
-# generic netlink, include/uapi/linux/{genetlink,netdev}.h
-_NETLINK_GENERIC = 16
-_GENL_ID_CTRL, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
-_NETDEV_CMD_DEV_GET, _NETDEV_A_DEV_IFINDEX, _NETDEV_A_DEV_XDP_FEATURES = 1, 1, 3
-_NLM_F_REQUEST, _NLMSG_ERROR = 1, 2
-_XDP_BASIC = 1
-_ATTR_TYPE_MASK = 0x3FFF
+Attributes = dict[int, bytes]
 
 
 @cache
@@ -72,41 +79,107 @@ def jit_enabled() -> bool | None:
 
 
 def has_native_xdp(ifindex: int) -> bool | None:
-    """Ask the kernel whether a device's driver runs XDP programs; None where it cannot tell (before Linux 6.3, no such device).
+    """Ask the kernel whether a device's driver runs XDP programs; None where it cannot tell (before Linux 6.3, no such device)."""
+    found = xdp_features(ifindex).get(ifindex)
+    return None if found is None else bool(found & XdpFeature.BASIC)
 
-    Source: enum netdev_xdp_act of include/uapi/linux/netdev.h.
-    """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC) as netlink:
-        netlink.settimeout(2)
-        family = _ask(netlink, _GENL_ID_CTRL, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_NAME, b"netdev\0").get(
-            _CTRL_ATTR_FAMILY_ID
-        )
+
+class XdpFeature(IntFlag):
+    """Bits of a device's features. Source: enum netdev_xdp_act."""
+
+    BASIC = 1  # runs programs: drop, pass, TX
+    REDIRECT = 2  # its programs may redirect
+    NDO_XMIT = 4  # takes frames that XDP programs redirect to it
+
+
+def xdp_features(ifindex: int = 0) -> dict[int, XdpFeature]:
+    """Return the features of all devices of this network namespace (or of one) by ifindex; {} where the kernel cannot tell."""
+    with _open() as netlink:
+        family = _family(netlink).get(_FAMILY_ID)
         if family is None:
-            return None
-        number = struct.unpack("<H", family)[0]
-        answer = _ask(netlink, number, _NETDEV_CMD_DEV_GET, _NETDEV_A_DEV_IFINDEX, struct.pack("<I", ifindex))
-    raw = answer.get(_NETDEV_A_DEV_XDP_FEATURES)
-    if raw is None:
-        return None
-    return bool(int.from_bytes(raw, "little") & _XDP_BASIC)
+            return {}
+        value = struct.pack("<I", ifindex) if ifindex else b""
+        _send(netlink, struct.unpack("<H", family)[0], _DEV_GET, _DEV_IFINDEX, value)
+        out = {}
+        for found in _answers(netlink, dump=not ifindex):
+            raw = found.get(_DEV_XDP_FEATURES)
+            if raw is not None:
+                out[int.from_bytes(found[_DEV_IFINDEX], "little")] = XdpFeature(int.from_bytes(raw, "little"))
+        return out
 
 
-def _ask(netlink: socket.socket, family: int, command: int, attribute: int, value: bytes) -> dict[int, bytes]:
-    """Send one request with one attribute; return the attributes of the answer, {} for an error."""
-    padded = value + bytes(-len(value) % 4)
-    body = struct.pack("<BBHHH", command, 1, 0, 4 + len(value), attribute) + padded
-    netlink.send(struct.pack("<IHHII", 16 + len(body), family, _NLM_F_REQUEST, 1, 0) + body)
+def feature_events() -> socket.socket | None:
+    """Return a socket that gets a message at each change of a device's features; None where the kernel cannot tell."""
+    netlink = _open()
     try:
-        data = netlink.recv(1 << 16)
-    except TimeoutError:
-        return {}
-    length, kind = struct.unpack_from("<IH", data)
-    out: dict[int, bytes] = {}
-    at = 20  # both headers
-    while kind != _NLMSG_ERROR and at + 4 <= length:
+        for name, group in _groups(_family(netlink).get(_MCAST_GROUPS, b"")):
+            if name == b"mgmt\0":
+                netlink.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+                netlink.setblocking(False)
+                return netlink
+    except OSError:
+        pass
+    netlink.close()
+    return None
+
+
+def drain(netlink: socket.socket) -> None:
+    """Read what came, without a look at it: whoever waits asks for the features anew."""
+    with contextlib.suppress(OSError):  # BlockingIOError: no more; ENOBUFS: some were lost, which is as good
+        while netlink.recv(1 << 16):
+            pass
+
+
+def _open() -> socket.socket:
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_GENERIC)
+    netlink.settimeout(_TIMEOUT_S)
+    return netlink
+
+
+def _family(netlink: socket.socket) -> Attributes:
+    _send(netlink, _CTRL, _CTRL_GETFAMILY, _FAMILY_NAME, b"netdev\0")
+    return next(_answers(netlink, dump=False), {})
+
+
+def _groups(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    for group in _attributes(raw).values():
+        inner = _attributes(group)
+        yield inner.get(_MCAST_NAME, b""), int.from_bytes(inner.get(_MCAST_ID, b""), "little")
+
+
+def _send(netlink: socket.socket, family: int, command: int, attribute: int, value: bytes) -> None:
+    """Send one request with one attribute; without a value, for all there are."""
+    padded = struct.pack("<HH", 4 + len(value), attribute) + value + bytes(-len(value) % 4) if value else b""
+    flags = _REQUEST if value else _REQUEST | _DUMP
+    body = struct.pack("<BBH", command, 1, 0) + padded
+    netlink.send(struct.pack("<IHHII", 16 + len(body), family, flags, 1, 0) + body)
+
+
+def _answers(netlink: socket.socket, *, dump: bool) -> Iterator[Attributes]:
+    """Yield the attributes of each answer: of one, or of a dump to its end. An error ends it."""
+    while True:
+        try:
+            data = netlink.recv(1 << 17)
+        except OSError:
+            return
+        at = 0
+        while at + 16 <= len(data):
+            length, kind = struct.unpack_from("<IH", data, at)
+            if kind in (_ERROR, _DONE) or length < _HEADERS:
+                return
+            yield _attributes(data[at + _HEADERS : at + length])
+            at += length + (-length % 4)
+        if not dump:
+            return
+
+
+def _attributes(data: bytes) -> Attributes:
+    out: Attributes = {}
+    at = 0
+    while at + 4 <= len(data):
         size, name = struct.unpack_from("<HH", data, at)
         if size < 4:
             break
-        out[name & _ATTR_TYPE_MASK] = data[at + 4 : at + size]
+        out[name & _ATTRIBUTE_MASK] = data[at + 4 : at + size]
         at += size + (-size % 4)
     return out

@@ -14,10 +14,13 @@ _INSN = struct.Struct("<BBhi")  # opcode, destination register | source register
 LD_IMM64 = 0x18  # two slots wide: the second holds the high half of the value
 LDX_U64 = 0x79  # dst = *(u64 *)(src + offset)
 LDX_U32 = 0x61
+ST_U64, STX_U32, STX_U64 = 0x7A, 0x63, 0x7B  # *(u64 *)(dst + offset) = imm; = src
 MOV64_IMM, MOV64_REG = 0xB7, 0xBF
+ADD64_IMM = 0x07
 ATOMIC_U64 = 0xDB
-JA, JEQ_IMM, CALL, EXIT = 0x05, 0x15, 0x85, 0x95
+JA, JEQ_IMM, JNE_REG, CALL, EXIT = 0x05, 0x15, 0x5D, 0x85, 0x95
 
+ATOMIC_ADD = 0  # immediate of ATOMIC_U64: *(u64 *)(dst + offset) += src
 CMPXCHG = 0xF1  # immediate of ATOMIC_U64: r0 = cmpxchg_64(dst + offset, r0, src)
 PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 1, 2  # source register of LD_IMM64: the immediate is a map's descriptor
 PSEUDO_CALL = 1  # source register of CALL: the immediate is a distance, not a helper

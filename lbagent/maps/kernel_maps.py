@@ -17,9 +17,9 @@ from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
-from lbagent.maps.lbmaps import GENERATION_MAPS, Item, TrafficCounter, map_full
+from lbagent.maps.lbmaps import Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
-from lbagent.maps.specs import MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
+from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
 
 _NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
@@ -48,7 +48,7 @@ class KernelMaps:
     def __init__(self, bpffs: str | Path, sizes: Sizes, fds: dict[str, int]) -> None:
         self.bpffs = Path(bpffs)
         self.sizes = sizes
-        self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n not in GENERATION_MAPS}
+        self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n in fds}
         self.fds = fds
         self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
@@ -71,7 +71,7 @@ class KernelMaps:
             if create:
                 pins.create_pins(bpffs, specs, fds)
                 pins.remove_retired(bpffs)
-            elif missing := next((name for name in specs if name not in fds), None):
+            elif missing := next((name for name in specs if name not in fds and name not in ADDED_MAPS), None):
                 raise NotFound(f"no map {missing} under {pins.pin_dir(bpffs)}: no agent has run with this --bpffs")
         except BaseException:
             pins.close_all(fds)
@@ -84,7 +84,7 @@ class KernelMaps:
             os.close(self.fds[name])
             self.fds[name] = fd
         self.sizes = sizes
-        self.specs = {name: spec for name, spec in map_specs(sizes).items() if name not in GENERATION_MAPS}
+        self.specs = {name: spec for name, spec in map_specs(sizes).items() if name in self.fds}
 
     def close(self) -> None:
         """Close the descriptors; the pins keep the maps."""

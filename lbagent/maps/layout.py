@@ -121,10 +121,14 @@ LB6_PATH = _layout(
 )
 # One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
+NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the device takes no frames that XDP sends
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
+# Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
+LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
-# A device we are attached to, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free. The second
-# u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked. mtu 0: unknown.
+# A device we are attached to, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 =
+# free. The second u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
+# mtu 0: unknown.
 LB_DEVICE = _layout("lb_device", "u32 ifindex, mac mac, u16 flags, u16 mtu, pad2 pad")
 # Frozen before the programs are loaded, so the verifier folds every field into the instructions. Masks are entries (slots,
 # records) - 1; time-outs are in ticks of 2^jiffies_shift jiffies.
@@ -135,17 +139,16 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: rows (one a CPU), bytes of a row
-    "u64 counter_rows, u64 counter_row,"
-    # of a SNAT slot without a sign of its flow, in units of 8 ticks (flow/snat_lease.h)
-    "u64 snat_life",
+    # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
+    "u64 counter_rows, u64 counter_row, u64 timeout_longest",
 )
 
 
 # Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets and moves
 # `first` and `count` on (use the kernel's `repeat`); `live`, which starts at 0 and is also what the run returns, are live flows.
+# `trusted_until`, 0 before the first run of a sweep, is what goes to the head of each row of lb_metrics after its last one.
 SWEEP_STEP = 32
-LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live")
+LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live, u64 trusted_until")
 
 
 # Data of a run of migrate4/migrate6: positions of the old map to do, what of (MigrateWhat), `dry`: leave the old map as it is.
@@ -191,6 +194,7 @@ class DeviceFlag(IntEnum):
     """Bits of lb_device.flags, by ifindex."""
 
     POD = 1  # a --pod-device: packets from it have internal scope
+    XDP_SEND = 2  # the device takes frames that XDP sends
 
 
 class ConfigFlag(IntEnum):
@@ -204,13 +208,15 @@ SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
 SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
+NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 DEVICES = 1024  # positions of lb_device
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
-METRIC_SERVICE = 256  # first lb_metrics index of service ids; backends follow at METRIC_BACKEND
+# First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
+METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256

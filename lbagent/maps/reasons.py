@@ -28,6 +28,7 @@ class Reason(IntEnum):
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
     PASS_MTU = 19  # larger than the MTU on its way, DF clear: the kernel's stack fragments it
+    PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
@@ -39,9 +40,9 @@ class Reason(IntEnum):
     DROP_SOURCE_RANGE = 65  # the source ranges of the service do not admit the client
     DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
-    DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
+    DROP_SNAT_EXHAUSTED = 68  # no free SNAT port; or a process of this node asks a backend that is one too
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
-    DROP_NO_NEIGHBOR = 70  # no next hop is known, and the FIB has none either
+    DROP_NO_NEIGHBOR = 70  # no way out: no route, forwarding is off, or a neighbour that does not answer
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram
     DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
     DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group

@@ -35,10 +35,12 @@ from lbagent.maps.layout import (
     LB_COUNTER,
     LB_DEVICE,
     LB_FRAG_VALUE,
+    LB_NEIGHBOR_KEY,
     LB_NEXTHOP,
     LB_NEXTHOP_KEY,
     LB_SERVICE,
     METRIC_BACKEND,
+    NEIGHBORS,
     NEXTHOPS,
     SCRATCH_SIZE,
     SERVICE_IDS,
@@ -142,6 +144,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
+        MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
@@ -152,6 +155,7 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
+ADDED_MAPS = ("lb_neighbor",)  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 
 # What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).

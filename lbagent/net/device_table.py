@@ -1,8 +1,9 @@
-"""lb_device: what the programs know of the devices they sit on (whether pods live behind it, its MAC address, its MTU)."""
+"""lb_device: what the programs know of devices (whether pods live behind it, whether XDP can send by it, MAC address, MTU)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from lbagent.maps.layout import DEVICE_PROBES, DEVICES, LB_DEVICE, DeviceFlag, device_position
 from lbagent.maps.lbmaps import LBMaps
@@ -13,11 +14,15 @@ MAX_MTU = 0xFFFF  # loopback has one more: no datagram is longer
 HALF = 8  # a record is two words; the first one holds ifindex
 
 
-def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list[str]:
+def write_devices(
+    maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]], senders: Mapping[int, Link] = MappingProxyType({})
+) -> list[str]:
     """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return names that found no place.
 
-    A record is stored last word first, so that a program never sees a device with another one's address.
+    `senders`: devices by which XDP can send, wanted or not; further ones get a place as long as there is one, for without it
+    their frames go by tc. A record is stored last word first, so that a program never sees a device with another one's address.
     """
+    devices = dict(wanted) | {index: (link, False) for index, link in senders.items() if index not in wanted}
     with maps.window(MAP, 0, DEVICES * LB_DEVICE.size) as view:
         present = bytes(view)
     places = {}
@@ -25,20 +30,20 @@ def write_devices(maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]]) -> list
     for position in range(DEVICES):
         record = present[position * LB_DEVICE.size : (position + 1) * LB_DEVICE.size]
         ifindex = LB_DEVICE.unpack(record)[0]
-        if ifindex in wanted and ifindex not in places:
+        if ifindex in devices and ifindex not in places:
             places[ifindex] = position
         elif ifindex:
             words.append((position * LB_DEVICE.size, bytes(HALF)))
     left_out = []
-    for ifindex, (link, pod) in wanted.items():
+    for ifindex, (link, pod) in devices.items():
         taken = set(places.values())
         probes = [device_position(ifindex, probe) for probe in range(DEVICE_PROBES)]
         position = places.get(ifindex, next((p for p in probes if p not in taken), -1))
         if position < 0:
-            left_out.append(link.name)
+            left_out += [link.name] if ifindex in wanted else []
             continue
         places[ifindex] = position
-        flags = DeviceFlag.POD if pod else 0
+        flags = (DeviceFlag.POD if pod else 0) | (DeviceFlag.XDP_SEND if ifindex in senders else 0)
         record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MAX_MTU), b"")
         at = position * LB_DEVICE.size
         if record != present[at : at + LB_DEVICE.size]:

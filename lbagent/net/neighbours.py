@@ -1,85 +1,210 @@
-"""Asks the kernel to keep the neighbours of backends resolved, so that no packet meets an empty next hop.
+"""Asks the kernel to keep the neighbours of backends and gateways resolved, so that no packet meets an empty next hop.
 
-From Linux 5.16 the kernel does it by itself (NTF_EXT_MANAGED); before, the agent asks again and again (NTF_USE).
-Source: net/core/neighbour.c `neigh_add` (behaviour).
+From Linux 5.16 the kernel does it by itself (NTF_EXT_MANAGED); before, the agent asks again and again (NTF_USE). Either way
+the kernel forgets: with the carrier of a device, at `ip neigh flush`, when its table is full. What is wanted and not kept is asked
+for again.
+Source: net/core/neighbour.c `neigh_add`, `neigh_carrier_down` (behaviour).
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import msgspec
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from lbagent.maps.layout import LB_NEIGHBOR_KEY
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family
-from lbagent.net.netlink_messages import SOCKET_FAMILY
+from lbagent.net.netlink_messages import NTF_EXT_MANAGED, NUD_PERMANENT, SOCKET_FAMILY
 from lbagent.net.paths import Hop
 
+MAP = "lb_neighbor"
 NTF_USE = 1
-NTF_EXT_MANAGED = 1
 NUD_NONE = 0
-NUD_PERMANENT = 0x80
-OUR_PROTOCOL = 76  # marks the entries we asked for (`ip -d neigh`: proto 76); `cleanup` finds them by it
+OUR_PROTOCOL = 76  # marks the entries that an agent asked for (`ip -d neigh`: proto 76); which one, its map says
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0  # between two requests for a neighbour that the kernel does not keep
+ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
+_V4_MAPPED = bytes(10) + b"\xff\xff"
+
+
+class KernelNeighbours(msgspec.Struct, frozen=True):
+    """What the kernel says of its neighbours and devices right now (netlink.py)."""
+
+    resolved: Mapping[Hop, bytes]
+    managed: set[
+        Hop
+    ]  # the keeper adds what it asked for: of a new entry the kernel tells only when it is resolved or failed
+    permanent: Collection[Hop]
+    carriers: Collection[int]  # devices by which frames can leave
+
+
+class AskPacer:
+    """Says when a neighbour may be asked for: at once, then after pauses that double. `now` is seconds of any steady clock."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Hop, tuple[float, float]] = {}  # when, and how long the next request has to wait
+
+    def due_in(self, hop: Hop, now: float) -> float:
+        """Return the seconds until the next request; 0 = now."""
+        at, pause = self._asked.get(hop, (now, 0.0))
+        return max(0.0, at + pause - now)
+
+    def age(self, hop: Hop, now: float) -> float:
+        """Return the seconds since the last request; infinite when there was none."""
+        return now - self._asked[hop][0] if hop in self._asked else math.inf
+
+    def ask(self, hop: Hop, now: float) -> None:
+        """Take note of a request. The next pause is twice the last one, unless that is long over."""
+        at, pause = self._asked.get(hop, (now, 0.0))
+        rested = now - at > LAST_PAUSE_S + pause
+        self._asked[hop] = (now, FIRST_PAUSE_S if rested or not pause else min(2 * pause, LAST_PAUSE_S))
+
+    def forget(self, keep: Collection[Hop]) -> None:
+        """Forget the neighbours that are not in `keep`: their next request is a first one."""
+        self._asked = {hop: value for hop, value in self._asked.items() if hop in keep}
 
 
 class NeighbourKeeper:
-    """Follows the set of wanted neighbours with requests to the kernel."""
+    """Follows the set of wanted neighbours with requests to the kernel. `maps` has whom this agent asked for."""
 
-    def __init__(self) -> None:
-        self._kept: set[Hop] = set()
+    def __init__(self, maps: LBMaps) -> None:
+        self._maps = maps
+        self._kept = owned(maps)
+        self._pacer = AskPacer()
         self.managed = True
-        self.left_out = 0
+        self._tried = False  # whether the kernel knows NTF_EXT_MANAGED
+        self.left_out = 0  # wanted neighbours beyond MAX_MANAGED
+        self.table_full = False  # the kernel's: it refused an entry
 
-    async def keep(self, wanted: Iterable[Hop], permanent: Iterable[Hop]) -> None:
-        """Make exactly these resolved. Configured (permanent) entries are never touched: asking would unset them."""
-        wanted = sorted(set(wanted) - set(permanent))
-        self.left_out = max(0, len(wanted) - MAX_MANAGED)
-        chosen = set(wanted[:MAX_MANAGED])
-        ask = chosen - self._kept if self.managed else chosen
-        if not ask and chosen == self._kept:
-            return
-        async with AsyncIPRoute() as ipr:
-            for hop in sorted(self._kept - chosen):
-                await self._request(ipr, hop, managed=False)
-            for hop in sorted(ask):
-                if not await _configured(ipr, hop):
-                    await self._request(ipr, hop, managed=self.managed)
-        self._kept = chosen
+    async def keep(self, wanted: Iterable[Hop], kernel: KernelNeighbours, now: float) -> float | None:
+        """Have exactly these kept resolved, the first ones if they are too many. Raises OSError.
 
-    async def _request(self, ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> None:
-        ifindex, address = hop
-        text = socket.inet_ntop(SOCKET_FAMILY[Family.of(address)], address)
-        extra = {"NDA_FLAGS_EXT": NTF_EXT_MANAGED} if managed else {"flags": NTF_USE}
-        try:
-            await ipr.neigh("replace", dst=text, ifindex=ifindex, state=NUD_NONE, NDA_PROTOCOL=OUR_PROTOCOL, **extra)
-        except NetlinkError as error:
-            if managed and error.code in (errno.EINVAL, errno.EOPNOTSUPP):
-                self.managed = False
-                await self._request(ipr, hop, managed=False)
-            # ENODEV, ENETDOWN and the like: the device is going, its event follows
+        Configured (permanent) entries are never touched: asking would unset them. Returns the seconds until it wants to be
+        called again though nothing has changed; None: not before.
+        """
+        wishes = [hop for hop in dict.fromkeys(wanted) if hop not in kernel.permanent]
+        self.left_out = max(0, len(wishes) - MAX_MANAGED)
+        chosen = wishes[:MAX_MANAGED]
+        missing = [hop for hop in chosen if hop[0] in kernel.carriers and not self._is_kept(hop, kernel, now)]
+        self._pacer.forget({hop for hop in chosen if hop[0] in kernel.carriers})
+        ask = [hop for hop in missing if not self._pacer.due_in(hop, now)]
+        release = sorted(self._kept - set(chosen))
+        if ask or release or not self._kept >= set(chosen):
+            self._own(set(chosen) | self._kept)
+            async with AsyncIPRoute() as ipr:
+                await self._release(ipr, [hop for hop in release if hop in kernel.managed])
+                await self._ask(ipr, ask, kernel, now)
+            self._own(set(chosen))
+        waits = [self._pacer.due_in(hop, now) for hop in missing]
+        if chosen and not self.managed:
+            waits.append(ASK_INTERVAL_S / 2)
+        return max(min(waits), FIRST_PAUSE_S / 2) if waits else None
+
+    def _is_kept(self, hop: Hop, kernel: KernelNeighbours, now: float) -> bool:
+        if self.managed:
+            return hop in kernel.managed
+        return hop in kernel.resolved and self._pacer.age(hop, now) < ASK_INTERVAL_S
+
+    def _own(self, hops: set[Hop]) -> None:
+        """Write whom we ask for: before the kernel is asked those that come, afterwards without those that go."""
+        self._maps.put_many(MAP, [(_key(hop), b"\1") for hop in sorted(hops - self._kept)])
+        self._maps.delete_many(MAP, [_key(hop) for hop in sorted(self._kept - hops)])
+        self._kept = hops
+
+    async def _release(self, ipr: AsyncIPRoute, hops: Sequence[Hop]) -> None:
+        for hop in hops:
+            await _request(ipr, hop, managed=False)
+
+    async def _ask(self, ipr: AsyncIPRoute, hops: Sequence[Hop], kernel: KernelNeighbours, now: float) -> None:
+        self.table_full = self.table_full and not hops
+        for hop in hops:
+            if await _flags(ipr, hop, "state") & NUD_PERMANENT:
+                continue  # its event may still be on the way
+            error = await _request(ipr, hop, managed=self.managed)
+            if self.managed and not self._tried and error in (0, errno.EINVAL, errno.EOPNOTSUPP):
+                self._tried = True  # a kernel that does not know the flag refuses it, or passes over it
+                self.managed = bool(await _flags(ipr, hop, "NDA_FLAGS_EXT") & NTF_EXT_MANAGED)
+                if not self.managed:
+                    error = await _request(ipr, hop, managed=False)
+            self.table_full |= error in (errno.ENOBUFS, errno.ENOMEM)
+            if self.managed and not error:
+                kernel.managed.add(hop)
+            self._pacer.ask(hop, now)
+
+    def problems(self) -> list[tuple[str, str, str]]:
+        """Return what an operator should know: about what, what is so, what to do."""
+        out = []
+        if self.left_out:
+            text = f"{self.left_out} neighbours of backends and gateways are not kept resolved (limit {MAX_MANAGED})"
+            out.append(("limit", text, "the first packet to one that the kernel has forgotten waits for its answer"))
+        if self.table_full:
+            text = "the kernel's neighbour table is full: next hops cannot be kept resolved"
+            out.append(("table", text, "raise net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3"))
+        return out
 
 
-async def _configured(ipr: AsyncIPRoute, hop: Hop) -> bool:
-    """Ask the kernel whether the entry is permanent now: its event may still be on the way."""
+async def _request(ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> int:
+    """Ask for a neighbour, or (not `managed`) take that mark away. Returns 0 or the errno of the kernel's refusal."""
+    ifindex, address = hop
+    text = socket.inet_ntop(SOCKET_FAMILY[Family.of(address)], address)
+    extra = {"NDA_FLAGS_EXT": NTF_EXT_MANAGED} if managed else {"flags": NTF_USE}
+    try:
+        await ipr.neigh("replace", dst=text, ifindex=ifindex, state=NUD_NONE, NDA_PROTOCOL=OUR_PROTOCOL, **extra)
+    except NetlinkError as error:
+        # ENODEV, ENETDOWN and the like: the device is going, its event follows
+        return int(error.code)
+    return 0
+
+
+async def _flags(ipr: AsyncIPRoute, hop: Hop, name: str) -> int:
+    """Return a field or an attribute of a neighbour's entry; 0 when there is none."""
     ifindex, address = hop
     family = SOCKET_FAMILY[Family.of(address)]
     try:
         answer = await ipr.neigh("get", dst=socket.inet_ntop(family, address), ifindex=ifindex, family=family)
     except NetlinkError:
-        return False  # ENOENT: none yet
-    return any(message["state"] & NUD_PERMANENT for message in answer)
+        return 0  # ENOENT: none yet
+    out = 0
+    for message in answer:
+        out |= (message.get_attr(name) if name.startswith("NDA_") else message[name]) or 0
+    return out
 
 
-async def release_all() -> int:
-    """Take the marks of an earlier agent away (for `cleanup`); the entries age out as any other. Returns how many."""
+def _key(hop: Hop) -> bytes:
+    ifindex, address = hop
+    return LB_NEIGHBOR_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+
+
+def owned(maps: LBMaps) -> set[Hop]:
+    """Return the neighbours that the agent of these maps asked for, by its own word: it may have died since."""
+    out: set[Hop] = set()
+    if MAP not in maps.specs:  # pins of an earlier version
+        return out
+    for key, _ in maps.items(MAP):
+        ifindex, address = LB_NEIGHBOR_KEY.unpack(key)
+        assert isinstance(ifindex, int)
+        assert isinstance(address, bytes)
+        out.add((ifindex, address.removeprefix(_V4_MAPPED)))
+    return out
+
+
+async def release(hops: Collection[Hop]) -> int:
+    """Take the marks of these neighbours away (for `cleanup`); the entries age out as any other. Returns how many there were.
+
+    They are not deleted: another agent may need one of them as well, and asks for the mark again when it is gone.
+    """
     count = 0
     async with AsyncIPRoute() as ipr:
-        for family in SOCKET_FAMILY.values():
-            async for message in await ipr.get_neighbours(family=family):
-                if message.get_attr("NDA_PROTOCOL") == OUR_PROTOCOL:
-                    await ipr.neigh("del", dst=message.get_attr("NDA_DST"), ifindex=message["ifindex"])
-                    count += 1
+        for hop in sorted(hops):
+            if await _flags(ipr, hop, "NDA_FLAGS_EXT") & NTF_EXT_MANAGED:
+                await _request(ipr, hop, managed=False)
+                count += 1
+            elif await _flags(ipr, hop, "NDA_PROTOCOL") == OUR_PROTOCOL:
+                count += 1  # asked for by NTF_USE
     return count

@@ -1,4 +1,4 @@
-"""The kernel's network as a snapshot that follows it: one dump, then events.
+"""The kernel's network as a snapshot that follows it: one dump, then events. What the drivers do with XDP is read beside it.
 
 Links, addresses and neighbours follow their events; routes and rules are dumped anew after any event that may concern them,
 because the kernel takes routes away with a device or an address without saying so. A lost event (ENOBUFS) means a new dump.
@@ -10,15 +10,18 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from lbagent.errors import KernelError
+from lbagent.kernel import features
+from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family
 from lbagent.net import netlink_messages
+from lbagent.net.neighbours import KernelNeighbours
 from lbagent.net.netlink_messages import SOCKET_FAMILY, TABLE_LOCAL, TABLE_MAIN
 from lbagent.net.routes import Route, RouteTable
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
@@ -42,12 +45,17 @@ class NetworkWatcher:
         self._links: dict[int, Link] = {}
         self._addresses: dict[tuple[int, bytes, int], NodeAddress] = {}
         self._neighbours: dict[tuple[int, bytes], bytes] = {}
-        self.permanent: set[tuple[int, bytes]] = set()  # configured by hand: nexthop.py leaves them alone
+        self.permanent: set[tuple[int, bytes]] = set()  # configured by hand: neighbours.py leaves them alone
+        self.managed: set[tuple[int, bytes]] = set()  # the kernel keeps them resolved
+        self.carriers: set[int] = set()  # devices by which frames can leave
+        self.features: dict[int, XdpFeature] = {}  # by device; empty where the kernel does not tell
+        self.on_forgotten: Callable[[], None] = lambda: None  # a neighbour is no longer kept, or a carrier came back
+        self._forgotten = False
         self._tables: tuple[RouteTable, RouteTable, RouteTable, RouteTable] = (RouteTable(()),) * 4
         self._policy = (False, False)
         self._events: AsyncIPRoute | None = None
         self._routes_due = 0.0
-        self._dirty = self._routes_dirty = False
+        self._dirty = self._routes_dirty = self._features_dirty = False
         self.network = self._snapshot()
 
     async def start(self) -> NodeNetwork:
@@ -56,6 +64,8 @@ class NetworkWatcher:
             self._events = AsyncIPRoute()
             await self._events.bind(groups=GROUPS)
             await self._dump()
+            await self._read_features()
+            self.network = self._snapshot()
         except (OSError, NetlinkError) as error:
             raise KernelError("reading the network", getattr(error, "errno", None) or errno.EIO, "rtnetlink") from error
         return self.network
@@ -63,17 +73,23 @@ class NetworkWatcher:
     async def run(self, on_change: OnChange) -> None:
         """Follow the kernel for ever."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
-        while True:
-            reader = asyncio.create_task(self._read_into(queue))
-            try:
-                await self._follow(queue, reader, on_change)
-            except (OSError, NetlinkError):
-                await asyncio.sleep(RETRY_S)
-            finally:
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
-            queue = asyncio.Queue()
-            await self._restart(on_change)
+        with self._following_features(queue):
+            while True:
+                reader = asyncio.create_task(self._read_into(queue))
+                try:
+                    await self._follow(queue, reader, on_change)
+                except (OSError, NetlinkError):
+                    await asyncio.sleep(RETRY_S)
+                finally:
+                    reader.cancel()
+                    await asyncio.gather(reader, return_exceptions=True)
+                while not queue.empty():
+                    queue.get_nowait()
+                await self._restart(on_change)
+
+    def neighbours(self) -> KernelNeighbours:
+        """Return what the kernel says of neighbours and carriers: live sets, to be read before the next wait."""
+        return KernelNeighbours(self._neighbours, self.managed, self.permanent, self.carriers)
 
     def close(self) -> None:
         """Close the event socket."""
@@ -82,10 +98,38 @@ class NetworkWatcher:
                 self._events.close()
             self._events = None
 
+    @contextlib.contextmanager
+    def _following_features(self, queue: asyncio.Queue[Any]) -> Iterator[None]:
+        """Put None into the queue at each change of a driver's features."""
+        events, loop = features.feature_events(), asyncio.get_running_loop()
+
+        def read() -> None:
+            assert events is not None
+            features.drain(events)
+            queue.put_nowait(None)
+
+        if events is None:
+            yield
+            return
+        loop.add_reader(events, read)
+        try:
+            yield
+        finally:
+            loop.remove_reader(events)
+            events.close()
+
+    async def _read_features(self) -> None:
+        """Read all drivers' features (in a thread: the kernel may be holding the lock of its devices)."""
+        self._features_dirty = False
+        new = await asyncio.to_thread(features.xdp_features)
+        self._dirty |= new != self.features
+        self.features = new
+
     async def _restart(self, on_change: OnChange) -> None:
         self.close()
         with contextlib.suppress(KernelError):
             on_change(await self.start())
+            self.on_forgotten()
 
     async def _read_into(self, queue: asyncio.Queue[Any]) -> None:
         while self._events is not None:
@@ -107,12 +151,20 @@ class NetworkWatcher:
                 get.cancel()
             if self._routes_dirty and time.monotonic() >= self._routes_due:
                 await self._dump_routes()
+            if self._features_dirty:
+                await self._read_features()
             if self._dirty:
                 self.network = self._snapshot()
                 on_change(self.network)
+            if self._forgotten:
+                self._forgotten = False
+                self.on_forgotten()
         await reader
 
     def _apply(self, message: Any) -> None:
+        if message is None:
+            self._features_dirty = True
+            return
         event = message["event"]
         if event in NEIGHBOUR_EVENTS:
             self._apply_neighbour(message)
@@ -128,10 +180,20 @@ class NetworkWatcher:
         if message["event"] == "RTM_DELLINK":
             if message["family"] == 0:  # a bridge port leaving is no device leaving
                 self._dirty |= self._links.pop(new.index, None) is not None
-        elif self._links.get(new.index) != new and message["family"] == 0:
+                self.carriers.discard(new.index)
+                self.features.pop(new.index, None)
+        elif message["family"] == 0:
+            self._apply_carrier(new.index, carrier=netlink_messages.has_carrier(message))
+            self._features_dirty |= new.index not in self._links
+            self._dirty |= self._links.get(new.index) != new
             self._links[new.index] = new
-            self._dirty = True
         self._routes_dirty |= self._dirty
+
+    def _apply_carrier(self, index: int, *, carrier: bool) -> None:
+        """A carrier that comes back is news though nothing else of the device has changed: its neighbours were forgotten."""
+        if carrier and index not in self.carriers:
+            self._forgotten = True
+        (self.carriers.add if carrier else self.carriers.discard)(index)
 
     def _apply_address(self, message: Any) -> None:
         new = netlink_messages.address(message)
@@ -150,8 +212,10 @@ class NetworkWatcher:
         read = netlink_messages.neighbour(message)
         if read is None:
             return
-        key, mac, permanent = read
-        (self.permanent.add if permanent and mac else self.permanent.discard)(key)
+        key, mac = read.hop, read.mac
+        self._forgotten |= (key in self.managed and not read.managed) or (key in self._neighbours and not mac)
+        (self.permanent.add if read.permanent and mac else self.permanent.discard)(key)
+        (self.managed.add if read.managed else self.managed.discard)(key)
         if self._neighbours.get(key, b"") != mac:
             self._dirty = True
             if mac:
@@ -165,6 +229,8 @@ class NetworkWatcher:
             self._addresses.clear()
             self._neighbours.clear()
             self.permanent.clear()
+            self.managed.clear()
+            self.carriers.clear()
             async for message in _each(ipr.get_links):
                 self._apply_link(message)
             async for message in _each(ipr.get_addr):
@@ -173,7 +239,6 @@ class NetworkWatcher:
                 async for message in _each(ipr.get_neighbours, family=number):
                     self._apply_neighbour(message)
         await self._dump_routes()
-        self.network = self._snapshot()
 
     async def _dump_routes(self) -> None:
         began = time.monotonic()
@@ -201,7 +266,9 @@ class NetworkWatcher:
     def _snapshot(self) -> NodeNetwork:
         self._dirty = False
         addresses = tuple(sorted(self._addresses.values(), key=lambda a: (a.ifindex, len(a.address))))
-        return NodeNetwork(dict(self._links), addresses, *self._tables, dict(self._neighbours), *self._policy)
+        return NodeNetwork(
+            dict(self._links), addresses, *self._tables, dict(self._neighbours), *self._policy, dict(self.features)
+        )
 
 
 def _unless_same(before: RouteTable, routes: Iterable[Route]) -> RouteTable:

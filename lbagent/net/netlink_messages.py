@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from lbagent.model.family import Family
 from lbagent.net.routes import Route
@@ -17,11 +17,13 @@ TYPES_REFUSING = frozenset({6, 7, 8})  # blackhole, unreachable, prohibit
 ROUTE_DEAD = 1  # RTNH_F_DEAD: the kernel passes over it
 ROUTE_CLONED = 0x200  # a cache entry, not a route
 LINK_UP = 1
+LINK_LOWER_UP = 0x10000  # the driver has a carrier: the other end of the cable is there
 ADDRESS_BAD = 0x08 | 0x20 | 0x40  # dadfailed, deprecated, tentative: the kernel would not pick it
 SCOPE_GLOBAL = 0
 ETHERNET = 1  # ARPHRD_ETHER
 NEIGHBOUR_UNICAST = 1
 NUD_PERMANENT = 0x80
+NTF_EXT_MANAGED = 1  # the kernel keeps the entry resolved by itself (Linux 5.16)
 NUD_VALID = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08  # permanent noarp reachable probe stale delay
 KERNEL_RULES = frozenset({(0, 255), (32766, 254), (32767, 253)})  # priority, table
 
@@ -47,6 +49,12 @@ def link(message: Any) -> Link:
         kind or "",
         message.get_attr("IFLA_LINK") or 0,
     )
+
+
+def has_carrier(message: Any) -> bool:
+    """Say whether frames can leave by the device of RTM_NEWLINK: it is up and has a carrier."""
+    wanted = LINK_UP | LINK_LOWER_UP
+    return bool(message["flags"] & wanted == wanted)
 
 
 def address(message: Any) -> NodeAddress | None:
@@ -82,7 +90,7 @@ def route(message: Any) -> tuple[int, Route] | None:
         message.get_attr("RTA_PRIORITY") or 0,
         (metrics.get_attr("RTAX_MTU") or 0) if metrics else 0,
         unicast=kind == TYPE_UNICAST,
-        others=tuple(hop["oif"] for hop in hops[1:]) if hops else (),
+        others=tuple((hop["oif"], _gateway(hop)) for hop in hops[1:]) if hops else (),
         simple=not (hops and len(hops) > 1) and message.get_attr("RTA_ENCAP_TYPE") is None,
     )
 
@@ -98,14 +106,30 @@ def usual_rule(message: Any) -> bool:
     return (message.get_attr("FRA_PRIORITY") or 0, table) in KERNEL_RULES
 
 
-def neighbour(message: Any) -> tuple[tuple[int, bytes], bytes, bool] | None:
-    """Read RTM_NEWNEIGH: (ifindex, address), MAC (b'' = not resolved), permanent."""
+class NeighbourMessage(NamedTuple):
+    """What RTM_NEWNEIGH or RTM_DELNEIGH says of one neighbour."""
+
+    hop: tuple[int, bytes]  # ifindex, address
+    mac: bytes  # b'': not resolved
+    permanent: bool = False  # configured by hand
+    managed: bool = False  # the kernel was asked to keep it resolved
+
+
+def neighbour(message: Any) -> NeighbourMessage | None:
+    """Read RTM_NEWNEIGH or RTM_DELNEIGH."""
     if message["family"] not in _FAMILY_OF_SOCKET or message["ndm_type"] != NEIGHBOUR_UNICAST:
         return None
     dst = message.get_attr("NDA_DST")
     if not dst:
         return None
+    hop = (message["ifindex"], packed(dst))
+    if message["event"] != "RTM_NEWNEIGH":
+        return NeighbourMessage(hop, b"")
     state, mac = message["state"], message.get_attr("NDA_LLADDR")
-    valid = bool(mac) and state & NUD_VALID and message["event"] == "RTM_NEWNEIGH"
-    raw = bytes.fromhex(mac.replace(":", "")) if valid else b""
-    return (message["ifindex"], packed(dst)), raw if len(raw) == 6 and any(raw) else b"", bool(state & NUD_PERMANENT)
+    raw = bytes.fromhex(mac.replace(":", "")) if mac and state & NUD_VALID else b""
+    return NeighbourMessage(
+        hop,
+        raw if len(raw) == 6 and any(raw) else b"",
+        bool(state & NUD_PERMANENT),
+        bool((message.get_attr("NDA_FLAGS_EXT") or 0) & NTF_EXT_MANAGED),
+    )

@@ -8,7 +8,7 @@ given out again only after the longest flow time-out, when no flow can hold it a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from lbagent.maps import layout
@@ -23,11 +23,16 @@ CAPACITY = layout.NEXTHOPS - 1  # index 0 means unknown
 
 
 class Record(NamedTuple):
-    """One next hop as the programs see it."""
+    """One next hop as the programs see it. `xdp`: XDP may send frames by this device (xdp_output.py); else they go by tc."""
 
     dmac: bytes
     smac: bytes
     ifindex: int
+    xdp: bool = True
+
+    def pack(self) -> bytes:
+        """Return the map's record."""
+        return RECORD.pack(self.dmac, self.smac, self.ifindex | (0 if self.xdp else layout.NEXTHOP_NO_XDP))
 
 
 class NextHopTable:
@@ -42,6 +47,7 @@ class NextHopTable:
         self._hops: dict[Hop, int] = {}
         self._retired: deque[tuple[float, int]] = deque()
         self._fresh = iter(range(1, CAPACITY + 1))
+        self.no_xdp: Collection[int] = frozenset()  # devices that take no frames from XDP
         self.full = False
         self.capacity = CAPACITY
 
@@ -56,13 +62,15 @@ class NextHopTable:
             assert isinstance(smac, bytes)
             assert isinstance(ifindex, int)
             if ifindex:
-                self._records[index] = Record(dmac, smac, ifindex)
+                xdp = not ifindex & layout.NEXTHOP_NO_XDP
+                self._records[index] = Record(dmac, smac, ifindex & ~layout.NEXTHOP_NO_XDP, xdp)
             elif any(dmac):
                 self._retired.append((now, index))
             else:
                 continue
             used.add(index)
         self._index = {record: index for index, record in self._records.items()}
+        self.no_xdp = frozenset(record.ifindex for record in self._records.values() if not record.xdp)
         self._fresh = iter([index for index in range(1, CAPACITY + 1) if index not in used])
         self._repair_ids()
 
@@ -88,7 +96,7 @@ class NextHopTable:
         `wanted` neighbours (of backends) get an index first when the table is nearly full; `outdated` are those whose routes
         changed (`outdated_hops`).
         """
-        current = resolved_hops(network)
+        current = resolved_hops(network, self.no_xdp)
         stale = {self._hops[hop] for hop in outdated if hop in self._hops}
         alive = set(current.values())
         gone = [i for i, record in self._records.items() if i in stale or record not in alive]
@@ -122,7 +130,7 @@ class NextHopTable:
             return
         words = []
         for record, index in fresh.items():
-            data, at = RECORD.pack(*record), index * RECORD.size
+            data, at = record.pack(), index * RECORD.size
             words += [(at, data[:8]), (at + 8, data[8:])]  # the second holds ifindex: only then is the record in use
         self._maps.store(MAP, words)
         keys = [(_id_key(record), index.to_bytes(4, "little")) for record, index in fresh.items()]
@@ -136,9 +144,8 @@ class NextHopTable:
             return
         self._maps.delete_many(ID_MAP, [_id_key(self._records[index]) for index in indexes])
         at = {index: index * RECORD.size + RECORD.size - 8 for index in indexes}
-        self._maps.store(
-            MAP, [(at[index], RECORD.pack(*self._records[index]._replace(ifindex=0))[8:]) for index in indexes]
-        )
+        retired = {index: self._records[index]._replace(ifindex=0, xdp=True) for index in indexes}
+        self._maps.store(MAP, [(at[index], retired[index].pack()[8:]) for index in indexes])
         for index in indexes:
             self._index.pop(self._records.pop(index), None)
             self._retired.append((now, index))
@@ -148,13 +155,13 @@ def _id_key(record: Record) -> bytes:
     return layout.LB_NEXTHOP_KEY.pack(record.ifindex, record.dmac, b"")
 
 
-def resolved_hops(network: NodeNetwork) -> dict[Hop, Record]:
-    """Return the neighbours that frames can be sent to right now."""
+def resolved_hops(network: NodeNetwork, no_xdp: Collection[int] = ()) -> dict[Hop, Record]:
+    """Return the neighbours that frames can be sent to right now, `no_xdp`: by tc alone."""
     out = {}
     for (ifindex, address), mac in network.neighbours.items():
         link = network.links.get(ifindex)
         if link is not None and link.up and len(link.mac) == 6:
-            out[ifindex, address] = Record(mac, link.mac, ifindex)
+            out[ifindex, address] = Record(mac, link.mac, ifindex, ifindex not in no_xdp)
     return out
 
 

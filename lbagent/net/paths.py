@@ -18,8 +18,8 @@ from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
 MAX_MTU = 0xFFFF  # the path record's field
+ETHERNET_ADDRESS = 6  # bytes
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
-NO_REDIRECT = frozenset({"vlan"})  # frames must be tagged by the device: leave them to the FIB look-up
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
 
@@ -106,7 +106,7 @@ class PathFinder:
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
             return UNKNOWN_HOP
-        if not link.up or len(link.mac) != 6 or link.kind in NO_REDIRECT:
+        if not _sends_frames(link):
             return UNKNOWN_HOP
         hop = (link.index, route.gateway or address)
         self.hops.add(hop)
@@ -124,6 +124,24 @@ class PathFinder:
         if known is None:
             known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route)
         return known
+
+
+def gateways(network: NodeNetwork) -> list[Hop]:
+    """Return the neighbours behind which other networks are, those of the shortest prefixes first (the default gateways).
+
+    Replies to clients go by them. Clients and backends without a gateway are not among them.
+    """
+    out: dict[Hop, None] = {}
+    for route in sorted((*network.routes4.routes, *network.routes6.routes), key=lambda route: route.bits):
+        if route.unicast:
+            out |= dict.fromkeys(
+                (i, gateway) for i, gateway in ((route.ifindex, route.gateway), *route.others) if gateway
+            )
+    return [hop for hop in out if _sends_frames(network.links.get(hop[0]))]
+
+
+def _sends_frames(link: Link | None) -> bool:
+    return link is not None and link.up and len(link.mac) == ETHERNET_ADDRESS
 
 
 def is_pod_device(name: str, patterns: tuple[str, ...]) -> bool:

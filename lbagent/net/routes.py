@@ -21,8 +21,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     metric: int = 0
     mtu: int = 0  # 0: the device's
     unicast: bool = True  # false: unreachable, blackhole, prohibit
-    others: tuple[int, ...] = ()  # ifindexes of further next hops
     simple: bool = True
+    others: tuple[tuple[int, bytes], ...] = ()  # further next hops (ifindex, gateway) of a route that has several
 
 
 class RouteTable:
@@ -36,7 +36,7 @@ class RouteTable:
         default_devices: set[int] = set()
         for route in routes:
             if not route.bits and route.unicast:
-                default_devices.update((route.ifindex, *route.others))
+                default_devices.update((route.ifindex, *(index for index, _ in route.others)))
             width = len(route.network) * 8
             table = tables.setdefault(width - route.bits, {})
             key = int.from_bytes(route.network, "big") >> (width - route.bits)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family
 from lbagent.net.routes import Route, RouteTable
 
@@ -37,7 +38,7 @@ Neighbours = Mapping[tuple[int, bytes], bytes]  # (ifindex, address) -> MAC
 
 
 class NodeNetwork(msgspec.Struct, frozen=True):
-    """Links, addresses, routes of the main table, resolved neighbours.
+    """Links, addresses, routes of the main table, resolved neighbours, what the drivers do with XDP.
 
     `policy4`/`policy6`: there are rules beyond the kernel's three, so the main table alone decides nothing.
     """
@@ -51,6 +52,7 @@ class NodeNetwork(msgspec.Struct, frozen=True):
     neighbours: Neighbours
     policy4: bool = False
     policy6: bool = False
+    features: Mapping[int, XdpFeature] = {}  # by device; empty where the kernel does not tell
 
     def is_own(self, address: bytes) -> bool:
         """Say whether packets to this address end on this node."""

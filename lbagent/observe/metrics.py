@@ -56,6 +56,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     sources: tuple[SourceSample, ...] = ()
     conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
+    send_errors: Mapping[str, int] = {}  # by device: frames that XDP sent and it did not take
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
     cpu_s: float = 0.0
@@ -173,6 +174,12 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
         "gauge",
         "Whether programs are attached to the device.",
         [((("device", name),), up) for name, up in s.devices.items()],
+    )
+    yield MetricFamily(
+        "lbagent_xdp_send_errors_total",
+        "counter",
+        "Frames that XDP sent and the device did not take.",
+        [((("device", name),), count) for name, count in s.send_errors.items()],
     )
 
 

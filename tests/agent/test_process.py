@@ -108,12 +108,32 @@ def test_the_agent_starts_without_a_device_that_is_not_there_and_attaches_when_i
         "late0": (False, "device late0 is not there; programs are attached when it comes"),
         "bond+": (False, "no device matches bond+; programs are attached when one comes"),
     }
-    assert 'lbagent_device_attached{device="late0"} 0' in box.agent.cli("metrics").stdout
+    attached = [line for line in box.agent.cli("metrics").stdout.splitlines() if "lbagent_device_attached{" in line]
+    assert sorted(attached) == ['lbagent_device_attached{device="eth0"} 1', 'lbagent_device_attached{device="late0"} 0']
     box.node.ip("link add late0 type veth peer name far8", "link add bond7 type veth peer name far9")
     box.node.ip("link set late0 up", "link set bond7 up")
     wait_for(lambda: devices() == dict.fromkeys(("eth0", "late0", "bond7"), (True, "")), "programs on the late devices")
     box.node.ip("link del bond7")
     wait_for(lambda: devices().get("bond+", (True, ""))[1], "the pattern to match nothing")
+
+
+def test_a_reload_takes_a_device_that_is_not_there_yet(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    config = box.folder / "c.yaml"
+    config.write_text("device: [eth0]\n")
+    box.agent = box.make_agent("--config", str(config))
+    box.agent.devices = []
+    box.agent.start()
+    config.write_text("device: [eth0, late0, 'bond+']\n")
+    assert box.agent.process is not None
+    box.agent.process.send_signal(signal.SIGHUP)
+
+    def devices() -> dict[str, bool]:
+        return {item["name"]: bool(item["hooks"]) for item in box.agent.json("status")["devices"]}
+
+    wait_for(lambda: devices() == {"eth0": True, "late0": False, "bond+": False}, "the new list", 60)
+    box.node.ip("link add late0 type veth peer name far8", "link set late0 up")
+    wait_for(lambda: devices() == {"eth0": True, "late0": True, "bond+": False}, "programs on late0", 60)
 
 
 def test_the_devices_of_the_default_routes(box: Box) -> None:

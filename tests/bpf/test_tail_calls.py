@@ -22,7 +22,7 @@ def test_ipv6_is_the_slot_after_ipv4():
 def test_the_build_has_every_program_of_the_list_where_the_loader_puts_it():
     programs = builder.ensure_artifact().programs
     listed = {name for hook in AGENT_RUNS for family in Family for name in program_functions(hook, family)}
-    assert {*programs} == listed | {"xdp", "tc_ingress", "tc_egress"}
+    assert {*programs} == listed | {"xdp", "tc_ingress", "tc_egress", "tc_after_xdp"}
     placed = call_slots(programs)
     assert len(placed) == len(AGENT_RUNS) * len(Family) * len(TAIL_CALLS)
     assert {*placed.values()} == {name for name in listed if name.startswith("call_")}

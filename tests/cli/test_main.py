@@ -95,6 +95,14 @@ def test_every_command_has_help(lb: Run, command: str) -> None:
         assert "..." not in done.out.partition("Commands:")[2], "a line of the list is cut"
 
 
+def test_times_have_units_in_help(lb: Run) -> None:
+    text = " ".join(lb("agent", "--help").out.split())
+    for key, default in (("timeout-new", 60), ("timeout-tcp", 8000), ("resync-interval", 60), ("sweep-interval", 10)):
+        assert f"--{key} SECONDS Seconds " in text
+        assert f"[default: {default} s]" in text
+    assert "--reject-rate N " in text
+
+
 @pytest.mark.parametrize(
     ("command", "hint"),
     [

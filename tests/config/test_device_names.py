@@ -31,6 +31,8 @@ def test_what_is_chosen(words: list[str], names: list[str]) -> None:
 def test_what_is_not_there_is_named() -> None:
     chosen = choose_devices(["eth0", "eth9", "team+", "auto"], PRESENT._replace(default_routes=()), ())
     assert chosen.names == ("eth0",)
+    assert chosen.faults == {"eth9"}
+    assert choose_devices(["team+", "auto"], DevicesPresent({"lo"}, {"lo"}), ()).faults == {"team+", "auto"}
     assert chosen.missing == {
         "eth9": "device eth9 is not there; programs are attached when it comes",
         "team+": "no device matches team+; programs are attached when one comes",

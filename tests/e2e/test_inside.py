@@ -52,3 +52,17 @@ def test_a_service_without_backends_says_so_at_once(served: Cluster, who: str) -
                 sock.send(b"anybody there")
                 with pytest.raises(ConnectionRefusedError):
                     sock.recv(100)
+
+
+def test_a_pod_reaches_an_address_that_is_also_the_nodes_own(served: Cluster) -> None:
+    """A NodePort is such an address: the reply must not come in by the NIC with the node's own address as its source."""
+    node, own = served.lab.node, ("10.96.0.10/32", "fd00:96::10/128")
+    node.ip(*(f"addr add {address} dev lo" for address in own))
+    try:
+        served.serve(served.web("b1", "b2"))
+        for vip in WEB:
+            seen = traffic.spread(client_of(served, "pod"), 20, partial(traffic.http_get, vip, 80))
+            assert sum(seen.values()) == 20
+            assert set(seen) == {"b1", "b2"}
+    finally:
+        node.ip(*(f"addr del {address} dev lo" for address in own))

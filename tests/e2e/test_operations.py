@@ -171,6 +171,33 @@ def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
     talkers.close()
 
 
+def renamed_to(served: Cluster, name: str) -> bool:
+    """Say whether `lbagent status` exits 1 and tells a device's new name."""
+    status = served.agent.cli("status", check=False)
+    return status.returncode == 1 and f"renamed to {name}" in status.stdout
+
+
+def test_a_device_that_is_renamed_keeps_its_programs(served: Cluster) -> None:
+    node, talkers = served.lab.node, served.talkers(24)
+    try:
+        with served.load() as load:
+            for device, other in (("lan1", "uplink1"), ("wan", "uplink0")):
+                node.ip(f"link set {device} name {other}")
+                load.wait_more(50)
+                wait_for(lambda name=other: renamed_to(served, name), f"{other} in status", 20)
+            served.agent.kill()
+            served.agent.start()
+            load.wait_more(50)
+    finally:
+        node.ip("link set uplink1 name lan1", "link set uplink0 name wan")
+    with served.load() as again:
+        again.wait_more(100)
+    nothing_failed(load)
+    nothing_failed(again)
+    assert talkers.ask() == talkers.first
+    talkers.close()
+
+
 def test_a_backend_whose_neighbour_is_unknown_takes_its_first_packet(served: Cluster) -> None:
     served.serve(served.web("b2", "b3"), served.dns("b2", "b3"))
     served.lab.serve("b1", "new", host=4)

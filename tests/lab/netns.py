@@ -24,7 +24,7 @@ FOLDER = "lbagent-lab-"  # under the temporary directory, the pid follows
 PREFIX = "lbx"  # names are lbx<pid>-<role>, so that a later run can tell whose they are
 CLONE_NEWNET = 0x40000000
 SIOCETHTOOL = 0x8946
-ETHTOOL_STXCSUM = 0x17
+ETHTOOL_STXCSUM, ETHTOOL_SGRO = 0x17, 0x2C
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -114,7 +114,14 @@ class Namespace:
         A veth leaves TCP and UDP checksums to be finished by "the hardware"; XDP loses the mark that says so, and the
         receiver counts a checksum error. By ioctl, as the ethtool program may not be installed.
         """
-        value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, 0))
+        self._ethtool(device, ETHTOOL_STXCSUM, 0)
+
+    def receive_offload_on(self, device: str) -> None:
+        """Let the device collect received packets (GRO): a veth polls then, and takes frames that XDP sends from its other end."""
+        self._ethtool(device, ETHTOOL_SGRO, 1)
+
+    def _ethtool(self, device: str, command: int, number: int) -> None:
+        value = ctypes.create_string_buffer(struct.pack("II", command, number))
         with self.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             fcntl.ioctl(s, SIOCETHTOOL, struct.pack("16sQ", device.encode(), ctypes.addressof(value)))
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.net.neighbours import NeighbourKeeper, release_all
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.snapshot import NodeNetwork
 from tests.lab.netns import Namespace, run, veth
@@ -144,34 +143,6 @@ def test_multipath_and_ipv6_gateways_of_ipv4_routes(node: Namespace) -> None:
         assert not network.route(ip("10.60.0.1")).simple
         assert network.route(ip("10.61.0.1")).gateway == ip("fd09::9")
         assert not network.route(ip("10.62.0.1")).unicast
-
-    in_node(node, steps)
-
-
-def test_neighbours_of_backends_are_kept_resolved(node: Namespace) -> None:
-    async def steps(follower: Follower) -> None:
-        index = node.ifindex("v0")
-        keeper = NeighbourKeeper()
-        hops = {(index, ip("10.9.0.2")), (index, ip("fd09::2"))}
-        await keeper.keep(hops, ())
-        await follower.until(lambda n: hops <= n.neighbours.keys())
-        if keeper.managed:
-            assert run("ip", "-n", node.name, "neigh", "show").count("managed") == 2
-        await keeper.keep({(index, ip("10.9.0.2"))}, ())
-        await keeper.keep({(index, ip("10.9.0.2")), (99999, ip("10.8.0.1"))}, ())  # a device that is gone is no error
-        assert run("ip", "-n", node.name, "neigh", "show").count("managed") == (1 if keeper.managed else 0)
-        assert await release_all() >= 1
-
-    in_node(node, steps)
-
-
-def test_a_configured_neighbour_stays_what_it_is(node: Namespace) -> None:
-    node.ip("neigh add 10.9.0.5 lladdr 02:00:00:00:00:05 nud permanent dev v0")
-
-    async def steps(follower: Follower) -> None:
-        hop = (node.ifindex("v0"), ip("10.9.0.5"))
-        await NeighbourKeeper().keep({hop}, follower.watcher.permanent)
-        assert "PERMANENT" in run("ip", "-n", node.name, "neigh", "show", "10.9.0.5")
 
     in_node(node, steps)
 

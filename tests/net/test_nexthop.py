@@ -267,6 +267,38 @@ def test_devices_come_change_and_go() -> None:
     assert devices(maps) == {1026: (0, link(1026).mac), 2050: (1, link(2050).mac)}
 
 
+def test_devices_by_which_xdp_sends_are_marked_as_long_as_there_is_room() -> None:
+    maps = MemoryMaps()
+    senders = {7: link(7), 9: link(9)}
+    write_devices(maps, {2: (link(2), False), 7: (link(7), True)}, senders)
+    assert devices(maps) == {2: (0, link(2).mac), 7: (1 | 2, link(7).mac), 9: (2, link(9).mac)}
+    write_devices(maps, {2: (link(2), False), 7: (link(7), True)}, {})
+    assert devices(maps) == {2: (0, link(2).mac), 7: (1, link(7).mac)}
+    wanted = {2 + 1024 * i: (link(2 + 1024 * i), False) for i in range(4)}
+    assert write_devices(maps, wanted, {4098: link(4098)}) == []  # no complaint: its frames go by tc
+
+
+def test_the_next_hop_of_a_device_that_takes_no_frames_from_xdp_is_marked() -> None:
+    maps, table = make()
+    table.update(network(), (), (), 0)
+    before = table.index_of(GW)
+    table.no_xdp = {ETH0}
+    assert table.update(network(), (), (), 1)
+    index = table.index_of(GW)
+    assert index not in (0, before)  # a record never changes while it may be in use
+    assert record(maps, index) == (NEIGHBOURS[GW], MAC[ETH0], ETH0 | 1 << 31)
+    assert record(maps, before)[2] == 0
+    assert id_of(maps, ETH0, NEIGHBOURS[GW]) == index  # programs ask by the plain number
+    again = NextHopTable(maps, REUSE_S)
+    again.restore(2)
+    again.update(network(), (), (), 2)  # before it is known what runs where, the marks stay
+    assert again.index_of(GW) == index
+    again.no_xdp = ()
+    again.update(network(), (), (), 3)
+    assert record(maps, index)[2] == 0
+    assert record(maps, again.index_of(GW))[2] == ETH0
+
+
 def test_a_device_without_room_is_named() -> None:
     wanted = {2 + 1024 * i: (link(2 + 1024 * i), False) for i in range(5)}
     assert write_devices(MemoryMaps(), wanted) == ["d4098"]

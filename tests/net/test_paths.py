@@ -6,14 +6,15 @@ import pytest
 
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
-from lbagent.net.paths import Hop, PathFinder, PathSettings
-from tests.net.builders import ADDRESSES, CNI0, ETH0, address, backend, ip, network, route
+from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
+from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {
     (ETH0, ip("10.0.0.254")): 11,
     (ETH0, ip("10.0.0.253")): 12,
     (ETH0, ip("10.0.0.7")): 13,
     (ETH0, ip("fe80::1")): 14,
+    (VLAN, ip("10.61.0.1")): 15,
 }
 NODE = PathSettings("me", (), ("cni*", "veth*"))
 
@@ -57,10 +58,14 @@ def test_without_a_pod_device_a_pod_behind_a_bridge_is_remote() -> None:
     assert info.snat == ip("10.244.0.1")
 
 
-@pytest.mark.parametrize("where", ["10.60.1.1", "10.70.1.1", "10.90.1.1", "10.91.1.1"])
+@pytest.mark.parametrize("where", ["10.70.1.1", "10.90.1.1", "10.91.1.1"])
 def test_the_fib_is_asked_where_the_table_alone_cannot_say(where: str) -> None:
-    """VLAN device, device that is down, several next hops, unreachable."""
+    """Device that is down, several next hops, unreachable."""
     assert finder()(backend(where)).nexthop == 0
+
+
+def test_a_vlan_has_next_hops_which_tc_alone_uses() -> None:
+    assert finder()(backend("10.60.1.1")).nexthop == 15
 
 
 def test_policy_rules_of_a_family_make_its_hops_unknown() -> None:
@@ -94,11 +99,20 @@ def test_a_deprecated_or_link_local_address_is_no_source() -> None:
     assert finder(addresses=addresses)(backend("fd00::7")).snat == ip("fd00::6")
 
 
+def test_gateways_come_with_the_shortest_prefixes_first_and_all_of_a_route() -> None:
+    balanced = route(
+        "172.16.0.0/12", ETH0, "10.0.0.251", simple=False, others=((ETH0, ip("10.0.0.252")), (DOWN, ip("10.71.0.1")))
+    )
+    found = gateways(network(routes=(route("10.80.0.0/16", ETH0, "10.0.0.253"), balanced, *ROUTES[:2], *ROUTES[-1:])))
+    wanted = [(ETH0, "10.0.0.254"), (ETH0, "fe80::1"), (ETH0, "10.0.0.251"), (ETH0, "10.0.0.252"), (ETH0, "10.0.0.253")]
+    assert found == [(index, ip(address)) for index, address in wanted]  # nothing behind a device that is down
+
+
 def test_the_neighbours_to_keep_resolved() -> None:
     found = finder()
     for where in ("10.0.0.7", "192.0.2.1", "192.0.2.2", "10.244.0.5", "10.60.0.1"):
         found(backend(where))
-    expected: set[Hop] = {(ETH0, ip("10.0.0.7")), (ETH0, ip("10.0.0.254"))}
+    expected: set[Hop] = {(ETH0, ip("10.0.0.7")), (ETH0, ip("10.0.0.254")), (VLAN, ip("10.61.0.1"))}
     assert found.hops == expected
     assert CNI0 not in {hop[0] for hop in found.hops}
 

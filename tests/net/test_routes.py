@@ -38,7 +38,7 @@ def test_the_devices_of_all_default_routes() -> None:
     routes = [
         via("0.0.0.0/0", 1),
         via("0.0.0.0/0", 2, metric=100),
-        via("0.0.0.0/0", 3, metric=50, others=(4, 5)),
+        via("0.0.0.0/0", 3, metric=50, others=((4, b""), (5, b""))),
         via("0.0.0.0/0", 6, metric=9, unicast=False),
         via("10.0.0.0/8", 7),
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.maps import layout
 from lbagent.maps.layout import PathFlag
+from tests.packet import craft
 from tests.packet.world import AFFINITY, MAGLEV, BackendRow, ServiceRow
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ class Churn:
             self.scene.world.maps.delete_many("lb_affinity_match", [key])
 
     def _nexthop(self) -> None:
-        """Retire a next hop (flows fall back to the FIB), or bring it back."""
+        """Retire a next hop (flows fall back to the FIB) or take it from XDP, or bring it back; whether XDP may send to lb1 changes too."""
+        world, send = self.scene.world, self.rng.choice([0, layout.DeviceFlag.XDP_SEND])
+        world.device(world.net.lb1, send, craft.NODE2_MAC)
         maps, size = self.scene.world.maps, layout.LB_NEXTHOP.size
         index = self.rng.choice(sorted(self.scene.world.nexthops.values()))
         with maps.window("lb_nexthop", index * size, size) as view:
@@ -85,4 +88,5 @@ class Churn:
                 view[:] = self.retired.pop(index)
             else:
                 self.retired[index] = bytes(view)
-                view[size - 4 :] = struct.pack("=I", 0)
+                (ifindex,) = struct.unpack("=I", view[size - 4 :])
+                view[size - 4 :] = struct.pack("=I", self.rng.choice([0, ifindex | layout.NEXTHOP_NO_XDP]))

@@ -6,9 +6,10 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 
+from lbagent.maps.reasons import Reason
 from tests.packet import craft, wire
 from tests.packet.craft import BACKEND_MAC, NODE2_MAC, NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TC_INGRESS, BackendRow, Outcome, ServiceRow, World
+from tests.packet.world import TC_AFTER_XDP, TC_EGRESS, TC_INGRESS, XDP, BackendRow, Outcome, ServiceRow, World
 
 TO_BACKEND = {"smac": NODE2_MAC, "dmac": BACKEND_MAC}
 TO_CLIENT = {"smac": NODE_MAC, "dmac": ROUTER_MAC}
@@ -93,6 +94,23 @@ def untouched(outcome: Outcome, frame: bytes) -> None:
     """Assert that the stack gets the very bytes that came in."""
     assert outcome.passed, outcome
     assert outcome.packet == frame, difference(outcome.packet, frame)
+
+
+def marked(frame: bytes) -> bytes:
+    """Return a frame as XDP leaves it to tc_after_xdp where the driver has no metadata: with the group bit in the source MAC.
+
+    A test run gives tc no metadata, so it is in this form that tc_after_xdp gets its frames here.
+    """
+    return frame[:6] + bytes((frame[6] | 1,)) + frame[7:]
+
+
+def handed_over(world: World, frame: bytes, device: int = 0) -> Outcome:
+    """Assert that XDP leaves `frame` untouched to tc_after_xdp and counts nothing but that; return what became of it there."""
+    out = world.run(XDP, frame, device)
+    untouched(out, frame)
+    assert out.metadata, "tc_after_xdp cannot know that the frame is its own"
+    assert out.counted == {Reason.PASS_NEIGHBOR: 1}
+    return world.run(TC_AFTER_XDP, marked(frame), device)
 
 
 def difference(got: bytes, wanted: bytes) -> str:

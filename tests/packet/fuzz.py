@@ -22,9 +22,10 @@ from lbagent.maps.reasons import Reason
 from tests.packet import corpus, craft, wire
 from tests.packet.churn import Churn
 from tests.packet.corpus import Scene
+from tests.packet.expect import marked
 from tests.packet.harness import open_world
 from tests.packet.mutate import mutate
-from tests.packet.world import XDP, World, runnable
+from tests.packet.world import TC_AFTER_XDP, XDP, World, runnable
 
 SEED = 20260731
 EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
@@ -213,6 +214,10 @@ def fuzz(world: World, count: int, seed: int = SEED) -> Counter[str]:
                 result = world.raw(hook, frame, device)
                 try:
                     checker.judge(hook, frame, result.verdict, result.packet)
+                    if result.metadata and not frame[6] & 1:
+                        total["left to tc"] += 1
+                        result = world.raw(TC_AFTER_XDP, marked(frame), device)
+                        checker.judge(TC_AFTER_XDP, frame, result.verdict, result.packet)
                     if result.packet != frame:
                         translated += 1
                         if translated % SAMPLE == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from tests.packet.world import World
 if TYPE_CHECKING:
     from lbagent.bpf.build.artifact import Artifact
 
+Splice = Callable[["Artifact", Mapping[str, int]], "Artifact"]
 SMALL = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 15, snat6=1 << 15, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 10, fragments=1 << 8, maglev_size=251,
@@ -36,8 +37,12 @@ def open_world(
     seeds: Seeds = SEEDS,
     artifact: Artifact | None = None,
     net: Net | None = None,
+    splice: Splice | None = None,
 ) -> Iterator[World]:
-    """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there."""
+    """Load every program with these settings and sizes and yield an empty world; `net`: in a namespace that is there.
+
+    `splice` may change the built programs before they are loaded (splice.py); it is given the maps' descriptors too.
+    """
     programs = artifact or builder.ensure_artifact()
     fds: dict[str, int] = {}
     own = net is None
@@ -48,7 +53,7 @@ def open_world(
                 nested = spec.type is MapType.HASH_OF_MAPS
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
         config = program_settings.pack_config(options, sizes, seeds, jiffies.hz())
-        generation = load_generation(programs, fds, config)
+        generation = load_generation(splice(programs, fds) if splice else programs, fds, config)
         try:
             yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)
         finally:

@@ -88,6 +88,11 @@ class Net:
         finally:
             os.close(home)
 
+    def run(self, line: str) -> None:
+        """Run one `ip` command in this namespace, without the word ip."""
+        with self.inside():
+            subprocess.run(["ip", *line.split()], check=True)
+
     def close(self) -> None:
         """Let the namespace go."""
         os.close(self.fd)

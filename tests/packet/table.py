@@ -29,6 +29,7 @@ class Flow:
     backend: int
     snat_port: int  # 0: the client's address is kept
     seen: int  # ticks
+    fin: int = 0  # 1: the client has sent its FIN, 2: the backend
 
 
 def flows(world: World, family: Family) -> list[Flow]:
@@ -59,6 +60,7 @@ def flows(world: World, family: Family) -> list[Flow]:
                 value >> 44,
                 _swap(snat),
                 entry[_SEEN[version]] & 0xFFFF,
+                value >> 18 & 3,
             )
         )
     return out
@@ -120,6 +122,25 @@ def held_slots(world: World, family: Family) -> int:
     with world.maps.window(f"lb{version}_snat", 0, size) as view:
         data = struct.unpack(f"={size // 8}Q", view)
     return sum(1 for owner in data[::words] if owner >> 16)
+
+
+def slot_holder(world: World, family: Family, index: int) -> tuple[str, int] | None:
+    """Return the client, address and port, that holds a SNAT slot; None where nobody does."""
+    version = family.version
+    name, size = f"lb{version}_snat", 8 * _SLOT_WORDS[version]
+    with world.maps.window(name, index * size % world.maps.specs[name].value_size, size) as view:
+        words = struct.unpack(f"={_SLOT_WORDS[version]}Q", view)
+    if not words[0] >> 16:
+        return None
+    if version == 4:
+        return family.text(struct.pack("=I", words[0] >> 32)), _swap(words[0] >> 16 & 0xFFFF)
+    return family.text(struct.pack("=2Q", *words[1:3])), _swap(words[0] >> 48)
+
+
+def held_slot_indexes(world: World, family: Family) -> list[int]:
+    """Return which SNAT slots have a holder."""
+    slots = world.maps.specs[f"lb{family.version}_snat"].value_size // (8 * _SLOT_WORDS[family.version])
+    return [index for index in range(slots) if slot_holder(world, family, index)]
 
 
 def _swap(port: int) -> int:

@@ -214,3 +214,17 @@ def test_errors_about_spilled_flows(tiny_world: World, fam: Family) -> None:
         assert seen.quoted is not None
         assert (fam.text(seen.src), fam.text(seen.quoted.dst), seen.quoted.dport) == (fam.vip, fam.vip, 80)
         assert (fam.text(seen.quoted.src), seen.quoted.sport) == (address, port)
+
+
+def test_flows_first_seen_in_the_middle_give_way(tiny_world: World, fam: Family, hook: str) -> None:
+    """A flood of ACKs fills the table: a second or two later each new connection gets the entry of one of them, and keeps it."""
+    backends = serve(tiny_world, fam, local=False)
+    for n in range(400):
+        send(tiny_world, fam, n, "A")
+    assert len(table.flows(tiny_world, fam)) == 256
+    assert table.age(tiny_world, fam, 3, lambda flow: flow.state == table.MID) == 256
+    for n in range(5000, 5040):
+        out = send(tiny_world, fam, n, "S", hook=hook)
+        assert out.counted == {Reason.FWD_NEW: 1}, n
+        assert place(out)[0] in {backend.endpoint for backend in backends}
+        assert place(send(tiny_world, fam, n, "A", hook=hook)) == place(out)

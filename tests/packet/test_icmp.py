@@ -150,6 +150,7 @@ def test_about_a_reply_of_a_local_backend(
     error = craft.frame(craft.icmp_error(fam, source, fam.vip, layer, cut_at(fam, l3(reply.packet), cut)))
     out = world.run(hook, error)
     assert out.passed
+    assert out.counted == {Reason.FWD_ICMP: 1}
     check_error(
         out.packet, src=source, dst=flow.backend.address, quoted=cut_at(fam, with_hops_of(fam, l3(answer), 63), cut),
         kind=layer, mtu=1280,
@@ -177,6 +178,7 @@ def test_of_a_local_backend(world: World, fam: Family, proto: int, cut: int | No
     assert out.passed
     if place == "pod" and sender == "node":
         return  # a pod does not speak with the node's address; whatever comes of it must not be forwarded
+    assert out.counted == {Reason.FWD_ICMP: 1}
     check_error(
         out.packet, src=fam.vip if sender == "backend" else source, dst=fam.client,
         quoted=cut_at(fam, l3(flow.sent), cut), kind=layer,
@@ -195,6 +197,48 @@ def test_udp_without_checksum_is_quoted_without_one(world: World, hook: str) -> 
     packet = craft.icmp_error(fam, backend.address, fam.node2, layer, l3(out.packet))
     back = world.run(hook, craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC), world.net.lb1)
     check_error(back.packet, src=fam.vip, dst=fam.client, quoted=with_hops_of(fam, l3(sent), 63), kind=layer)
+
+
+def load_of_no_sum(frame: bytes) -> bytes:
+    """Return the two bytes that, in the place of the zeros in this datagram, make its checksum 0, which is sent as 0xffff (RFC 768)."""
+    seen = wire.parse(frame)
+    assert seen is not None
+    assert frame[seen.end - 2 : seen.end] == b"\0\0"
+    return frame[seen.l4 + 6 : seen.l4 + 8]
+
+
+def test_udp_with_a_checksum_of_ffff_is_quoted_with_it(world: World, fam: Family, hook: str) -> None:
+    """The client sent 0xffff, which stands for a sum of 0: it reads 0xffff in the error, not 0, "no checksum"."""
+    zeros = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 80, b"\0\0"))
+    flow = Flow(world, fam, UDP, local=False, load=load_of_no_sum(zeros))
+    at = wire.parse(flow.sent).l4 + 6  # type: ignore[union-attr]
+    assert flow.sent[at : at + 2] == b"\xff\xff"
+    out = world.run(hook, flow.error(fam.unreachable(), flow.backend.address, None), world.net.lb1)
+    check_error(out.packet, src=fam.vip, dst=fam.client, quoted=flow.seen_by_client(None), kind=fam.unreachable())
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_reply_with_a_checksum_of_ffff_is_quoted_with_it(
+    world: World, fam: Family, hook: str, *, local: bool
+) -> None:
+    """The same for the backend, which reads about the packet it sent."""
+    flow = Flow(world, fam, UDP, local=local)
+
+    def answer(load: bytes) -> bytes:
+        if local:
+            return expect.local_reply(fam, UDP, flow.backend, fam.client, 40000, load=load)
+        return expect.remote_reply(fam, UDP, flow.backend, flow.snat[1], load=load)
+
+    sent = answer(load_of_no_sum(answer(b"\0\0")))
+    at = wire.parse(sent).l4 + 6  # type: ignore[union-attr]
+    assert sent[at : at + 2] == b"\xff\xff"
+    reply = expect.at_pod(world, sent) if local else world.run(hook, sent, world.net.lb1)
+    error = craft.frame(craft.icmp_error(fam, fam.client, fam.vip, fam.unreachable(), l3(reply.packet)))
+    out = world.run(hook, error)
+    ttl = wire.parse(reply.packet).ttl  # type: ignore[union-attr]
+    check_error(
+        out.packet, src=fam.client, dst=flow.backend.address, quoted=with_hops_of(fam, l3(sent), ttl), kind=fam.unreachable()
+    )  # fmt: skip
 
 
 def test_outer_ipv4_options(world: World, hook: str) -> None:
@@ -247,7 +291,9 @@ def test_about_no_flow_of_ours(world: World, fam: Family, hook: str) -> None:
         (fam.router, fam.vip, forged),
     ):
         frame = craft.frame(craft.icmp_error(fam, src, dst, fam.unreachable(), quoted))
-        expect.untouched(world.run(hook, frame), frame)
+        out = world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
 
 
 def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None:
@@ -281,7 +327,36 @@ def test_error_for_a_backend_that_is_gone(world: World, fam: Family, hook: str) 
     reply = world.run(hook, answer, world.net.lb1)
     world.remove_backend(flow.backend)
     error = craft.frame(craft.icmp_error(fam, fam.router, fam.vip, fam.too_big(1280), l3(reply.packet)))
-    expect.untouched(world.run(hook, error), error)
+    out = world.run(hook, error)
+    expect.untouched(out, error)
+    assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
+
+
+def test_which_icmp_messages_are_errors(world: World, fam: Family) -> None:
+    """RFC 792, RFC 4443 §2.1. Others speak about no packet; a redirect is for the link it was seen on."""
+    errors = {4: {3, 4, 11, 12}, 6: {1, 2, 3, 4}}[fam.version]
+    good = Flow(world, fam, UDP, local=False).error(fam.time_exceeded(), fam.router2, None)
+    at = 14 + (20 if fam.version == 4 else 40)
+    for kind in range(256):
+        other = good[:at] + bytes((kind,)) + good[at + 1 :]
+        out = world.run(XDP, other, world.net.lb1)
+        if kind in errors:
+            assert out.forwarded, kind
+            assert out.packet[at] == kind
+        else:
+            expect.untouched(out, other)
+
+
+def test_error_about_a_service_that_is_gone(world: World, fam: Family, hook: str) -> None:
+    """Its frontend is not known any more, so nobody can be told; a reply of its backend goes up as it came too."""
+    flow = Flow(world, fam, TCP, local=False)
+    rows = f"lb{fam.version}_reverse_nat"
+    world.put(rows, [(flow.service.id.to_bytes(4, "little"), bytes(world.maps.specs[rows].value_size))])
+    reply = expect.remote_reply(fam, TCP, flow.backend, flow.snat[1], "SA")
+    for frame in (flow.error(fam.too_big(1400), fam.router2, None), reply):
+        out = world.run(hook, frame, world.net.lb1)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
 
 
 def test_error_with_the_last_hop(world: World, fam: Family, hook: str) -> None:
@@ -289,7 +364,19 @@ def test_error_with_the_last_hop(world: World, fam: Family, hook: str) -> None:
     flow = Flow(world, fam, TCP, local=False)
     packet = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1400), l3(flow.out.packet), ttl=1)
     frame = craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
-    expect.untouched(world.run(hook, frame, world.net.lb1), frame)
+    out = world.run(hook, frame, world.net.lb1)
+    expect.untouched(out, frame)
+    assert out.counted == {Reason.PASS_TTL: 1}
+
+
+def test_error_with_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
+    """TTL 2 is enough to be forwarded once."""
+    flow = Flow(world, fam, TCP, local=False)
+    packet = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1400), l3(flow.out.packet), ttl=2)
+    out = world.run(hook, craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC), world.net.lb1)
+    assert out.forwarded
+    assert expect.parsed(out).ttl == 1
+    assert out.counted == {Reason.FWD_ICMP: 1}
 
 
 def test_errors_do_not_keep_a_flow_alive_or_change_it(world: World, fam: Family, hook: str) -> None:

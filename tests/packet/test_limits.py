@@ -122,3 +122,45 @@ def test_padded_frame(world: World, fam: Family, hook: str) -> None:
     out = world.run(hook, frame + bytes(30))
     assert out.forwarded
     expect.forwarded_to(Outcome(hook, out.verdict, out.packet[: len(frame)], out.counted), frame, backend)
+
+
+def reply_of(fam: Family, source: tuple[str, int], port: int, size: int, flags: str, *, df: bool) -> bytes:
+    """Return a remote backend's segment whose IP packet has `size` bytes."""
+    headers = (20 if fam.version == 4 else 40) + 20
+    packet = craft.tcp(fam, *source, fam.node2, port, flags, load=bytes(size - headers))
+    if fam.version == 4 and df:
+        packet.flags = "DF"
+    return craft.frame(packet, src=craft.BACKEND_MAC, dst=craft.NODE2_MAC)
+
+
+def test_reply_larger_than_the_way_to_the_client(world: World, fam: Family, hook: str) -> None:
+    """The first one and a later one: 1,400 bytes fit, 1,401 are answered to the backend, about the packet it sent."""
+    world.device(world.net.lb0, 0, NODE_MAC, mtu=1400)
+    backend = world.backend(fam, fam.remote(1), 8080)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
+    for flags in ("SA", "A", "A"):
+        over = reply_of(fam, backend.endpoint, port, 1401, flags, df=True)
+        out = world.run(hook, over, world.net.lb1)
+        assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
+        seen = expect.parsed(out)
+        assert seen.mtu == 1400
+        assert (fam.text(seen.src), fam.text(seen.dst)) == (fam.node2, backend.address)
+        assert over[14:].startswith(out.packet[seen.l4 + 8 : seen.end])
+        fits = reply_of(fam, backend.endpoint, port, 1400, flags, df=True)
+        expect.replied(world.run(hook, fits, world.net.lb1), fits, service, fam.client, 40000)
+
+
+def test_reply_that_may_be_fragmented_is_cut_by_the_stack(world: World, hook: str) -> None:
+    """IPv4 without DF: translated, with its TTL, and up."""
+    fam = craft.V4
+    world.device(world.net.lb0, 0, NODE_MAC, mtu=1400)
+    backend = world.backend(fam, fam.remote(1), 8080)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
+    for flags in ("SA", "A", "A"):
+        over = reply_of(fam, backend.endpoint, port, 1401, flags, df=False)
+        out = world.run(hook, over, world.net.lb1)
+        assert out.passed
+        assert out.packet == expect.translated(over, src=fam.vip, sport=80, dst=fam.client, dport=40000)
+        assert out.counted == {Reason.FWD_REPLY: 1}

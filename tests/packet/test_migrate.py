@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lbagent.bpf.build import builder
+from lbagent.bpf.build.artifact import Artifact
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import Generation, load_generation
 from lbagent.bpf.load.program_settings import Settings
@@ -24,7 +25,7 @@ from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
-from tests.packet.harness import SEEDS, SMALL, open_world
+from tests.packet.harness import SEEDS, SMALL, Splice, open_world
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
 GROWN = dataclasses.replace(SMALL, flow4=1 << 14, flow6=1 << 13, snat4=1 << 16, snat6=1 << 15)
@@ -79,9 +80,9 @@ class Change:
         self.kept, self.before = self.world.maps, dict(self.world.programs)
 
 
-def changes(old: Sizes, new: Sizes) -> Iterator[Change]:
-    """Load all three sets."""
-    programs = builder.ensure_artifact()
+def changes(old: Sizes, new: Sizes, artifact: Artifact | None = None, splice: Splice | None = None) -> Iterator[Change]:
+    """Load all three sets; `splice` changes the programs that know both kinds of maps, and those of the new ones."""
+    programs = artifact or builder.ensure_artifact()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(sizes=old))
         assert isinstance(world.maps, KernelMaps)
@@ -91,7 +92,7 @@ def changes(old: Sizes, new: Sizes) -> Iterator[Change]:
         made = []
         for before in (old, None):
             config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), before)
-            made.append(load_generation(programs, fds, config))
+            made.append(load_generation(splice(programs, fds) if splice else programs, fds, config))
             stack.callback(made[-1].close)
         yield Change(world, old, new, *made, KernelMaps("", new, fds))
 

@@ -25,6 +25,7 @@ from tests.packet.world import (
     World,
 )
 
+LOOPBACK = 0x0800
 RANGED = TYPE_LOAD_BALANCER | ROUTABLE | SOURCE_RANGE
 
 
@@ -121,6 +122,35 @@ def test_one_row_serves_both_scopes(world: World, fam: Family, hook: str) -> Non
     world.service(fam, fam.vip, 80, TCP, [backend])
     assert expect.destination(from_pod(world, fam, hook)) == backend.endpoint
     assert expect.destination(world.run(hook, syn(fam, fam.client))) == backend.endpoint
+
+
+def test_two_scopes_and_no_row_of_the_inside(world: World, fam: Family, hook: str) -> None:
+    """A master that speaks of two scopes is enough for pods while the other row is missing; its slots are the external ones."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    world.service(fam, fam.vip, 80, TCP, [backend], flags=TYPE_LOAD_BALANCER | ROUTABLE | TWO_SCOPES)
+    assert expect.destination(from_pod(world, fam, hook)) == backend.endpoint
+
+
+def test_the_inside_row_has_slots_of_its_own(world: World, fam: Family, hook: str) -> None:
+    """Its numbers of backends are not those of the external row."""
+    outside = [world.backend(fam, fam.remote(1), 8080)]
+    inside = [world.backend(fam, fam.remote(n), 8080) for n in range(2, 6)]
+    flags = TYPE_LOAD_BALANCER | ROUTABLE | TWO_SCOPES
+    world.service(fam, fam.vip, 80, TCP, outside, flags=flags)
+    world.service(fam, fam.vip, 80, TCP, inside, flags=flags, scope=1)
+    chosen = {expect.destination(from_pod(world, fam, hook, sport)) for sport in range(40000, 40060)}
+    assert chosen == {backend.endpoint for backend in inside}
+    assert expect.destination(world.run(hook, syn(fam, fam.client))) == outside[0].endpoint
+
+
+def test_loopback_frontends_are_not_for_the_wire(world: World, fam: Family, hook: str) -> None:
+    """Such a row serves sockets of the node only, inside and out."""
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)], flags=LOOPBACK)
+    frame = syn(fam, fam.client)
+    out = world.run(hook, frame)
+    expect.untouched(out, frame)
+    assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
+    assert from_pod(world, fam, hook).passed
 
 
 @pytest.fixture(scope="module")

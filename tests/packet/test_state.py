@@ -143,9 +143,9 @@ def sweep(world: World, fam: Family, half: int = 0) -> int:
     ) // layout.FLOW_WAYS  # fmt: skip
     first = live = 0
     while first < count:
-        data = layout.LB_SWEEP.pack(first, count - first, half, 0)
+        data = layout.LB_SWEEP.pack(first, count - first, half, 0, 0)
         result = run_xdp(world.programs[f"sweep{fam.version}"], data)
-        first, _, _, found = layout.LB_SWEEP.unpack(result.packet)  # type: ignore[assignment]
+        first, _, _, found, _ = layout.LB_SWEEP.unpack(result.packet)  # type: ignore[assignment]
         live += int(found)
     return live
 

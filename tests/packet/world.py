@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.run.sweep import trust_ages
 from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
     from tests.packet.net import Net
 
 TCP, UDP = 6, 17
+FOR_EVER = 1 << 62  # ticks: ages are right, as after a sweep
 RANDOM, MAGLEV = 1, 2
 TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
 ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
 INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
 STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
-_REASONS = [int(reason) for reason in Reason]
-XDP, TC_INGRESS, TC_EGRESS = "xdp", "tc_ingress", "tc_egress"
-_FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), TC_INGRESS: (Tc.REDIRECT,), TC_EGRESS: (Tc.REDIRECT,)}
-_PASS = {XDP: (Xdp.PASS,), TC_INGRESS: (Tc.OK, Tc.UNSPEC), TC_EGRESS: (Tc.OK, Tc.UNSPEC)}
-_DROP = {XDP: (Xdp.DROP,), TC_INGRESS: (Tc.SHOT,), TC_EGRESS: (Tc.SHOT,)}
+_REASONS = [reason for reason in Reason if reason]
+XDP, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP = "xdp", "tc_ingress", "tc_egress", "tc_after_xdp"
+TC_HOOKS = (TC_INGRESS, TC_EGRESS, TC_AFTER_XDP)
+_FORWARD = {XDP: (Xdp.TX, Xdp.REDIRECT), **dict.fromkeys(TC_HOOKS, (Tc.REDIRECT,))}
+_PASS = {XDP: (Xdp.PASS,), **dict.fromkeys(TC_HOOKS, (Tc.OK, Tc.UNSPEC))}
+_DROP = {XDP: (Xdp.DROP,), **dict.fromkeys(TC_HOOKS, (Tc.SHOT,))}
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Outcome:
     verdict: int
     packet: bytes
     counted: Counter[Reason] = field(default_factory=Counter)
+    metadata: bytes = b""  # what XDP put before the frame
 
     @property
     def forwarded(self) -> bool:
@@ -121,13 +125,14 @@ class World:
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
         self._service_id = self._backend_id = 0
         self.nexthops: dict[tuple[int, str], int] = {}
-        self.device(self.net.lb0, 0, craft.NODE_MAC)
-        self.device(self.net.lb1, 0, craft.NODE2_MAC)
+        self.device(self.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC)
+        self.device(self.net.lb1, DeviceFlag.XDP_SEND, craft.NODE2_MAC)
         self.device(self.net.pod0, DeviceFlag.POD, craft.POD_MAC)
         for fam in FAMILIES.values():
             for address in (fam.node, fam.node2):
                 self.filter("vip", fam.packed(address))
                 self.filter("snat", fam.packed(address))
+        trust_ages(self.maps, FOR_EVER)
         self._counters = self._read_counters()
 
     def forget_flows(self) -> None:
@@ -161,12 +166,12 @@ class World:
                     return
         raise AssertionError("lb_device has no room")
 
-    def nexthop(self, ifindex: int, dmac: str, smac: str) -> int:
-        """Enter a next hop; the same one gets the same index."""
+    def nexthop(self, ifindex: int, dmac: str, smac: str, *, xdp: bool = True) -> int:
+        """Enter a next hop; the same one gets the same index. `xdp`: its device takes frames that XDP sends."""
         key = (ifindex, dmac)
         if key not in self.nexthops:
             index = self.nexthops[key] = len(self.nexthops) + 1
-            row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex)
+            row = layout.LB_NEXTHOP.pack(_mac(dmac), _mac(smac), ifindex | (0 if xdp else layout.NEXTHOP_NO_XDP))
             with self.maps.window("lb_nexthop", index * len(row), len(row)) as view:
                 view[:] = row
             self.put(
@@ -328,7 +333,7 @@ class World:
             {reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]}
         )
         self._counters = now
-        return Outcome(hook, result.verdict, result.packet, counted)
+        return Outcome(hook, result.verdict, result.packet, counted, result.metadata)
 
     def raw(self, hook: str, frame: bytes, device: int = 0) -> Result:
         """Run one frame; the caller is in the namespace already. Quick: no counters are read."""
@@ -338,7 +343,7 @@ class World:
 
     def _read_counters(self) -> dict[Reason, int]:
         values = self.maps.counters(_REASONS)
-        return {reason: packets for reason, (packets, _) in zip(Reason, values, strict=True)}
+        return {reason: packets for reason, (packets, _) in zip(_REASONS, values, strict=True)}
 
     def counter(self, index: int) -> tuple[int, int]:
         """Return (packets, bytes) of one lb_metrics index."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 
+import msgspec
 import pytest
 
 from lbagent.errors import KernelError
@@ -280,3 +281,24 @@ async def test_what_a_stranger_changed_is_put_right() -> None:
         await loop.settled()
         assert dump(maps) == before
     assert check(maps, settled=True) == []
+
+
+async def test_what_is_wrong_with_objects_together_is_said_until_it_is_mended(caplog: pytest.LogCaptureFixture) -> None:
+    source = ListSource()
+    loop, _, _ = make(MemoryMaps(SMALL), source)
+    first = service(1)
+    second = msgspec.structs.replace(first, name="also1", created=2.0)  # the same address and port
+    async with running(loop):
+        source.first_list(first, endpoints(1, 1), second)
+        await loop.settled()
+        assert [message.subject for message in loop.messages] == ["Service default/also1"]
+        source.put(endpoints(1, 1, 2))
+        await loop.settled()
+        source.drop(second)
+        await loop.settled()
+        assert loop.messages == ()
+        source.put(second)
+        await loop.settled()
+        assert [message.subject for message in loop.messages] == ["Service default/also1"]
+    said = [record for record in caplog.records if record.message == "object refused"]
+    assert len(said) == 2

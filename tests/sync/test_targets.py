@@ -62,7 +62,7 @@ async def test_a_second_target_gets_every_state_beside_the_maps() -> None:
     source, maps, bpf, loop = rig(other)
     async with running(loop):
         await asyncio.sleep(0.02)
-        assert other.tries == 0, "not before the first list"
+        assert (other.tries, other.generation) == (0, 0), "not before the first list"
         source.first_list(service(1), endpoints(1, 1))
         await loop.settled()
         source.put(endpoints(1, 1, 2))
@@ -75,6 +75,7 @@ async def test_a_second_target_gets_every_state_beside_the_maps() -> None:
         bpf.paths_changed()
         await loop.settled()
         assert other.tries == tries, "nothing changed for it"
+        assert other.generation == loop.state.generation > 0
     assert [len(state.backends) for state in other.states] == [1, 2]
     generations = [state.generation for state in other.states]
     assert generations == sorted(set(generations))
@@ -97,6 +98,8 @@ async def test_one_that_fails_is_tried_again_with_pauses_and_no_other_waits(capl
         assert not other.ready.is_set()
         assert not found.in_sync
         assert "No space left" in found.error
+        assert found.failure is not None
+        assert isinstance(found.failure.error, LbError)
         assert other.tries < 6, "not at each change"
         await asyncio.wait_for(other.ready.wait(), 5)
         await loop.settled()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.agent.device_keeper import unattached_outputs
+from lbagent.config.device_names import is_name
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -19,6 +20,8 @@ def check_devices(components: AgentComponents) -> Iterator[Condition]:
         return
     attached = {item.target.name for item in keeper.attached}
     for name, problem in keeper.problems.items():
+        if name in keeper.chosen.missing and not is_name(name) and keeper.chosen.names:
+            continue  # a pattern may stand for no device beside another one
         if name in keeper.chosen.missing:
             now = network.links.get(keeper.last_index.get(name, 0))
             text = f"{problem}; it was renamed to {now.name}" if now else problem
@@ -48,6 +51,7 @@ def check_outputs(components: AgentComponents) -> Iterator[Condition]:
         return
     network = components.network
     attached = {item.target.name for item in components.devices.attached}
+    attached |= {link.name for link in components.devices.renamed.values()}
     for name in unattached_outputs(network.network, network.finder.outputs, attached):
         text = f"remote backends are reached through {name}, where no program is attached: their replies are not translated"
         yield Condition(ConditionName.DEVICE_NOT_ATTACHED, f"output {name}", text, f"add --device {name}")

@@ -19,6 +19,8 @@ class ConditionName(StrEnum):
     FORWARDING_OFF = "forwarding-off"
     NEXT_HOP_UNRESOLVED = "next-hop-unresolved"
     PATH_UNUSABLE = "path-unusable"
+    NEIGHBOURS_NOT_KEPT = "neighbours-not-kept"
+    FRAMES_NOT_TAKEN = "frames-not-taken"
     MAP_NEARLY_FULL = "map-nearly-full"
     TABLE_OVERFLOWS = "table-overflows"
     SNAT_PORTS_SHORT = "snat-ports-short"

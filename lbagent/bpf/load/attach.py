@@ -1,7 +1,9 @@
 """Which targets get which hooks, attaching all of them, and taking everything away again. What a hook is: bpf/hooks.py.
 
 XDP goes on by pinned link. tc goes on by TCX link, and below Linux 6.6 by a clsact filter (clsact.py). Both tc directions are
-needed for the replies of local backends (docs/datapath.md). The functions block on netlink: from asyncio, call them in a thread.
+needed for the replies of local backends (docs/datapath.md). A hook's companion is attached after it and detached after it: what
+the hook leaves to its companion never meets a device without one, except for the moment of the first attachment.
+The functions block on netlink: from asyncio, call them in a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachT
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
-from lbagent.bpf.load.links import detach_link, link_fault, linked_program, pinned_links
+from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, linked_program, pinned_links
 from lbagent.errors import NotFound
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -61,7 +63,14 @@ class Attacher(Protocol):
 
 
 def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[TargetKind, Attacher]:
-    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, present)}
+    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present))}
+
+
+def with_former_names(root: Path, present: Mapping[str, Device]) -> Mapping[str, Device]:
+    """Add devices that were renamed since a link was made, under the name of its pin: their programs stay where they are."""
+    by_index = {device.ifindex: device for device in present.values()}
+    former = {name: by_index[index] for name, index in linked_devices(root).items() if index in by_index}
+    return former | dict(present)
 
 
 def wanted_attachments(
@@ -77,8 +86,13 @@ def wanted_attachments(
         if name not in present:
             raise no_such_device(name, (item for item in present if not present[item].loopback))
         out += [Attachment.on_device(name, hook) for hook in (_ingress(mode, present[name]), TC_EGRESS)]
+    taken = {present[name].ifindex for name in names}
     for name in sorted(present):
-        if name not in names and any(fnmatchcase(name, pattern) for pattern in pod_patterns):
+        if (
+            present[name].name == name
+            and present[name].ifindex not in taken
+            and any(fnmatchcase(name, pattern) for pattern in pod_patterns)
+        ):
             out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_INGRESS, TC_EGRESS)]
     return out
 
@@ -94,21 +108,25 @@ def attach(
 ) -> list[Attachment]:
     """Attach or update every hook; return what is attached now (with `fall_back`, tc where a NIC has no native XDP).
 
-    Hooks that are attached and no longer wanted go last. Raises KernelError, Conflict (another XDP program), NotFound,
-    Unsupported; what was attached before the error stays.
+    Hooks come with their companions. Those that are attached and no longer wanted go last. Raises KernelError, Conflict (another
+    XDP program), NotFound, Unsupported; what was attached before the error stays.
     """
     done: list[Attachment] = []
     with IPRoute() as netlink:
         present = list_devices(netlink)
         attachers = _attachers(root, netlink, present)
         for item in wanted:
+            attacher = attachers[item.target.kind]
             try:
-                hook = attachers[item.target.kind].attach(item.target, item.hook, programs, fall_back=fall_back)
+                hook = attacher.attach(item.target, item.hook, programs, fall_back=fall_back)
+                done.append(replace(item, hook=hook))
+                if hook.companion:
+                    attacher.attach(item.target, hook.companion, programs, fall_back=False)
+                    done.append(replace(item, hook=hook.companion))
             except NotFound:
                 if not item.optional:
-                    raise
-                continue  # pods come and go while we work
-            done.append(replace(item, hook=hook))
+                    raise  # pods come and go while we work
+        done = list(dict.fromkeys(done))  # a companion that was attached before is wanted by itself too
         _detach_unwanted(root, netlink, done, clsact.marked_devices(root, present))
     return done
 
@@ -172,7 +190,7 @@ def _detach_unwanted(
     kept_pins = {link_pin(item.target, item.hook) for item in keep}
     kept_filters = {(item.target.name, item.hook) for item in keep if clsact.uses_filter(item.hook)}
     gone: list[Attachment] = []
-    for target, hook in pinned_links(root):
+    for target, hook in sorted(pinned_links(root), key=lambda pinned: pinned[1].companion is None):
         if link_pin(target, hook) not in kept_pins:
             detach_link(root, target, hook)
             gone.append(Attachment(target, hook))

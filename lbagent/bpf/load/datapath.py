@@ -13,6 +13,7 @@ from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
+from lbagent.bpf.load.links import linked_devices
 from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
 from lbagent.kernel import jiffies
 
@@ -49,10 +50,15 @@ class Datapath:
 
         Raises NotFound, Conflict, Unsupported, KernelError.
         """
-        wanted = attach.wanted_attachments(mode, names, pod_patterns, devices())
+        present = attach.with_former_names(self.root, devices())
+        wanted = attach.wanted_attachments(mode, names, pod_patterns, present)
         self.fall_back = mode == "auto"
         self.attachments = attach.attach(self.root, wanted, self.programs, fall_back=self.fall_back)
         return self.attachments
+
+    def attached_devices(self) -> dict[str, int]:
+        """Return the interface indexes of the devices with a pinned link, by the names they had when it was made."""
+        return linked_devices(self.root)
 
     def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyroute2 import IPRoute
 from lbagent.errors import NotFound
 
 _IFF_LOOPBACK = 8
+STRICT = 1  # of rp_filter
 _MAIN, _UNICAST = 254, 1  # RT_TABLE_MAIN, RTN_UNICAST
 MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
@@ -63,6 +65,19 @@ def no_such_device(name: str, present: Iterable[str]) -> NotFound:
 def list_devices(netlink: IPRoute) -> dict[str, Device]:
     """Return every device by name, over a netlink socket that is open already."""
     return {device.name: device for device in map(_device, netlink.get_links())}
+
+
+def strict_devices(names: Iterable[str]) -> list[str]:
+    """Return the devices with a strict reverse path filter (rp_filter 1; of "all" and the device's own value the larger counts)."""
+    of_all = _reverse_path_filter("all")
+    return [name for name in names if max(of_all, _reverse_path_filter(name)) == STRICT]
+
+
+def _reverse_path_filter(name: str) -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/conf", name, "rp_filter").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _device(message: Any) -> Device:

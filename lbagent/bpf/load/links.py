@@ -9,7 +9,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.hooks import AttachTarget, Hook, link_pin, parse_link_pin
+from lbagent.bpf.hooks import AttachTarget, Hook, TargetKind, link_pin, parse_link_pin
 from lbagent.errors import KernelError, LbError
 from lbagent.kernel import bpf_link, bpf_prog, bpffs
 from lbagent.kernel.kernel_error import kernel_errors
@@ -56,6 +56,30 @@ def _update_pinned(path: Path, target_id: int, prog_fd: int) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def linked_devices(root: Path) -> dict[str, int]:
+    """Return the interface indexes of all devices with a pinned link, by the names they had when it was made."""
+    indexes = {path.name: _target_id(path) for path in _pins(root / "link")}
+    return {parse_link_pin(name)[0].name: index for name, index in indexes.items() if index and _is_of_device(name)}
+
+
+def _pins(folder: Path) -> list[Path]:
+    return [item for item in sorted(folder.iterdir()) if not item.is_dir()] if folder.is_dir() else []
+
+
+def _is_of_device(pin: str) -> bool:
+    return parse_link_pin(pin)[0].kind is TargetKind.DEVICE
+
+
+def _target_id(path: Path) -> int:
+    """Return what a pinned link is attached to, 0 if that is gone."""
+    fd = bpffs.open_pin(path)
+    try:
+        with kernel_errors("read information", f"link {path.name}"):
+            return bpf_link.link_info(fd).target_id
+    finally:
+        os.close(fd)
 
 
 def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
@@ -110,7 +134,4 @@ def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
 
 def pinned_links(root: Path) -> list[tuple[AttachTarget, Hook]]:
     """Return target and hook of every pinned link, by the names of the pins."""
-    folder = root / "link"
-    if not folder.is_dir():
-        return []
-    return [parse_link_pin(item.name) for item in sorted(folder.iterdir()) if not item.is_dir()]
+    return [parse_link_pin(item.name) for item in _pins(root / "link")]

@@ -14,10 +14,6 @@ from msgspec import Struct
 from lbagent.maps.layout import LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_row, counter_rows
 
-SNAT_SPARE = (
-    64 + 2
-)  # units of 8 ticks: twice the 256 ticks between two renewals of a slot's lease, and what rounding takes
-
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):
     """What an operator can tell the programs. Defaults: docs/operations.md. `*_s` are seconds."""
@@ -69,6 +65,10 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
     def ticks(seconds: int) -> int:
         return max(1, round(seconds * hz / (1 << shift)))
 
+    timeouts = {
+        "timeout_new": ticks(settings.timeout_new_s), "timeout_tcp": ticks(settings.timeout_tcp_s),
+        "timeout_udp": ticks(settings.timeout_udp_s), "timeout_closing": ticks(settings.timeout_closing_s),
+    }  # fmt: skip
     values = {
         "seed0": seeds.seed0, "seed1": seeds.seed1,
         "flow4_mask": sizes.flow4 - 1, "flow6_mask": sizes.flow6 - 1,
@@ -77,9 +77,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "snat_port_min": settings.snat_port_min, "snat_port_max": settings.snat_port_max,
         "reject_rate": settings.reject_rate, "maglev_size": sizes.maglev_size, "flags": settings.flags(),
         "counter_rows": counter_rows(sizes), "counter_row": counter_row(sizes),
-        "timeout_new": ticks(settings.timeout_new_s), "timeout_tcp": ticks(settings.timeout_tcp_s),
-        "timeout_udp": ticks(settings.timeout_udp_s), "timeout_closing": ticks(settings.timeout_closing_s), "hz": hz,
-        "snat_life": ticks(max(settings.timeout_new_s, settings.timeout_tcp_s, settings.timeout_udp_s)) // 8 + SNAT_SPARE,
+        "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))

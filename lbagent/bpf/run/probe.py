@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
-from lbagent.bpf.hooks import TC_INGRESS, XDP_GENERIC
+from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
-from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device
+from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device, strict_devices
 from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.loader import MIN_KERNEL
+from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.kernel import features, nftables
 from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from lbagent.bpf.load.devices import Device
 
@@ -170,13 +171,48 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
             yield Finding(Level.ERROR, str(error), "see `ip link`", error.exit_code)
         else:
             yield Finding(Level.WARNING, sentence, "see `ip link`; the agent starts without it")
+    xdp = False
     for name in chosen.names:
         ingress, *_ = wanted_attachments(question.attach, [name], (), present)
         yield from _device(Path(question.bpffs) / "v1", present[name], ingress)
+        xdp |= ingress.hook is XDP
+    if xdp:
+        yield from _sent_by_tc(chosen.names, present)
     matched = [item for item in wanted_attachments("tc", chosen.names, question.pod_device, present) if item.optional]
     if question.pod_device:
         pods = sorted({item.target.name for item in matched})
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
+    else:
+        pods = []
+    yield from _strict_reverse_path([*chosen.names, *pods])
+
+
+def _sent_by_tc(names: Collection[str], present: dict[str, Device]) -> Iterator[Finding]:
+    """Name the other devices by which XDP programs cannot send; those of single pods are reached through the stack anyway."""
+    told = features.xdp_features()
+    found = [
+        f"{name} ({item.kind})"
+        for name, item in sorted(present.items())
+        if item.kind not in ("", "veth") and name not in names and refusal(item.kind, told.get(item.ifindex))
+    ]
+    if found:
+        yield Finding(
+            Level.NOTE,
+            f"packets of Services that leave by {', '.join(found)} go by tc: these devices take no frames from XDP",
+        )
+
+
+def _strict_reverse_path(names: Iterable[str]) -> Iterator[Finding]:
+    """A reply to this node itself comes up as one from the VIP, and the route to a VIP leads by the default route's device."""
+    default = default_route_devices()
+    strict = strict_devices(name for name in names if name not in default)
+    if strict and default:
+        yield Finding(
+            Level.WARNING,
+            f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services whose"
+            " backends are behind it",
+            "sysctl -w net.ipv4.conf.DEVICE.rp_filter=2 for each of them, and net.ipv4.conf.default.rp_filter=2 for later ones",
+        )
 
 
 # What is said of hooks that every driver has.
@@ -206,8 +242,14 @@ def _device(root: Path, device: Device, ingress: Attachment) -> Iterator[Finding
         yield Finding(
             Level.WARNING,
             f"device {name} is a veth with XDP: packets of local sockets arrive with unfinished checksums, TCP loses its offloads",
-            "use --attach tc, or `ethtool -K PEER tx off` at the other end",
+            "use --attach tc, or `ethtool -K PEER tx off gro on` at the other end",
         )
+    refused = refusal(device.kind, features.xdp_features(device.ifindex).get(device.ifindex), runs=True)
+    if hook.xdp_mode and hook is not XDP_GENERIC and refused and (device.kind or device.xdp_prog_id):
+        yield Finding(
+            Level.NOTE, f"device {name} ({kind}): frames that leave by it go by tc, not XDP: {refused}",
+            GRO_ADVICE if GRO_ADVICE in refused else "",
+        )  # fmt: skip
     ours = linked_program(root, ingress.target, hook)
     if hook.xdp_mode and device.xdp_prog_id and device.xdp_prog_id != ours:
         yield Finding(

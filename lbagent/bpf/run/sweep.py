@@ -1,7 +1,8 @@
 """Ages the flow tables: programs free what has expired and count live flows per backend; the agent only drives them.
 
 The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a
-compare-and-swap that Python does not have. Counts go to one half of lb_live while readers use the other.
+compare-and-swap that Python does not have. Counts go to one half of lb_live while readers use the other. After each whole sweep the
+programs are told how long ages can be believed (bpf/include/base/maps.h, now_ticks_in): without sweeps they prove what they use.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable, Mapping
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
-from lbagent.maps.layout import FLOW_WAYS, LB_SWEEP, SWEEP_STEP
+from lbagent.maps.layout import FLOW_WAYS, HOST_ORDER, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.reasons import Event, Reason, label
+from lbagent.maps.specs import counter_row, counter_rows
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,12 @@ FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
 
 REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
+
+
+def trust_ages(maps: LBMaps, until: int) -> None:
+    """Let the programs believe 16-bit ages until this tick, in the place of Reason.NONE of every CPU's row. Raises KernelError."""
+    row = counter_row(maps.sizes)
+    maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_rows(maps.sizes))])
 
 
 class Sweeper:
@@ -104,8 +112,10 @@ class Sweeper:
         size = sizes.backends * 4
         with self._maps.window("lb_live", half * size, size) as view:
             view[:] = bytes(size)
+        until = 0
         for family, entries in ((Family.IPV4, sizes.flow4), (Family.IPV6, sizes.flow6)):
-            self._flows[family] = await self._sweep_table(family, entries // FLOW_WAYS, half)
+            self._flows[family], until = await self._sweep_table(family, entries // FLOW_WAYS, half, until)
+        trust_ages(self._maps, until)
         self.live = await self._read_live(half)
         self._half = 1 - half
         self.sweeps += 1
@@ -113,16 +123,20 @@ class Sweeper:
         self.last_duration_s = time.monotonic() - began
         return self.live
 
-    async def _sweep_table(self, family: Family, buckets: int, half: int) -> int:
-        """Sweep one table; return its live flows. In a thread: each run waits some 70 ms for the kernel's XDP dispatcher."""
+    async def _sweep_table(self, family: Family, buckets: int, half: int, until: int) -> tuple[int, int]:
+        """Sweep one table; return its live flows, and until when ages are right (`until` if it is not 0).
+
+        In a thread: each run waits some 70 ms for the kernel's XDP dispatcher.
+        """
         live = 0
         for first in range(0, buckets, BUCKETS_PER_RUN):
             count = min(BUCKETS_PER_RUN, buckets - first)
-            program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0)
+            program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0, until)
             with kernel_errors("test run", f"sweep{family}"):
                 output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval
-        return live
+            until = int(LB_SWEEP.unpack(output.data[: LB_SWEEP.size])[-1])
+        return live, until
 
     async def _read_live(self, half: int) -> dict[int, int]:
         """Return what was counted into a half, by backend id."""

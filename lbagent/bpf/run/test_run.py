@@ -39,19 +39,24 @@ class Tc(IntEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """`verdict` is an Xdp or Tc member's number; `packet` the frame as the program left it."""
+    """`verdict` is an Xdp or Tc member's number; `packet` the frame as the program left it, `metadata` what XDP put before it."""
 
     verdict: int
     packet: bytes
     duration_ns: int
+    metadata: bytes = b""
 
 
-def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1) -> Result:
-    """Run an XDP program as if `packet` came in by interface `ifindex` (0: the kernel's default, loopback)."""
-    ctx = struct.pack("<6I", 0, len(packet), 0, ifindex, 0, 0) if ifindex else b""
+def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1, metadata: bytes = b"") -> Result:
+    """Run an XDP program as if `packet` came in by interface `ifindex` (0: the kernel's default, loopback).
+
+    `metadata` stands before the packet already: a multiple of four bytes.
+    """
+    ctx = struct.pack("<6I", len(metadata), len(metadata + packet), 0, ifindex, 0, 0)
     with kernel_errors("test run", "an XDP program"):
-        out = bpf_prog.prog_test_run(fd, packet, ctx=ctx, repeat=repeat)
-    return Result(out.retval, out.data, out.duration_ns)
+        out = bpf_prog.prog_test_run(fd, metadata + packet, ctx=ctx, repeat=repeat)
+    (start,) = struct.unpack_from("<I", out.ctx)  # struct xdp_md.data, counted from the metadata
+    return Result(out.retval, out.data[start:], out.duration_ns, out.data[:start])
 
 
 def run_tc(fd: int, packet: bytes, *, ifindex: int = LOOPBACK, mark: int = 0, repeat: int = 1) -> Result:

@@ -88,6 +88,9 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
         out.append(
             _fact("device", f"{device['name']}: {hooks}" + (f" ({device['problem']})" if device["problem"] else ""))
         )
+    for item in found.get("outputs", ()):
+        why = f" ({item['reason']})" if item["reason"] else ""
+        out.append(_fact("output", f"{item['name']}: remote backends, by {item['way']}{why}"))
     for source in found["sources"]:
         seen = f"{source['objects']} objects" if source["synced"] else "not read yet"
         if source["generation"]:

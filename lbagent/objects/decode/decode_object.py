@@ -95,7 +95,8 @@ def decode_object(
         return _decode(raw, origin, locate, last)
     if not raw["apiVersion"].startswith(OURS):
         return DecodedObject(None, raw["kind"])
-    problem = f"{raw['kind']} of {raw['apiVersion']} is not acted on by this version"
+    kind, version = (text if text.isprintable() else ascii(text) for text in (raw["kind"], raw["apiVersion"]))
+    problem = f"{kind} of {version} is not acted on by this version"
     message = Message(problem, "it is passed over", "kind", "", origin.file, origin.line, warning=True)
     return DecodedObject(None, raw["kind"], messages=(message,))
 

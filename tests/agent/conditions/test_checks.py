@@ -127,7 +127,11 @@ def devices(*links: Link, problems: dict[str, str] | None = None, attached: tupl
     missing = {name: text for name, text in (problems or {}).items() if name == "eth0"}
     names = () if missing else ("eth0",)
     keeper = Some(
-        problems=problems or {}, attached=hooks, last_index={"eth0": 2}, chosen=Some(names=names, missing=missing)
+        problems=problems or {},
+        attached=hooks,
+        last_index={"eth0": 2},
+        renamed={},
+        chosen=Some(names=names, missing=missing),
     )
     network = Some(network=replace(EMPTY, links={link.index: link for link in links}))
     return list(check_devices(Some(devices=keeper, network=network)))

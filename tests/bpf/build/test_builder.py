@@ -14,7 +14,7 @@ from tests.bpf.support import tiny_units
 
 
 def test_all_programs_and_their_maps_are_found(artifact):
-    assert sorted(artifact.programs) == ["call_xdp_5_second", "tc_egress", "tc_ingress", "xdp"]
+    assert sorted(artifact.programs) == ["call_xdp_5_second", "tc_after_xdp", "tc_egress", "tc_ingress", "xdp"]
     second = artifact.programs["call_xdp_5_second"]
     assert {(item.map_name, item.value) for item in second.relocations} == {
         ("lb_scratch", False), ("lb_metrics", True), ("lb_config", True), ("lb_nexthop", True),
@@ -55,7 +55,7 @@ def test_only_the_unit_that_changed_is_compiled(tmp_path, monkeypatch):
     xdp, tc = tiny_units()
     made = builder.build(tmp_path / "a.json", units=(xdp, tiny_units(2)[1]))
     assert compiled == [tc.name]
-    assert sorted(made.programs) == ["call_xdp_5_second", "tc_egress", "tc_ingress", "xdp"]
+    assert sorted(made.programs) == ["call_xdp_5_second", "tc_after_xdp", "tc_egress", "tc_ingress", "xdp"]
 
 
 def test_without_bcc_a_fitting_artifact_is_used_and_a_stale_one_refused(tmp_path, monkeypatch):

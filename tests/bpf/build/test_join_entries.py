@@ -67,5 +67,6 @@ def test_the_kernel_runs_both_halves():
 def test_entry_points_hold_both_families():
     programs = builder.ensure_artifact().programs
     assert not [name for name in programs if name.startswith(("xdp6", "tc_ingress6", "tc_egress6"))]
+    assert "tc_after_xdp6" not in programs
     for name in ("xdp", "tc_ingress", "tc_egress"):
         assert {"lb4_flow", "lb6_flow"} <= {item.map_name for item in programs[name].relocations}

@@ -7,7 +7,16 @@ import os
 import pytest
 from pyroute2 import IPRoute
 
-from lbagent.bpf.hooks import TC_EGRESS, TC_INGRESS, XDP, XDP_GENERIC, AttachTarget, TargetKind, parse_link_pin
+from lbagent.bpf.hooks import (
+    TC_AFTER_XDP,
+    TC_EGRESS,
+    TC_INGRESS,
+    XDP,
+    XDP_GENERIC,
+    AttachTarget,
+    TargetKind,
+    parse_link_pin,
+)
 from lbagent.bpf.load import attach, clsact, links
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, devices
@@ -99,7 +108,24 @@ def test_xdp_stays_without_us_and_is_updated_in_place(root, programs, other_prog
     link = links.linked_program(root, AttachTarget(TargetKind.DEVICE, "v0"), XDP)
     attach.attach(root, hooks, other_programs, fall_back=False)
     assert devices()["v0"].xdp_prog_id == bpf_prog.prog_info(other_programs["xdp"]).id != link
-    assert [path.name for path in (root / "link").iterdir()] == ["v0-xdp"]
+    tcx = ["v0-tc_after_xdp"] if clsact.has_tcx() else ["v0-filters"]
+    assert sorted(path.name for path in (root / "link").iterdir()) == [*tcx, "v0-xdp"]
+
+
+@pytest.mark.parametrize("mode", [XDP, XDP_GENERIC])
+def test_xdp_comes_and_goes_with_its_companion(root, programs, other_programs, netns, tc_way, mode):
+    wanted = [Attachment.on_device("v0", mode), Attachment.on_device("v0", TC_EGRESS)]
+    both = [wanted[0], Attachment.on_device("v0", TC_AFTER_XDP), wanted[1]]
+    for generation in (programs, other_programs):
+        assert attach.attach(root, wanted, generation, fall_back=False) == both
+        assert attach.attach(root, both, generation, fall_back=False) == both
+    found = {(item.target.name, item.hook.program) for item in attach.attached(root)}
+    assert found == {("v0", "xdp"), ("v0", "tc_after_xdp"), ("v0", "tc_egress")}
+    plain = [Attachment.on_device("v0", TC_INGRESS)]
+    assert attach.attach(root, plain, programs, fall_back=False) == plain == attach.attached(root)
+    assert attach.attach(root, wanted[:1], programs, fall_back=False) == both[:2]
+    assert {item.hook for item in attach.detach_all(root)} >= {TC_AFTER_XDP}
+    assert attach.attached(root) == []
 
 
 def test_generic_only_when_asked_and_changing_over_works(root, programs, netns):

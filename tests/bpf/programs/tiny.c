@@ -41,6 +41,11 @@ int tc_ingress(struct __sk_buff *skb)
 	return skb->ifindex;
 }
 
+int tc_after_xdp(struct __sk_buff *skb)
+{
+	return -1;
+}
+
 int tc_egress(struct __sk_buff *skb)
 {
 	count(COUNT_EGRESS);

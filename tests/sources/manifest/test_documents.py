@@ -180,6 +180,15 @@ def test_the_good_one_is_good():
     assert len(resolved(parsed)) > 6
 
 
+def test_a_kind_that_is_no_word_stays_in_its_line():
+    """A message is one line of the log."""
+    for kind, version in (("\n", "lbagent.io/v1alpha1"), ("Policy", "lbagent.io/\n")):
+        parsed, _ = attempt(json.dumps({"apiVersion": version, "kind": kind, "metadata": {"name": "x"}}))
+        (message,) = parsed.messages
+        assert "\n" not in str(message)
+        assert "is not acted on by this version" in str(message)
+
+
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), junk), min_size=1, max_size=4))
 def test_any_junk_at_any_place_is_a_message_and_costs_little_else(changes):

@@ -1,5 +1,6 @@
 """What happens when writing fails: the service that fails waits, all other services are served."""
 
+import dataclasses
 import gc
 
 import pytest
@@ -9,8 +10,12 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
+from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
+from lbagent.sync.target import plan
+from lbagent.sync.target.drift import drift
+from tests.sync.target import plans
 from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
 
 
@@ -123,6 +128,112 @@ def test_a_full_range_map_stops_the_service_before_its_master_and_never_opens_it
     assert backends_of(node.maps, guarded.frontend) is None
 
 
+@pytest.mark.parametrize("name", ["lb_affinity_match", "lb4_service"])
+def test_a_map_is_full_with_its_last_entry(name):
+    """Four backends take four entries (five slots): with room for as many they are served, with room for one less they are refused."""
+    needed = {"lb_affinity_match": 4, "lb4_service": 5}[name]
+    sticky = service("10.96.0.1:80", *some(1, 4), session_affinity=True)
+    for room, refused in ((needed, False), (needed - 1, True)):
+        node = Node()
+        specs = dict(node.shadow.specs)
+        specs[name] = dataclasses.replace(specs[name], max_entries=room)
+        node.shadow.specs = specs
+        node.want(sticky)
+        done = node.sync()
+        assert list(done.failed) == [sticky.frontend] * refused
+        if refused:
+            assert f"{name} is full: 0 of {room} entries used, {needed} more needed" in str(
+                done.failed[sticky.frontend]
+            )
+
+
+def test_entries_that_stay_need_no_room():
+    """A backend more is one entry more; with another id of the service all of them are new."""
+    node = Node()
+    node.serve(service("10.96.0.1:80", *some(1, 3), session_affinity=True))
+    specs = dict(node.shadow.specs)
+    specs["lb_affinity_match"] = dataclasses.replace(specs["lb_affinity_match"], max_entries=4)
+    node.shadow.specs = specs
+    node.serve(service("10.96.0.1:80", *some(2, 3), session_affinity=True))
+    node.want(service("10.96.0.1:80", *some(10, 3), session_affinity=True))
+    assert len(node.sync().failed) == 1
+
+
+def test_a_frontend_with_more_slots_than_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(plan, "MAX_SLOTS", 3)
+    node = Node()
+    fits, too_many = service("10.96.0.1:80", *some(1, 3)), service("10.96.0.2:80", *some(1, 4))
+    node.want(fits, too_many)
+    done = node.sync()
+    assert list(done.failed) == [too_many.frontend]
+    assert "10.96.0.2:80/TCP has 4 backends, at most 3 fit" in str(done.failed[too_many.frontend])
+    assert check(node.maps, settled=True) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fits"),
+    [
+        (("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), ("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), False),
+        (("10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0"), ("10.0.0.0/8", "10.1.0.0/16"), True),
+        (("10.0.0.0/8", "10.1.0.0/16"), ("10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0"), True),
+        (("10.0.0.0/8", "10.1.0.0/16"), ("10.0.0.0/8", "10.1.0.0/16"), True),
+    ],
+)
+def test_a_list_that_turns_round_takes_an_entry_for_every_client(before, after, fits):
+    """Three entries fit. For a moment every client is among them, unless a list names it already."""
+
+    def guarded(ranges, *, deny):
+        flags = ServiceFlags.ROUTABLE | ServiceFlags.SOURCE_RANGE | (ServiceFlags.SOURCE_RANGE_DENY if deny else 0)
+        nets = tuple(map(CIDR.parse, ranges))
+        return service("10.96.0.1:80", *some(1, 1), source_ranges=nets, source_ranges_deny=deny, flags=flags)
+
+    node = sized(source_ranges=3)
+    node.serve(guarded(before, deny=True))
+    node.want(guarded(after, deny=False))
+    done = node.sync()
+    assert done.complete == fits, done
+    assert check(node.maps, settled=fits) == []
+
+
+class RefusesFrontend(FaultyMaps):
+    """Writes no slot of one address."""
+
+    def __init__(self, inner, address):
+        super().__init__(inner)
+        self.address = address
+
+    def put_many(self, map_name, items):
+        for done, item in enumerate(items):
+            if map_name == "lb4_service" and item[0].startswith(self.address):
+                error = KernelError("update", 12, map_name)
+                error.done = done
+                raise error
+            self.inner.put_many(map_name, [item])
+
+
+def test_what_no_service_needs_goes_although_another_one_failed():
+    """A backend that two services leave is taken away; where one of the two failed it stays, for its slots may name it."""
+    for stopped, gone in (("10.96.0.3:80", True), ("10.96.0.2:80", False)):
+        node = Node()
+        shared, rest, third = some(1, 1), some(2, 1), some(3, 1)
+        node.serve(
+            service("10.96.0.1:80", *shared, *rest),
+            service("10.96.0.2:80", *shared, *rest),
+            service("10.96.0.3:80", *third),
+        )
+        wanted = {
+            "10.96.0.1:80": service("10.96.0.1:80", *rest),
+            "10.96.0.2:80": service("10.96.0.2:80", *rest),
+            "10.96.0.3:80": service("10.96.0.3:80", *third, *rest),
+        }
+        ident = node.book.backend_ids.get(shared[0].address)
+        node.want(*wanted.values())
+        node.maps = RefusesFrontend(node.maps, wanted[stopped].frontend.address)
+        done = node.sync()
+        assert list(done.failed) == [wanted[stopped].frontend]
+        assert (node.maps.get("lb4_backend", ident.to_bytes(4, "little")) is None) == gone, stopped
+
+
 @pytest.mark.parametrize("number", range(60))
 def test_a_failure_at_any_write_is_named_and_made_good(number):
     node, calm = Node(), Node()
@@ -147,15 +258,120 @@ def test_a_failure_at_any_write_is_named_and_made_good(number):
     assert check(node.maps, settled=True) == []
 
 
+def unknown(node: Node) -> list[str]:
+    """Return where the maps are not what the Shadow says; half a path record that no program reads yet is no difference."""
+    return [line for line in drift(node.maps, node.shadow) if line and "_path is not" not in line]
+
+
+@pytest.mark.parametrize("number", range(70))
+def test_after_a_failure_at_any_write_it_is_known_what_the_maps_hold(number):
+    """Else the next plan would leave entries of the failed one behind, or take others for written."""
+    node = Node()
+    node.serve(
+        service("10.96.0.1:80", *some(1, 3), algorithm=Algorithm.MAGLEV, session_affinity=True),
+        service("10.96.0.2:80", *some(2, 3)),
+        service("[fd00::1]:80", backend("[fd00:1::1]:80"), backend("[fd00:1::2]:80")),
+    )
+    node.want(
+        service("10.96.0.1:80", *some(2, 4), algorithm=Algorithm.MAGLEV),
+        service("10.96.0.3:80", *some(9, 2), source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0),
+        service("10.96.0.4:80", source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0),  # without backends
+        service("[fd00::1]:80", backend("[fd00:1::2]:80"), backend("[fd00:1::4]:80")),
+    )
+    node.maps = FaultyMaps(node.maps, before=fail_at(number, KernelError("update", 12, "lb4_service")))
+    done = node.sync()
+    assert done.complete == (node.maps.writes <= number)
+    assert unknown(node) == []
+    node.maps = node.maps.inner
+    if number % 2:  # what failed is not asked for any more
+        node.want()
+    assert node.sync().complete
+    assert unknown(node) == []
+    assert check(node.maps, settled=True) == []
+
+
+@pytest.mark.parametrize("word", range(12))
+def test_a_path_that_cannot_be_written_fails_the_service_of_that_backend_alone(word):
+    """A path of IPv6 is four words (two addresses), then the word that makes it valid."""
+    wanted = [service(f"[fd00::{n}]:80", backend(f"[fd00:1::{n}]:80")) for n in (1, 2, 3)]
+    node = Node()
+    node.want(*wanted)
+    stores = iter(range(100))
+
+    def refuse(_: int, name: str) -> None:
+        if name == "lb6_path" and next(stores) == word:
+            raise KernelError("update", 12, name)
+
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    done = node.sync()
+    assert list(done.failed) == [wanted[word // 4].frontend]
+    assert not done.errors
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+
+
+def test_a_service_is_told_its_first_failure():
+    """A backend of two services cannot be written, and one of them has failed before."""
+    node = Node()
+    first, second = service("10.96.0.1:80", *some(1, 1)), service("10.96.0.2:80", *some(1, 1))
+    node.want(first, second)
+    codes = {"lb_metrics": [12], "lb4_backend": [28]}
+
+    def refuse(_: int, name: str) -> None:
+        if codes.get(name):
+            raise KernelError("update", codes[name].pop(), name)
+
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    done = node.sync()
+    assert done.errors == []
+    assert {frontend: error.errno for frontend, error in done.failed.items()} == {
+        first.frontend: 12,
+        second.frontend: 28,
+    }
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
+
+
+def test_an_orphan_that_cannot_be_taken_away_is_an_error_of_no_service():
+    node = Node()
+    served = service("10.96.0.1:80", *some(1, 2))
+    node.serve(served)
+    stray = bytes((77, 0, 0, 0, 0, 99, 0, 0))  # the affinity of a service that is not there
+    node.maps.put_many("lb_affinity_match", [(stray, b"\0")])
+    node.restart()
+    node.want(served)
+    node.maps = FaultyMaps(node.maps, before=fail_at(0, KernelError("delete", 12, "lb_affinity_match")))
+    done = node.sync()
+    assert (done.failed, [error.errno for error in done.errors]) == ({}, [12])
+    assert not done.complete
+    assert node.maps.get("lb_affinity_match", stray) is not None
+    assert node.sync().complete
+    assert node.maps.get("lb_affinity_match", stray) is None
+    assert check(node.maps, settled=True) == []
+
+
+def test_every_entry_that_is_written_is_counted():
+    node = Node()
+    node.maps = FaultyMaps(MemoryMaps(SMALL))
+    done = node.serve(service("10.96.0.1:80", *some(1, 2)))
+    assert done.written["lb4_service"] == 3
+    assert done.written["lb4_backend"] == 2
+    assert done.written["lb4_reverse_nat"] == 1
+    assert done.written["lb_filter"] == 1 + 1 + len(plans.SNAT)  # the frontend, the backend with an odd address
+    done = node.serve()
+    assert done.written["lb4_service"] == 3
+    assert done.written["lb_filter"] == 2
+    assert done.entries == sum(done.written.values())
+
+
 def test_a_plan_may_be_applied_twice():
     from lbagent.sync.target.apply import apply
-    from lbagent.sync.target.plan import plan
     from lbagent.sync.target.restore import restore
     from tests.sync.target.plans import SNAT, paths
 
     node = Node()
     node.want(service("10.96.0.1:80", *some(1, 3), algorithm=Algorithm.MAGLEV))
-    planned = plan(node.state, node.shadow, paths, SNAT)
+    planned = plan.plan(node.state, node.shadow, paths, SNAT)
     assert apply(planned, node.maps, node.shadow).complete
     first = dump(node.maps)
     assert apply(planned, node.maps, restore(node.maps).shadow).complete

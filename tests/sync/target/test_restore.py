@@ -9,7 +9,7 @@ from lbagent.maps.dump import dump
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.sync.target.restore import restore
-from tests.sync.target.plans import MAINTENANCE, QUARANTINED, Node, backend, service, states
+from tests.sync.target.plans import MAINTENANCE, QUARANTINED, SMALL, Node, backend, service, states
 
 EVERYTHING = [
     service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, flags=0x50),
@@ -121,3 +121,17 @@ def test_a_start_into_another_state_ends_where_a_fresh_one_does(before, after):
     for svc in node.state.services:
         assert svc.id == ids.get(svc.frontend, svc.id)
     assert node.sync().entries == 0
+
+
+def test_a_backend_row_beyond_the_limit_is_no_backend():
+    """Maps are made with the limit of their day; an id that no path record can have is left where it is."""
+    node = Node()
+    node.serve(*EVERYTHING)
+    before = [line for line in dump(node.maps) if not line.startswith("BE")]
+    value = node.maps.items("lb4_backend")[0][1]
+    node.maps.put_many("lb4_backend", [((SMALL.backends).to_bytes(4, "little"), value)])
+    found = node.restart()
+    assert max(ident for _, ident in found.backend_ids) < SMALL.backends
+    node.want(*EVERYTHING)
+    assert node.sync().complete
+    assert [line for line in dump(node.maps) if not line.startswith("BE")] == before

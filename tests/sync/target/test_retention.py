@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
@@ -14,12 +15,16 @@ from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.service import SVC, ServiceName
+from lbagent.model.state import State
 from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.sync.target import bpf_target
 from lbagent.sync.target.restore import restore
-from lbagent.sync.target.retention import RESTORED, restored_state
+from lbagent.sync.target.retention import RESTORED, Retention, restored_state
+from lbagent.sync.target_protocol import Provenance
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
-from tests.sync.target.plans import Node, backends_of, states
+from tests.sync.target import plans
+from tests.sync.target.plans import ACTIVE, MAINTENANCE, QUARANTINED, TERMINATING, Node, backends_of, states
 from tests.sync.target.test_plan_order import copy_of
 
 
@@ -364,3 +369,100 @@ def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first
         assert check(inner, settled=True) == []
 
     asyncio.run(story())
+
+
+# --- what is kept, by itself ---
+
+
+def known_to(*services, whole: bool = False) -> Provenance:
+    """Return the provenance of services of which an untrusted source may hold a part (or, `whole`, none)."""
+    names = () if whole else tuple(str(svc.name) for svc in services)
+    return Provenance(("folder",), names, (), {})
+
+
+def kept(*found, overrides=None, known=(), whole: bool = False) -> dict[str, SVC]:
+    """Return what a State of `known` services becomes beside what was found in the maps."""
+    held = Retention({svc.frontend: svc for svc in found}, ("folder",))
+    provenance = replace(known_to(*known, whole=whole), overrides=overrides or {})
+    return {str(svc.frontend): svc for svc in held.add_to(State(1, tuple(known)), provenance).services}
+
+
+def texts(backends) -> list[str]:
+    return [str(backend.address) for backend in backends]
+
+
+def test_the_reason_names_sources_and_what_is_kept() -> None:
+    held = Retention({}, ("folder", "other"))
+    assert held.reason == "folder, other has given no complete list yet: nothing is removed until it has"
+    held.sources, held.kept = (), 2
+    assert held.reason == (
+        "the maps could not be read again: nothing is removed until they can;"
+        " 2 frontends that no object names stay as they are in the maps"
+    )
+
+
+def test_a_service_known_whole_takes_both_its_rows_with_it() -> None:
+    """The row of the other scope is one of its own, and goes where it needs none any more."""
+    outer = plans.service("10.96.0.1:80", plans.backend("10.244.1.1:80"), name=ServiceName("default", "web"))
+    inner = plans.service("10.96.0.1:80/i", plans.backend("10.244.1.2:80"))
+    other = plans.service("10.96.0.2:80/i", plans.backend("10.244.1.2:80"))
+    assert kept(outer, inner, other, known=[outer], whole=True).keys() == {"10.96.0.1:80", "10.96.0.2:80/i"}
+    assert kept(outer, inner, known=[outer]).keys() == {"10.96.0.1:80", "10.96.0.1:80/i"}
+
+
+def test_terminating_backends_stand_behind_active_ones_and_before_nothing() -> None:
+    name = ServiceName("default", "web")
+    dying = [plans.backend(f"10.244.1.{n}:80", plans.TERMINATING) for n in (3, 1)]
+    active = plans.backend("10.244.1.2:80")
+    (svc,) = kept(
+        plans.service("10.96.0.1:80", dying[0]), known=[plans.service("10.96.0.1:80", dying[1], name=name)]
+    ).values()
+    assert texts(svc.selectable) == ["10.244.1.1:80", "10.244.1.3:80"], "the only ones there are, by address"
+    assert svc.unselectable == ()
+    (svc,) = kept(
+        plans.service("10.96.0.1:80", active), known=[plans.service("10.96.0.1:80", dying[1], name=name)]
+    ).values()
+    assert (texts(svc.selectable), texts(svc.unselectable)) == (["10.244.1.2:80"], ["10.244.1.1:80"])
+
+
+@pytest.mark.parametrize(
+    ("states", "selectable", "unselectable", "slotless"),
+    [
+        ((TERMINATING, MAINTENANCE), [1], [], [2]),
+        ((TERMINATING, ACTIVE), [2], [1], []),
+        ((QUARANTINED, ACTIVE), [2], [1], []),
+        ((MAINTENANCE, MAINTENANCE), [], [], [1, 2]),
+    ],
+)
+def test_states_the_operator_sets_for_what_is_kept(states, selectable, unselectable, slotless) -> None:
+    found = plans.service("10.96.0.1:80", plans.backend("10.244.1.1:80"), plans.backend("10.244.1.2:80"))
+    overrides = {backend.address: state for backend, state in zip(found.selectable, states, strict=True)}
+    (svc,) = kept(found, overrides=overrides).values()
+    for group, numbers in ((svc.selectable, selectable), (svc.unselectable, unselectable), (svc.slotless, slotless)):
+        assert texts(group) == [f"10.244.1.{n}:80" for n in numbers]
+    assert {backend.address: backend.state for backend in svc.backends} == overrides
+
+
+def test_slots_without_a_master_are_no_service_and_the_time_of_affinity_is_no_port() -> None:
+    node = Node()
+    node.serve(
+        plans.service(
+            "10.96.0.1:80", plans.backend("10.244.1.1:80"), session_affinity=True, session_affinity_timeout_s=60
+        )
+    )
+    stray = bytes((10, 96, 9, 9, 0, 80, 1, 0, 6, 0, 0, 0))
+    node.maps.put_many("lb4_service", [(stray, (1).to_bytes(4, "little") + bytes(8))])
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert str(svc.frontend) == "10.96.0.1:80"
+    assert (svc.session_affinity_timeout_s, svc.l7_lb_proxy_port) == (60, 0)
+    assert not svc.selectable[0].local or svc.selectable[0].node_name == "me"
+
+
+def test_a_slot_of_a_backend_that_has_no_row_names_none() -> None:
+    node = Node()
+    node.serve(plans.service("10.96.0.1:80", *[plans.backend(f"10.244.1.{n}:80") for n in (1, 2)]))
+    node.maps.delete_many("lb4_backend", [(1).to_bytes(4, "little")])
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert texts(svc.selectable) == ["10.244.1.2:80"]

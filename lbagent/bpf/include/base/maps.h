@@ -5,6 +5,7 @@
  * frozen configuration, which the verifier knows as constants, so bounded offsets cost one AND.
  */
 #pragma once
+#include "race_point.h"
 #include "types.h"
 
 #define FAMILY_FD(name) ((void *)map_word(MAP_WORD_FD, FAMILY_MAP(name)))
@@ -24,12 +25,6 @@
  * at any other time. docs/datapath.md, "Resizing". */
 #define MIGRATING_FLOWS (CFG_FLOW_OLD_MASK != 0)
 #define MIGRATING_SNAT (CFG_SNAT_OLD_MASK != 0)
-
-/* The clock: ticks of about one second, 16 bits. */
-AI u64 now_ticks(void)
-{
-	return (jiffies() >> (CFG(jiffies_shift))) & 0xffff;
-}
 
 /* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. CPUs beyond the rows share row 0. */
 AI u8 *counters(void)
@@ -53,4 +48,40 @@ AI void count_in(u8 *row, u64 index, u64 bytes)
 AI void count(u64 reason, u64 bytes)
 {
 	count_in(counters(), reason & (REASON_SLOTS - 1), bytes);
+}
+
+/* Ticks since some moment before the boot, about one second each. */
+AI u64 whole_ticks(void)
+{
+	return jiffies() >> CFG(jiffies_shift);
+}
+
+/* The clock by which ages are told. Entries keep 16 bits of it, so an age is known only modulo 65,536 ticks (18 hours). The sweeper takes
+ * entries out long before that; it writes at the head of each row of counters (the place of REASON_NONE) until which tick nothing it left can
+ * have wrapped. Up to then the clock has 16 bits too. Later, when the agent has not swept for hours, it has all its bits, and
+ * ages_in_doubt() is true: no entry was seen "now", so all go to the slow path, where a flow proves that its SNAT slot is still its own. */
+AI u64 now_ticks_in(const u8 *row)
+{
+	u64 tick = whole_ticks();
+
+	return LIKELY(tick <= RD64(row)) ? tick & 0xffff : tick;
+}
+
+AI u64 now_ticks(void)
+{
+	return now_ticks_in(counters());
+}
+
+AI bool ages_in_doubt(u64 now)
+{
+	return now >> 16;
+}
+
+/* 1 if they are in doubt at this tick of whole_ticks(), else 0. Without a branch: a program that walks is verified only once. */
+AI u64 ticks_beyond_trust(u64 tick)
+{
+	u64 left = RD64(counters()) - tick;
+
+	OPAQUE(left);
+	return left >> 63;
 }

@@ -15,7 +15,7 @@
 #define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
 struct lb_scratch {
-	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS; first, where both families find it */
+	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS, PKT_HANDED_OVER; first, where both families find it */
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
@@ -28,6 +28,11 @@ struct lb_scratch {
 	u8 forward;      /* enum forward */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
 	u16 snat_port;   /* FORWARD_SNAT: the port to take, host order; 0: one of those the hash leads to */
+	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
+	 * follow each way to its end. */
+	volatile u8 out;  /* OUT_* */
+	volatile u8 here; /* does the stack of this node get the packet? */
+	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
 };
@@ -35,7 +40,7 @@ struct lb_scratch {
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
 
 /* Flags that come with the packet from the entry. */
-#define HOOK_FLAGS(s) (HOOK_MARKS_SCOPE ? (s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS) : 0)
+#define HOOK_FLAGS(s) (HOOK_MARKS_SCOPE ? (s)->hook_flags & (PKT_INTERNAL | PKT_EGRESS | PKT_HANDED_OVER) : 0)
 
 /* Returns the CPU's record; NULL never happens, but the verifier wants it asked. */
 AI struct lb_scratch *scratch(void)

@@ -35,6 +35,7 @@ struct ct_flow {
 	u64 version;  /* of the primary bucket, before the look-up */
 	bool second;  /* lies in the second bucket */
 	bool spilled; /* lies in the spill map */
+	bool unswept; /* lies where no sweeper comes: its age may have wrapped */
 };
 
 AI u64 *ct_bucket(u64 hash)
@@ -63,9 +64,7 @@ AI u8 stamp_now(u64 now)
 
 AI bool stamp_fresh(u8 stamp, u64 now)
 {
-	u64 life = CFG(timeout_tcp) > CFG(timeout_udp) ? CFG(timeout_tcp) : CFG(timeout_udp);
-
-	return stamp && (u8)(stamp_now(now) - stamp) <= (life >> 8) + 1;
+	return stamp && (u8)(stamp_now(now) - stamp) <= (CFG(timeout_longest) >> 8) + 1;
 }
 
 /* Notes the entry a flow was found in. */
@@ -122,7 +121,7 @@ AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
 {
 	f->bucket = ct_bucket(hash);
 	f->version = RD64(CT_VERSION(f->bucket));
-	f->second = f->spilled = false;
+	f->second = f->spilled = f->unswept = false;
 	MB();
 	if (ct_find_in(f->bucket, key, f))
 		return true;
@@ -146,7 +145,7 @@ AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
 	f->seen_at = &v->seen;
 	f->value = v->value;
 	f->second = false;
-	f->spilled = true;
+	f->spilled = f->unswept = true;
 	return true;
 }
 
@@ -164,6 +163,7 @@ AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow
 	if (!MIGRATING_FLOWS)
 		return false;
 	f->second = false;
+	f->unswept = true;
 	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
 }
 
@@ -189,6 +189,12 @@ AI u64 ct_flow_age(const struct ct_flow *f, u64 now)
 AI bool ct_flow_is_expired(const struct ct_flow *f, u64 l4, u64 now)
 {
 	return ct_flow_age(f, now) > ct_timeout(V_STATE(f->value), l4);
+}
+
+/* Must the flow prove that its SNAT slot is its own, however young it looks? */
+AI bool ct_flow_age_in_doubt(const struct ct_flow *f, u64 now)
+{
+	return ages_in_doubt(now) || f->unswept;
 }
 
 AI u16 ct_flow_service(const struct ct_flow *f)

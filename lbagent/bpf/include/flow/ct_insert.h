@@ -134,7 +134,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
 	struct spill_key k = {*key};
-	struct spill_value v = {value, now | service << 32};
+	struct spill_value v = {value, (now & 0xffff) | service << 32};
 
 	if (map_update(FAMILY_FD(spill), &k, &v, 0))
 		return CT_FULL;
@@ -183,6 +183,7 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 		return CT_RETRY;
 	bucket = ct_victim(hash, &rules, f, &way);
 	if (LIKELY(bucket != 0)) {
+		RACE_POINT(ENTRY_CLAIM);
 		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, &rules, f)) {
 			if (f->second)
 				WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));

@@ -65,7 +65,8 @@ AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struc
 }
 
 /* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
- * must do it: a flow not seen for so long that it may have expired, one whose state changes, and what is due more rarely. */
+ * must do it: one whose state changes, what is due more rarely, and ages in doubt (now_ticks_in()). What is due more rarely is due to a flow
+ * not seen for 256 ticks as well, so a flow that may have lost its SNAT slot is never refreshed here. */
 AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
 {
 	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
@@ -73,7 +74,7 @@ AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool s
 	if (UNLIKELY(!est && pk->proto == PROTO_TCP)) /* its client's ACK may establish it */
 		return false;
 	if (UNLIKELY(last != now)) {
-		if (((now - last) & 0xffff) > CFG(timeout_new) || second || (last ^ now) >> ct_renew_bits(f->value, l4_of(pk->proto)))
+		if (second || (last ^ now) >> ct_renew_bits(f->value, l4_of(pk->proto)))
 			return false;
 		WR16(f->seen_at, now);
 	}

@@ -103,10 +103,10 @@ AI bool value_shares_slot(u64 a, u64 b)
 	return !((a ^ b) & (V_FORWARD_MASK | ~0ULL << 44));
 }
 
-/* Returns `v` with the slot generation of `from`. */
-AI u64 value_with_slot_gen(u64 v, u64 from)
+/* Returns `v` with this slot generation, of which it keeps two bits. */
+AI u64 value_with_slot_gen(u64 v, u64 slot_gen)
 {
-	return (v & ~V_SNAT_SLOT_GEN_MASK) | (from & V_SNAT_SLOT_GEN_MASK);
+	return (v & ~V_SNAT_SLOT_GEN_MASK) | (slot_gen & 3) << 14;
 }
 
 /* Takes the SNAT port from a flow: its entry may go at any time (CT_NEW), and as no backend has its generation it gets another backend

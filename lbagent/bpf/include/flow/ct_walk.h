@@ -49,14 +49,42 @@ AI bool ct_entry_is_whole(const struct ct_entry *e)
 	return !((e->owner ^ e->value) & GEN_MASK);
 }
 
-/* Frees an entry that had no packet for `limit` ticks. Between the question and the claim one may come: asked again. */
-AI void ct_entry_expire(const struct ct_entry *e, u64 now, u64 limit)
+/* Has the flow lost its SNAT port to another flow? */
+AI bool ct_entry_lost_snat(const struct ct_entry *e)
+{
+	u64 seen = RD64(e->at + E_SEEN);
+	lb_addr client;
+
+	ct_entry_client(e->at, &client);
+	return snat_is_lost(e->value, e->owner, &client, SEEN_SERVICE(&seen));
+}
+
+/* What sweeping depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and whether ages are in doubt. Read once. */
+struct ct_sweep {
+	u64 now, est, other, doubt;
+};
+
+/* 1 if the flow is of no use any more: expired, or without its SNAT port while ages are in doubt. Without a branch: the verifier counts
+ * ways. */
+AI u64 ct_entry_is_over(const struct ct_entry *e, const struct ct_sweep *rules)
+{
+	u64 limits = ct_timeouts(OWNER_L4(e->owner), rules->est, rules->other), state = V_STATE(e->value), over;
+
+	OPAQUE(state);
+	over = (limits >> (state << 4) & 0xffff) - (rules->now - RD16(e->at + E_SEEN) & 0xffff);
+	OPAQUE(over);
+	return over >> 63 | (rules->doubt & ct_entry_lost_snat(e));
+}
+
+/* Frees an entry that is over. Between the question and the claim a packet may come: asked again. */
+AI void ct_entry_expire(const struct ct_entry *e, const struct ct_sweep *rules)
 {
 	u64 gen = e->owner & GEN_MASK;
 
+	RACE_POINT(ENTRY_EXPIRE);
 	if (CAS(e->at, e->owner, OWNER_BUSY | gen) != e->owner)
 		return;
-	if (!ct_entry_is_expired(e, now, limit)) {
+	if (!ct_entry_is_over(e, rules)) {
 		WR64(e->at, e->owner);
 		return;
 	}
@@ -71,6 +99,7 @@ AI bool ct_entry_leave(const struct ct_entry *e, struct ct_flow *f)
 {
 	u64 value = e->value, next;
 
+	RACE_POINT(ENTRY_LEAVE);
 	NO_UNROLL
 	for (u64 n = 0; n < 2; n++) {
 		next = CAS(e->at + E_VALUE, value, value ^ 1); /* the generation fits no more: no look-up finds it, no change comes through */

@@ -25,24 +25,29 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 {
 	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
 
-	if (snat_slot_held(s, meta, value, owner, client, service))
+	if (!snat_slot_differs(s, meta, value, owner, client, service))
 		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
 }
 
 /* Does the flow with this value hold its port no longer, neither here nor in the slots that are being left? */
 AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
 {
-	u64 *s;
+	u64 *s = snat_slot_of_value(value), differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service), old;
 
-	if (!value_is_snat(value))
-		return false;
-	s = snat_slot_of_value(value);
-	if (snat_slot_held(s, RD64(s + SNAT_SLOT_META), value, owner, client, service))
-		return false;
-	if (!MIGRATING_SNAT)
-		return true;
-	s = snat_old_slot_of_value(value);
-	return !snat_slot_held(s, RD64(s + SNAT_SLOT_META), value, owner, client, service);
+	if (MIGRATING_SNAT) {
+		s = snat_old_slot_of_value(value);
+		old = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service);
+		differs = old ? differs : 0;
+	}
+	differs |= -differs;
+	OPAQUE(differs);
+	return differs >> 63 & value_is_snat(value);
+}
+
+/* Returns the value of a flow with the generation that its slot has now. */
+AI u64 snat_value_now(u64 value)
+{
+	return value_with_slot_gen(value, RD64(snat_slot_of_value(value)));
 }
 
 AI u64 snat_first(u64 hash, u64 range)
@@ -80,7 +85,7 @@ AI void snat_prefetch(u64 hash, u64 backend)
 AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
 	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -(s0 >> 16);
-	u64 fresh = snat_slot_age(meta, now) - CFG(snat_life) - 1, other = SNAT_SLOT_BACKEND(meta) ^ backend;
+	u64 fresh = snat_slot_age(meta, now) - SNAT_LIFE - 1, other = SNAT_SLOT_BACKEND(meta) ^ backend;
 
 #if LB_FAMILY == 4
 	other |= (s0 >> 16) ^ (owner >> 16);

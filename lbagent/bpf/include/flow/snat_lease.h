@@ -2,16 +2,18 @@
  *
  * This file contains the lease of a SNAT slot: how long it stays with its flow without a sign of it. A slot whose lease is over may be
  * taken by any flow. The lease is full only where the flow keeps its port (value_keeps_port); else the stamp is put back, so that
- * it ends with the flow, and its age tells such slots from the others (snat_reclaim.h). CFG(snat_life), in units of 8 ticks, is longer
- * than any flow lives between two renewals.
+ * it ends with the flow, and its age tells such slots from the others (snat_reclaim.h).
  */
 #pragma once
 #include "snat_slot.h"
 
+/* Life of a slot without a sign of its flow, in units of 8 ticks: the flow's own, and twice the 256 ticks between two renewals. */
+#define SNAT_LIFE (CFG(timeout_longest) / 8 + 64 + 2)
+
 /* Returns by what the stamp of a short lease is put back, so that it ends with a flow of this time-out. */
 AI u64 snat_back(u64 timeout)
 {
-	return CFG(snat_life) - timeout / 8 - 2;
+	return SNAT_LIFE - timeout / 8 - 2;
 }
 
 /* Returns by what the stamp of the flow's lease is put back, in units of 8 ticks: the age of a short lease that begins. */
@@ -44,7 +46,7 @@ AI u64 snat_slot_lease_age(u64 *s, u64 now)
 
 AI bool snat_slot_is_stale(u64 meta, u64 now)
 {
-	return snat_slot_age(meta, now) > CFG(snat_life);
+	return snat_slot_age(meta, now) > SNAT_LIFE;
 }
 
 /* The same of the slot of `view`. */

@@ -113,10 +113,17 @@ AI bool snat_slot_is_of(u64 *s, u64 s0, u64 value, u64 owner, const lb_addr *cli
 	       SNAT_SLOT_BACKEND(RD64(s + SNAT_SLOT_META)) == V_BACKEND(value);
 }
 
-/* Does the flow (owner word, client, service) still hold the slot, whatever its generation? */
-AI bool snat_slot_held(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *client, u64 service)
+/* Returns 0 if the flow (owner word, client, service) still holds the slot, whatever its generation, and some bits else. Without a branch:
+ * the verifier counts ways. */
+AI u64 snat_slot_differs(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *client, u64 service)
 {
-	return snat_slot_client_is(s, RD64(s), owner, client) && SNAT_SLOT_BACKEND(meta) == V_BACKEND(value) && SNAT_SLOT_SERVICE(meta) == service;
+	u64 differs = (SNAT_SLOT_BACKEND(meta) ^ V_BACKEND(value)) | (SNAT_SLOT_SERVICE(meta) ^ service);
+
+#if LB_FAMILY == 4
+	return differs | (RD64(s) ^ owner) >> 16;
+#else
+	return differs | (RD64(s) >> 16 ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+#endif
 }
 
 /* Writes what follows the first word, which the caller has taken. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains how a translated packet leaves: by a next-hop record, or by one look-up in the kernel's FIB when there is
- * none. The way out is found before the packet is touched.
+ * none. The way out is found before the packet is touched or a flow changes: where XDP has none, it leaves the packet to
+ * tc_after_xdp, which does all of it.
  */
 #pragma once
 #include "hook_write.h"
@@ -17,8 +18,19 @@
 /* Ways out. */
 #define OUT_NEXTHOP 0  /* MACs and device known */
 #define OUT_STACK 1    /* to this node itself */
-#define OUT_NEIGHBOR 2 /* tc only: device known, the kernel finds the MAC */
+#define OUT_NEIGHBOR 2 /* device known: the kernel finds the MAC, or sends by a device that takes no frames from XDP */
 #define OUT_NONE 3
+
+/* May this hook send by a device whose MAC addresses are known? Of XDP, the agent says by which. */
+AI bool out_takes_frames(u64 ifindex)
+{
+	u64 *device;
+
+	if (HOOK_FINDS_NEIGHBOR)
+		return true;
+	device = device_find(ifindex);
+	return device && DEVICE_FLAGS(device) & DEVICE_XDP_SEND;
+}
 
 AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
 {
@@ -45,14 +57,23 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	if (rc == FIB_NOT_FORWARDED)
 		return OUT_STACK;
 	nh->rest = (u64)p.ifindex << 32;
-	if (HOOK_FINDS_NEIGHBOR && rc == FIB_NO_NEIGHBOR)
+	if (rc == FIB_NO_NEIGHBOR)
 		return OUT_NEIGHBOR;
 	if (rc && rc != FIB_FRAG_NEEDED)
 		return OUT_NONE;
 	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
 	nh->macs = mac[3] | (u64)mac[4] << 16 | (u64)mac[5] << 32 | (u64)mac[0] << 48;
 	nh->rest |= mac[1] | (u64)mac[2] << 16;
-	return OUT_NEXTHOP;
+	if (UNLIKELY(!(nh->macs << 16))) /* older kernels take a neighbour that is still being asked for */
+		return OUT_NEIGHBOR;
+	return out_takes_frames(p.ifindex) ? OUT_NEXTHOP : OUT_NEIGHBOR;
+}
+
+/* Returns false if this hook cannot send by the record: there is none, it was retired, or NEXTHOP_NO_XDP. */
+AI bool nexthop_load(u64 index, struct nexthop *nh)
+{
+	nexthop_read(index, nh);
+	return nexthop_is_usable(nh);
 }
 
 #define MIN_IP6_MTU 1280 /* bytes (RFC 8200 §5): what is not longer fits every link, so no look-up is needed */
@@ -76,15 +97,15 @@ AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, 
 	return out_fib(ctx, from, to, nh);
 }
 
-/* The same towards a client. One behind a pod's device is reached through the stack where a redirected frame would not arrive
- * (HOOK_REACHES_PODS). */
-AI int out_client(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
+/* Is the packet for tc_after_xdp? Asked before anything is changed; then out_hand_over(). */
+AI bool out_is_for_tc(int out)
 {
-	int out = out_find(ctx, index, from, to, nh);
+	return !HOOK_FINDS_NEIGHBOR && UNLIKELY(out == OUT_NEIGHBOR);
+}
 
-	if (!HOOK_REACHES_PODS && out == OUT_NEXTHOP && device_scope(NEXTHOP_IFINDEX(nh)))
-		return OUT_STACK;
-	return out;
+AI int out_hand_over(lb_ctx *ctx)
+{
+	return verdict(ctx, REASON_PASS_NEIGHBOR, ctx_hand_over(ctx));
 }
 
 /* Returns the index of a next hop the agent knows, 0 if it does not. */
@@ -106,6 +127,8 @@ AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nextho
 {
 	if (out == OUT_STACK)
 		return LB_PASS;
+	if (pk->flags & PKT_HANDED_OVER && !ctx_untag(ctx))
+		return LB_DROP;
 	if (HOOK_FINDS_NEIGHBOR && out == OUT_NEIGHBOR)
 		return ctx_redirect_neighbor(NEXTHOP_IFINDEX(nh));
 	return out_send(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, nh);

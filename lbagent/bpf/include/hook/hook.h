@@ -15,14 +15,16 @@
  *   HOOK_HAS_EGRESS         1: frames on their way out come here too (PKT_EGRESS)
  *   HOOK_MARKS_SCOPE        1: the entry notes the scope (PKT_INTERNAL) and lb_scratch.hook_flags hand it on
  *   HOOK_CHECKS_MAC         1: frames for another MAC address come here too
- *   HOOK_FINDS_NEIGHBOR     1: a frame can leave by a device alone, the kernel finds the MAC address
- *   HOOK_REACHES_PODS       1: a frame redirected to a pod's device arrives
+ *   HOOK_FINDS_NEIGHBOR     1: a frame can leave by any device, and the kernel finds the MAC address. 0: only by a device that takes
+ *                           frames from this hook, to a known MAC address; what cannot leave so is left to another hook
  *   HOOK_KERNEL_CSUM        1: the kernel keeps a checksum state of the frame, which writes must not contradict
  *   ctx_ready(ctx, leaving, need)  is the frame one for the program, and (made) linear for `need` bytes?
  *   ctx_linearize(ctx, len)        makes the first `len` bytes linear; packet pointers are void afterwards
  *   ctx_send_back(ctx, leaving)    verdict: sends the frame back where it came from
  *   ctx_send_up(ctx)               verdict: a frame that was leaving comes in by its device, for the node itself
  *   ctx_redirect_neighbor(ifindex) verdict: HOOK_FINDS_NEIGHBOR
+ *   ctx_hand_over(ctx)             verdict: without HOOK_FINDS_NEIGHBOR: leaves an untouched frame to tc_after_xdp (HANDED_OVER)
+ *   ctx_untag(ctx)                 takes off the VLAN tags that the device took out of the frame; false: failed
  *   ctx_resize(ctx, keep, front)   cuts the frame to `keep` bytes, then puts `front` bytes before it; packet pointers are void afterwards
  *   ctx_csum_partial(ctx, at)      must the device still complete the frame's checksum? `at`: offset of a field that holds 0
  *   ctx_store_hop_limit(ctx, offset, limit)  with HOOK_KERNEL_CSUM: writes an IPv6 hop limit so that the kernel's state stays right
@@ -35,6 +37,8 @@
 static long (*tail_call)(void *ctx, void *map, u64 slot) = (void *)12;
 static long (*redirect_to)(u32 ifindex, u64 flags) = (void *)23;
 static long (*fib_lookup)(void *ctx, void *params, int size, u32 flags) = (void *)69;
+
+#define HANDED_OVER 0x6c624f56U /* metadata of a frame that XDP has left to tc_after_xdp */
 
 #define CTX_DATA(ctx) ((u8 *)(long)(ctx)->data)
 #define CTX_END(ctx) ((u8 *)(long)(ctx)->data_end)

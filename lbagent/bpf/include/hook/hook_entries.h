@@ -21,6 +21,20 @@ int FAMILY_ENTRY(tc_egress)(lb_ctx *ctx)
 {
 	return entry(ctx, PKT_EGRESS | PKT_INTERNAL);
 }
+
+/* Behind XDP on the same device: what XDP has left to it, of both families (the IPv4 entry meets every frame first). */
+int FAMILY_ENTRY(tc_after_xdp)(lb_ctx *ctx)
+{
+	if (LB_FAMILY == 4) {
+		if (!ctx_is_handed_over(ctx))
+			return TC_NEXT;
+		if (frame_type(ctx) == ETH_IP6) {
+			entry6(ctx);
+			__builtin_unreachable();
+		}
+	}
+	return entry_call(ctx, device_scope(CTX_IFINDEX(ctx)) | PKT_HANDED_OVER, FAMILY_CALL(CALL_PARSE_FULL));
+}
 #else
 #error "this hook has no entry point"
 #endif

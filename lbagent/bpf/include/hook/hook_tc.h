@@ -8,6 +8,7 @@
 typedef struct __sk_buff lb_ctx;
 #define LB_PASS 0 /* TC_ACT_OK */
 #define LB_DROP 2 /* TC_ACT_SHOT */
+#define TC_NEXT (-1) /* TC_ACT_UNSPEC: go on with the next program of this device */
 #define HOOK_CALLS MAP_lb_calls_tc
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
@@ -19,7 +20,6 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_MARKS_SCOPE 1
 #define HOOK_CHECKS_MAC 0 /* the kernel has compared it: pkt_type */
 #define HOOK_FINDS_NEIGHBOR 1
-#define HOOK_REACHES_PODS 1
 #define HOOK_KERNEL_CSUM 1
 
 #define PACKET_HOST 0      /* skb->pkt_type: for this node */
@@ -28,6 +28,7 @@ typedef struct __sk_buff lb_ctx;
 static long (*skb_store)(void *skb, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
 static long (*l3_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)10;
 static long (*l4_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*skb_vlan_pop)(void *skb) = (void *)19;
 static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
 static long (*skb_pull)(void *skb, u32 len) = (void *)39;
 static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
@@ -36,6 +37,8 @@ static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = 
 #define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
 #define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
 #define ctx_redirect_neighbor(ifindex) redirect_neigh(ifindex, 0, 0, 0)
+#define ctx_hand_over(ctx) LB_DROP /* never asked for */
+#define VLAN_TAGS_TAKEN 2 /* with the first tag gone, the kernel takes the second one out of the frame */
 
 /* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. */
 AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
@@ -46,6 +49,30 @@ AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
 		return false;
 	if (UNLIKELY(CTX_DATA(ctx) + need > CTX_END(ctx)))
 		skb_pull(ctx, len < need ? len : need);
+	return true;
+}
+
+/* Is the frame one that XDP has left to tc (ctx_hand_over() in hook_xdp.h)? Takes the mark away. */
+AI bool ctx_is_handed_over(lb_ctx *ctx)
+{
+	u32 *mark = (u32 *)(long)ctx->data_meta;
+	u8 *data = CTX_DATA(ctx), first;
+
+	if ((u8 *)(mark + 1) <= data && *mark == HANDED_OVER) {
+		*mark = 0; /* metadata may go on with the frame, to another node behind a veth */
+		return true;
+	}
+	if (data + ETH_HLEN > CTX_END(ctx) || LIKELY(!(data[ETH_SMAC] & MAC_GROUP)) || ctx->pkt_type != PACKET_HOST)
+		return false;
+	first = data[ETH_SMAC] & ~MAC_GROUP;
+	return !skb_store(ctx, ETH_SMAC, &first, sizeof(first), 0);
+}
+
+AI bool ctx_untag(lb_ctx *ctx)
+{
+	for (u64 n = 0; n < VLAN_TAGS_TAKEN && ctx->vlan_present; n++)
+		if (skb_vlan_pop(ctx))
+			return false;
 	return true;
 }
 

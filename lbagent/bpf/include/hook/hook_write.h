@@ -8,6 +8,8 @@
  *   nat_write_plain(ctx, data, pk, to, hops, diff, sum)
  *       the same for a plain frame of PLAIN_HLEN bytes or more, whose L4 checksum changes by `sum`, its addresses by `diff`;
  *       with HOOK_KERNEL_CSUM neither is used, nor need be computed
+ *   NEXTHOP_IFINDEX(nh), nexthop_is_usable(nh)
+ *       the device of a next hop; may this hook send to it? Not to a retired one, which has no device
  *   macs_write(data, nh)
  *       writes a next hop's MAC addresses into a plain frame before all else, so that they are not kept meanwhile; returns 0
  *   send_plain(ctx, data, pk, nh, ifindex)

@@ -6,6 +6,9 @@
  */
 #pragma once
 
+#define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32 & (NEXTHOP_NO_XDP - 1)))
+#define nexthop_is_usable(nh) ((nh)->rest >> 32 != 0)
+
 #define CSUM_FLAGS(proto) (l4_csum_is_optional(proto) ? 1 << 5 : 0) /* BPF_F_MARK_MANGLED_0: a checksum of 0 stays 0 */
 #define PSEUDO_HEADER (1 << 4)                                /* BPF_F_PSEUDO_HDR */
 

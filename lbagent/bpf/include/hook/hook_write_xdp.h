@@ -5,6 +5,9 @@
  */
 #pragma once
 
+#define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32))
+#define nexthop_is_usable(nh) ((s64)(nh)->rest >> 32 > 0) /* NEXTHOP_NO_XDP is the sign */
+
 AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
 {
 #if LB_FAMILY == 4

@@ -19,10 +19,10 @@ typedef struct xdp_md lb_ctx;
 #define HOOK_MARKS_SCOPE 0
 #define HOOK_CHECKS_MAC 1
 #define HOOK_FINDS_NEIGHBOR 0
-#define HOOK_REACHES_PODS 0 /* a veth takes redirected frames only where its other end polls (GRO, or an XDP program); a pod's seldom does */
 #define HOOK_KERNEL_CSUM 0
 
 static long (*adjust_head)(void *ctx, int delta) = (void *)44;
+static long (*adjust_meta)(void *ctx, int delta) = (void *)54;
 static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 
 #define ctx_ready(ctx, leaving, need) true
@@ -30,8 +30,31 @@ static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 #define ctx_send_back(ctx, leaving) XDP_TX
 #define ctx_send_up(ctx) XDP_PASS
 #define ctx_redirect_neighbor(ifindex) XDP_DROP
+#define ctx_untag(ctx) true /* tags are part of the frame: vlan_untag() */
 #define ctx_csum_partial(ctx, at) false
 #define ctx_store_hop_limit(ctx, offset, limit) true
+
+/* Tells tc_after_xdp that this frame is its own: what it sees besides was passed for good reason, translated or not. By metadata, and
+ * where the driver has no room for it by the group bit of the source MAC address, which no sender sets (IEEE 802.3). */
+AI int ctx_hand_over(lb_ctx *ctx)
+{
+	u32 *mark;
+	u8 *data;
+
+	if (LIKELY(!adjust_meta(ctx, -(int)sizeof(*mark)))) {
+		mark = (u32 *)(long)ctx->data_meta;
+		data = CTX_DATA(ctx);
+		if ((u8 *)(mark + 1) > data)
+			return LB_DROP;
+		*mark = HANDED_OVER;
+		return LB_PASS;
+	}
+	data = CTX_DATA(ctx);
+	if (data + ETH_HLEN > CTX_END(ctx))
+		return LB_DROP;
+	data[ETH_SMAC] |= MAC_GROUP;
+	return LB_PASS;
+}
 
 AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
 {

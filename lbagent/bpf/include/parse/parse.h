@@ -13,6 +13,7 @@
 #define PKT_INTERNAL 8 /* from a pod or this node: internal scope */
 #define PKT_EGRESS 16  /* tc_egress: routed already, leaves by this device */
 #define PKT_TAGGED 32  /* VLAN tags between Ethernet and IP */
+#define PKT_HANDED_OVER 64 /* XDP has left it to tc_after_xdp */
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* destination is a SNAT address of this node */

@@ -25,6 +25,14 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 	return LB_PASS;
 }
 
+/* Returns the Ethernet type, 0 of a frame that is too short. */
+AI u16 frame_type(lb_ctx *ctx)
+{
+	u8 *data = CTX_DATA(ctx);
+
+	return data + ETH_HLEN <= CTX_END(ctx) ? *(u16 *)(data + ETH_TYPE) : 0;
+}
+
 /* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 

@@ -126,10 +126,10 @@ struct fast_path {
 
 AI void fast_path_begin(struct fast_path *q)
 {
-	q->now = now_ticks();
-	OPAQUE(q->now); /* or the compiler moves the call to where the clock is used, when more registers are in use */
 	q->row = counters();
-	OPAQUE(q->row);
+	OPAQUE(q->row); /* or the compiler moves the call to where it is used, when more registers are in use */
+	q->now = now_ticks_in(q->row);
+	OPAQUE(q->now);
 }
 
 /* A packet of a flow whose replies come to a SNAT port, to its backend. */

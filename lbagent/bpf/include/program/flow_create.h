@@ -10,13 +10,13 @@
 #define FLOW_CREATE_TRIES 2
 #define CT_FOUND 5 /* another CPU made this very flow */
 
-/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, its generation is now ours. */
+/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of whoever came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
 	if (!value_is_snat(value))
 		return;
 	if (value_shares_slot(f->value, value))
-		ct_flow_set(f, value_with_slot_gen(f->value, value));
+		ct_flow_set(f, snat_value_now(f->value));
 	else
 		ct_release_snat(value, key);
 }
@@ -49,8 +49,6 @@ AI u32 flow_create_reason(const struct lb_scratch *s, u64 rc)
 		return REASON_FWD_SPILL;
 	if (rc == CT_NO_STATE)
 		return REASON_FWD_NO_STATE;
-	if (rc == CT_FOUND)
-		return REASON_FWD_ESTABLISHED;
 	return s->choice == CHOICE_RESELECT ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
 }
 
@@ -63,7 +61,7 @@ AI bool flow_create_is_stray(const struct lb_pkt *pk)
 AI int flow_create_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	u64 now = now_ticks(), value, meta, rc = CT_OK, service;
+	u64 now = now_ticks(), value, meta, rc = CT_OK;
 	struct ct_key key, reply;
 	struct ct_flow f = {};
 	lb_path *path;
@@ -75,12 +73,15 @@ AI int flow_create_main(lb_ctx *ctx)
 	path = path_of(s->backend);
 	meta = PATH_META(path);
 	limit = slow_path_limits(ctx, s, meta, forward_stays_here(s->forward));
+	if (limit == CONTINUE)
+		limit = slow_path_way(ctx, s, path, meta, s->forward);
 	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	path_addr(path, &backend);
 	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
+	RACE_POINT(FLOW_CREATE);
 	if (s->forward == FORWARD_SNAT) {
 		u64 port = snat_take(s->hash, s->snat_port, &key, s->backend, s->service, now);
 
@@ -91,6 +92,7 @@ AI int flow_create_main(lb_ctx *ctx)
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}
 		value = value_with_snat(value, port);
+		RACE_POINT(SNAT_TAKEN);
 	}
 	f.value = value;
 	if (UNLIKELY(flow_create_is_stray(&s->pk)))
@@ -102,12 +104,13 @@ AI int flow_create_main(lb_ctx *ctx)
 			ct_release_snat(value, &key);
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
-	service = s->service;
-	if (rc == CT_FOUND) {
+	if (rc == CT_FOUND) { /* its backend may be another one: begin anew */
 		flow_create_yield(&f, &key, value);
-		service = ct_flow_service(&f);
+		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 	}
-	if (rc == CT_OK && s->choice == CHOICE_RESELECT)
+	/* the same port again is not the old one: that was lost, and two bits of a generation do not always tell them apart */
+	if (rc == CT_OK && s->choice == CHOICE_RESELECT && !value_shares_slot(s->old_value, value))
 		ct_release_snat(s->old_value, &key);
-	return slow_path_send(ctx, &s->pk, f.value, service, flow_create_reason(s, rc));
+	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));
 }

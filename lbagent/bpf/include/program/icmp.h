@@ -21,7 +21,9 @@ AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote 
 
 	if (pk->ttl <= 1)
 		return verdict(ctx, REASON_PASS_TTL, LB_PASS);
-	out = out_client(ctx, index, &pk->daddr, &outer->daddr, &nh);
+	out = out_find(ctx, index, &pk->daddr, &outer->daddr, &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
 	if (out == OUT_NONE)
 		return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	count(REASON_FWD_ICMP, CTX_LEN(ctx));
@@ -103,7 +105,7 @@ AI int icmp_main(lb_ctx *ctx)
 	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
-	if (ct_find_slow(hash, &key, now, &flow))
+	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else it would tell another flow's backend */
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	if (reply_find(&q->pk, now, &key, &flow, &vip, &vip_port))
 		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);

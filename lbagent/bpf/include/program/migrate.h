@@ -49,7 +49,7 @@ AI void migrate_flow(struct lb_migrate *run, const struct ct_entry *e, u64 now)
 		run->again += !ct_entry_leave(e, &f);
 }
 
-/* Moves the next flow that lives. */
+/* Moves the next flow that lives. One that has lost its SNAT port lives no more, though its age may have wrapped. */
 AI void migrate_flows(struct lb_migrate *run, u64 now)
 {
 	struct ct_entry e = {};
@@ -60,7 +60,7 @@ AI void migrate_flows(struct lb_migrate *run, u64 now)
 		if (n >= run->count || found)
 			break;
 		found = ct_entry_read(ct_old_entry_at(run->first + n), &e) && ct_entry_is_whole(&e) &&
-			!ct_entry_is_expired(&e, now, ct_entry_timeout(&e));
+			!ct_entry_is_expired(&e, now, ct_entry_timeout(&e)) && !ct_entry_lost_snat(&e);
 	}
 	run->first += n;
 	run->count -= n;

@@ -8,23 +8,27 @@
 #include "flow_create.h"
 #include "prefilter.h"
 
-/* Sends a translated reply. On tc_egress the kernel has routed it already. */
-AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, u64 index, u64 *learned, u64 service, u64 backend)
+/* Finds the way of a reply to its client, by next-hop record `index` if there is one. On tc_egress the kernel has routed it already. */
+AI int reply_out(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 index, struct nexthop *nh)
+{
+	return pk->flags & PKT_EGRESS ? OUT_STACK : out_find(ctx, index, &to->saddr, &to->daddr, nh);
+}
+
+/* Sends a translated reply by the way that reply_out() found. */
+AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, int out, const struct nexthop *nh, u64 *learned,
+		  u64 service, u64 backend)
 {
 	struct lb_pkt *pk = &s->pk;
-	bool leaving = pk->flags & PKT_EGRESS;
 	u64 len = CTX_LEN(ctx), mtu;
-	struct nexthop nh = {};
-	int out = OUT_STACK;
 
-	if (!leaving) {
-		out = out_client(ctx, index, &to->saddr, &to->daddr, &nh);
+	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
 			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
-		*learned = out == OUT_NEXTHOP ? nexthop_index(&nh) : 0;
-		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, &nh);
+		/* by a way of tc_after_xdp XDP cannot send */
+		*learned = out == OUT_NEXTHOP && !(pk->flags & PKT_HANDED_OVER) ? nexthop_index(nh) : 0;
+		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, nh);
 		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
 			if (pk->flags & PKT_DF)
 				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
@@ -35,7 +39,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	count_flow(service, backend, len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
-	return out_go(ctx, pk, out, &nh);
+	return out_go(ctx, pk, out, nh);
 }
 
 /* Returns what would acknowledge this segment of a backend if it is its SYN (RFC 9293 §3.4). */
@@ -44,30 +48,39 @@ AI u64 reply_number(lb_ctx *ctx, const struct lb_pkt *pk)
 	return pkt_tcp_number(ctx, pk, TCP_SEQ) + 1;
 }
 
-/* The flow's entry learns that its backend answers. Returns the flow's value after that, 0 if it has no entry. */
-AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 now)
+/* The flow's entry learns that its backend answers. Returns the flow's value after that; 0 if it has no entry, or no longer sends from
+ * this port: what comes there is of another backend, or of a connection before this one. */
+AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, const struct snat_view *view, u64 now)
 {
 	struct ct_key key;
 	struct ct_flow f;
 	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
 
-	return ct_find_slow(hash, &key, now, &f) ? ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true) : 0;
+	if (!ct_find_slow(hash, &key, now, &f))
+		return 0;
+	if (value_snat_port(f.value) != pk->dport || value_backend(f.value) != snat_view_backend(view))
+		return 0;
+	return ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 }
 
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
 {
 	u64 learned = 0, value;
+	struct nexthop nh = {};
 	struct lb_tuple to;
-	int rc;
+	int out, rc;
 
 	if (!service_frontend(snat_view_service(view), &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	value = reply_refresh(ctx, &s->pk, &to, now);
+	out = reply_out(ctx, &s->pk, &to, snat_view_nexthop(view), &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
+	value = reply_refresh(ctx, &s->pk, &to, view, now);
 	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
 		snat_view_free(view);
-	rc = reply_send(ctx, s, &to, snat_view_nexthop(view), &learned, snat_view_service(view), snat_view_backend(view));
+	rc = reply_send(ctx, s, &to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, value, l4_of(s->pk.proto), now, learned);
 	return rc;
 }
@@ -112,15 +125,19 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	struct lb_tuple to;
 	struct ct_key key;
 	struct ct_flow f = {};
+	struct nexthop nh = {};
 	u64 learned = 0, index, value;
-	int rc;
+	int out, rc;
 
 	tuple_of(pk, &to);
 	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 	index = ct_flow_nexthop(&f);
-	rc = reply_send(ctx, s, &to, index, &learned, ct_flow_service(&f), value_backend(f.value));
+	out = reply_out(ctx, pk, &to, index, &nh);
+	if (out_is_for_tc(out))
+		return out_hand_over(ctx);
+	value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
+	rc = reply_send(ctx, s, &to, out, &nh, &learned, ct_flow_service(&f), value_backend(f.value));
 	if (learned && learned != index && !value_is_opening(value))
 		ct_flow_learn_nexthop(&f, learned); /* no other flow takes the entry of an established one */
 	return rc;

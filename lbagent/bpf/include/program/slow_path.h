@@ -37,23 +37,44 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 	return here && (reason == REASON_FWD_ESTABLISHED || reason == REASON_FWD_NEW) ? REASON_FWD_LOCAL : reason;
 }
 
-/* Translates and sends a packet of a flow with this value. Limits were checked. */
-AI int slow_path_send(lb_ctx *ctx, const struct lb_pkt *pk, u64 value, u64 service, u32 reason)
+/* Finds the way by which a packet goes to the backend of `path`, and leaves it in `s`. Returns CONTINUE or a verdict, with nothing
+ * stored yet: what XDP cannot send is another program's, which begins with it anew. */
+AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	lb_path *path = path_of(value_backend(value));
-	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
-	bool here = flow_stays_here(value);
+	bool here = forward_stays_here(forward);
+	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
-	struct lb_tuple to;
 	int out = OUT_STACK;
 
-	flow_tuple(pk, path, meta, value, &to);
 	/* a pod's request that was about to leave goes out by the pod's device: what comes in with the node's own source is no good */
-	if (!here || pk->flags & PKT_EGRESS) {
-		out = out_find(ctx, META_NEXTHOP(meta), &to.saddr, &to.daddr, &nh);
+	if (!here || s->pk.flags & PKT_EGRESS) {
+		if (forward == FORWARD_SNAT)
+			path_snat(path, &from);
+		path_addr(path, &to);
+		out = out_find(ctx, META_NEXTHOP(meta), &from, &to, &nh);
+		if (out_is_for_tc(out))
+			return out_hand_over(ctx);
 		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
+	s->out = out;
+	s->here = here;
+	s->out_macs = nh.macs;
+	s->out_rest = nh.rest;
+	return CONTINUE;
+}
+
+/* Translates and sends a packet of a flow with this value, by the way that slow_path_way() found to its backend. */
+AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
+{
+	const struct nexthop nh = {s->out_macs, s->out_rest};
+	int out = s->out, here = s->here;
+	lb_path *path = path_of(value_backend(value));
+	const struct lb_pkt *pk = &s->pk;
+	u64 len = CTX_LEN(ctx);
+	struct lb_tuple to;
+
+	flow_tuple(pk, path, PATH_META(path), value, &to);
 	count(slow_path_reason(pk, here, reason), len);
 	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
@@ -69,23 +90,26 @@ AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
 }
 
 /* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
- * An expired flow may have lost its SNAT port to another flow. */
+ * A flow that has expired, or may have, may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
-	bool syn = is_syn(pk);
+	bool syn = is_syn(pk), expired;
 
 	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
 		return true;
-	if (LIKELY(!ct_flow_is_expired(f, l4_of(pk->proto), now)))
+	expired = ct_flow_is_expired(f, l4_of(pk->proto), now);
+	if (LIKELY(!expired && !ct_flow_age_in_doubt(f, now)))
 		return false;
-	return syn || ct_flow_lost_snat(f, key);
+	return (syn && expired) || ct_flow_lost_snat(f, key);
 }
 
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 v = f->value, meta = PATH_META(path_of(value_backend(v)));
+	u64 v = f->value;
+	lb_path *path = path_of(value_backend(v));
+	u64 meta = PATH_META(path);
 	bool gone = !value_is_served(v, meta);
 	int rc;
 
@@ -97,12 +121,14 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		return CONTINUE;
 	}
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
+	if (rc == CONTINUE)
+		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
 	s->old_value = v;
 	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
 	FENCE(s); /* the value is loaded again: else the verifier follows each way through the states above by itself */
-	return slow_path_send(ctx, pk, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)

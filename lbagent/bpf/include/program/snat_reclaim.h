@@ -48,6 +48,7 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 	hash = ct_key_make(&key, &view->client, view->client_port, &vip, vip_port, l4_number(l4));
 	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, index))
 		return snat_view_age(view, now) >= snat_back(CFG(timeout_new)) + RECLAIM_NO_ENTRY;
+	RACE_POINT(RECLAIM_FLOW);
 	return reclaim_may(&f, l4, now) && ct_flow_set(&f, value_without_snat(f.value));
 }
 
@@ -56,7 +57,10 @@ AI bool reclaim_slot(u64 index, u64 now)
 {
 	struct snat_view view;
 
-	return snat_slot_read(snat_slot_at(index), &view) && reclaim_from_flow(&view, index, now) && snat_view_free(&view);
+	if (!snat_slot_read(snat_slot_at(index), &view) || !reclaim_from_flow(&view, index, now))
+		return false;
+	RACE_POINT(RECLAIM_SLOT);
+	return snat_view_free(&view);
 }
 
 #define CANDIDATE_FREE (1ULL << 40)

@@ -4,24 +4,26 @@
  * with its SNAT slot, live flows are counted per backend into one half of lb_live.
  *
  * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets and moves `first` and `count` on, so that the kernel's
- * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0.
+ * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0. Where `trusted_until` is 0 it becomes
+ * the tick until which ages are right once the whole table is swept (now_ticks_in()).
  */
 #pragma once
 #include "ct_walk.h"
 
 #define SNAT_SLOTS_PER_BUCKET 4
+/* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
+#define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
 /* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend. */
-AI u64 sweep_flow(u64 *at, u64 now, u64 half)
+AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 {
 	struct ct_entry e;
-	u64 limit, backend;
+	u64 backend;
 
 	if (!ct_entry_read(at, &e))
 		return 0;
-	limit = ct_entry_timeout(&e);
-	if (ct_entry_is_expired(&e, now, limit)) {
-		ct_entry_expire(&e, now, limit);
+	if (ct_entry_is_over(&e, rules)) {
+		ct_entry_expire(&e, rules);
 		return 0;
 	}
 	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
@@ -34,13 +36,16 @@ AI u64 sweep_flow(u64 *at, u64 now, u64 half)
 AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
-	u64 now = now_ticks(), first, count, half, live = 0;
+	u64 tick = whole_ticks(), first, count, half, live = 0;
+	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
 
 	if ((u8 *)(run + 1) > CTX_END(ctx))
 		return 0;
 	first = run->first;
 	count = run->count < SWEEP_STEP ? run->count : SWEEP_STEP;
 	half = run->half & 1;
+	if (!run->trusted_until)
+		run->trusted_until = tick + AGES_RIGHT;
 	NO_UNROLL
 	for (u64 n = 0; n < SWEEP_STEP; n++) {
 		u64 *bucket = ct_bucket_at(first + n);
@@ -49,8 +54,8 @@ AI int sweep_main(lb_ctx *ctx)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_flow(ct_entry_at(bucket, w), now, half);
-			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, now);
+			live += sweep_flow(ct_entry_at(bucket, w), &rules, half);
+			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, rules.now);
 		}
 	}
 	run->first = first + count;

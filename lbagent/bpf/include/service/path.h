@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the reading of a backend's path record and of a next hop's. A path's meta word (port, generation, flags,
- * next hop, MTU) is one load; user space stores it last. A next hop is valid while its ifindex is not 0.
+ * next hop, MTU) is one load; user space stores it last.
  */
 #pragma once
 #include "l4.h"
@@ -72,17 +72,13 @@ AI bool over_mtu(u64 len, u64 mtu)
 /* Both MACs and the device, as they lie in lb_nexthop. */
 struct nexthop {
 	u64 macs; /* destination, first 2 bytes of the source */
-	u64 rest; /* last 4 bytes of the source, ifindex 32 */
+	u64 rest; /* last 4 bytes of the source, ifindex 31, NEXTHOP_NO_XDP 1 */
 };
 
-#define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32))
-
-/* Returns false if there is none, or it was retired. */
-AI bool nexthop_load(u64 index, struct nexthop *nh)
+AI void nexthop_read(u64 index, struct nexthop *nh)
 {
 	u64 *at = (u64 *)((u8 *)MAPVAL(lb_nexthop) + (index & (NEXTHOPS - 1)) * sizeof(struct lb_nexthop));
 
 	nh->macs = RD64(at);
 	nh->rest = RD64(at + 1);
-	return nh->rest >> 32;
 }

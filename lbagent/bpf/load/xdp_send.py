@@ -1,0 +1,35 @@
+"""Which devices take the frames that XDP programs send. Pure.
+
+From Linux 6.3 on each driver says so (NDO_XMIT of its XDP features), and the kernel refuses what a driver does not offer. Before,
+the kind of the device has to tell. Frames for the others go by tc (docs/datapath.md, "Next hops").
+Source: `__xdp_enqueue` of kernel/bpf/devmap.c, `veth_set_xdp_features` (behaviour).
+"""
+
+from __future__ import annotations
+
+from lbagent.kernel.features import XdpFeature
+
+# Kinds whose drivers have no ndo_xdp_xmit, whatever the kernel.
+REFUSING_KINDS = frozenset(
+    {
+        "bareudp", "batadv", "bridge", "dummy", "geneve", "gretap", "hsr", "ifb", "ip6gretap", "ipvlan", "ipvtap",
+        "macsec", "macvlan", "macvtap", "netkit", "openvswitch", "team", "vlan", "vrf", "vxlan",
+    }
+)  # fmt: skip
+GRO_ADVICE = "`ethtool -K PEER gro on` at its other end"
+
+
+def refusal(kind: str, features: XdpFeature | None, *, runs: bool = False, alone: bool = False) -> str:
+    """Return why a device of a kind ('' = NIC) does not take frames from XDP; '' when it does. `features` None: not known.
+
+    `runs`: our XDP program is on it: a veth that an operator chose for that has another end that polls, a pod's seldom has.
+    `alone`: and on no other, so that it can only send frames back the way they came; every NIC that runs programs does that
+    (XDP_TX).
+    """
+    if features is None:
+        return f"a {kind} takes no frames from XDP" if kind in REFUSING_KINDS or (kind == "veth" and not runs) else ""
+    if features & XdpFeature.NDO_XMIT or (alone and not kind and features & XdpFeature.BASIC):
+        return ""
+    if kind == "veth" and features & XdpFeature.BASIC:
+        return f"its other end does not poll; {GRO_ADVICE} changes that"
+    return f"a {kind} takes no frames from XDP" if kind else "its driver takes no frames from XDP"

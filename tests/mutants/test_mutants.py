@@ -1,0 +1,204 @@
+"""The tool that changes the sources: what it changes, and that a text with switches is the text it was while all are off."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import time
+
+import pytest
+
+from tests.mutants import c_mutants, py_mutants
+from tests.mutants.c_tree import Tree, parse, type_names
+from tests.mutants.children import Child
+from tests.mutants.mutant import (
+    ROOT,
+    SURVIVORS,
+    Fate,
+    Mutant,
+    Outcome,
+    equivalents,
+    explained,
+    sample,
+    source_files,
+    stale,
+)
+
+C = """\
+#define LIMIT 5 /* of something */
+AI u64 first(const u8 *p, u64 n)
+{
+	u64 sum = p[0] + (u64)n;
+
+	if (n > LIMIT && !sum)
+		return 0;
+	sum |= 4;
+	MB();
+	store(p, sum);
+	return LIKELY(sum == n) ? sum : ~n;
+}
+"""
+PYTHON = '''\
+LIMIT = 5
+
+
+def first(values, n=1):
+    """Return something of 1."""
+    out = []
+    for value in values:
+        if value < n and value not in out:
+            log.info("a value", extra={"value": 1})
+            out.append(value + 1)
+    return out
+'''
+
+
+def tree_of(text: str) -> Tree:
+    return parse(text, type_names([text]))
+
+
+def test_changes_of_c() -> None:
+    found = {(mutant.before, mutant.after) for mutant in c_mutants.describe(tree_of(C), "x.h")}
+    assert found == {
+        ("#define LIMIT 5 /* of something */", "#define LIMIT 6 /* of something */"),
+        ("u64 sum = p[0] + (u64)n;", "u64 sum = p[1] + (u64)n;"),
+        ("u64 sum = p[0] + (u64)n;", "u64 sum = p[0] - (u64)n;"),
+        ("if (n > LIMIT && !sum)", "if (0)"),
+        ("if (n > LIMIT && !sum)", "if (1)"),
+        ("if (n > LIMIT && !sum)", "if (1 && !sum)"),
+        ("if (n > LIMIT && !sum)", "if (n > LIMIT && 1)"),
+        ("if (n > LIMIT && !sum)", "if (n >= LIMIT && !sum)"),
+        ("return 0;", "return 1;"),
+        ("sum |= 4;", "sum = 4;"),
+        ("sum |= 4;", "sum |= 5;"),
+        ("sum |= 4;", ";"),
+        ("store(p, sum);", ";"),
+        ("return LIKELY(sum == n) ? sum : ~n;", "return LIKELY(1) ? sum : ~n;"),
+        ("return LIKELY(sum == n) ? sum : ~n;", "return LIKELY(0) ? sum : ~n;"),
+        ("return LIKELY(sum == n) ? sum : ~n;", "return LIKELY(sum == n) ? sum : n;"),
+    }
+
+
+def test_every_header_is_read_and_keeps_its_lines() -> None:
+    """A function that could not be read would have no mutants, and nothing would say so."""
+    trees = c_mutants.read_trees(source_files(["lbagent/bpf/include/"]))
+    assert sum(len(c_mutants.edits(tree)) for tree in trees.values()) > 4000
+    for path, tree in trees.items():
+        numbers = {number: number for number in range(len(c_mutants.edits(tree)))}
+        for text in (c_mutants.batch_text(tree, numbers), c_mutants.marked_text(tree, 0)):
+            assert text.count("\n") == tree.text.count("\n"), path
+        assert c_mutants.batch_text(tree, {}) == tree.text
+
+
+def test_every_mutant_of_c_is_in_the_text_once() -> None:
+    tree = tree_of(C)
+    numbers = {position: 100 + position for position in range(len(c_mutants.edits(tree)))}
+    text = c_mutants.batch_text(tree, numbers)
+    assert [text.count(f"MUTANT({number})") for number in numbers.values()] == [1] * len(numbers)
+    alone = [c_mutants.mutated_text(tree, position) for position in numbers]
+    assert len({*alone, C}) == len(numbers) + 1
+
+
+def test_places_of_c() -> None:
+    """A mutant belongs to the mark in front of it, one in a declaration to the first one of its block."""
+    tree = tree_of(C)
+    marked = c_mutants.marked_text(tree, 7)
+    assert "{ PLACE(7); if (n > LIMIT" in marked
+    places = {
+        mutant.line: c_mutants.place_before(tree, 7, mutant.position) for mutant in c_mutants.describe(tree, "x.h")
+    }
+    assert places[1] is None
+    assert places[4] == places[6] == 7
+    assert f"{{ PLACE({places[7]}); return 0; }}" in marked
+    assert f"{{ PLACE({places[8]}); sum |= 4; }}" in marked
+    assert places[11] == places[8]
+
+
+def test_changes_of_python() -> None:
+    found = {(mutant.before, mutant.after) for mutant in py_mutants.describe(PYTHON, "x.py")}
+    condition = "if value < n and value not in out:"
+    assert found == {
+        (condition, "if True:"),
+        (condition, "if False:"),
+        (condition, "if value < n:"),
+        (condition, "if value not in out:"),
+        (condition, "if value <= n and value not in out:"),
+        (condition, "if value >= n and value not in out:"),
+        (condition, "if value < n and value in out:"),
+        ("out.append(value + 1)", "pass"),
+        ("out.append(value + 1)", "out.append(value - 1)"),
+        ("out.append(value + 1)", "out.append(value + 2)"),
+        ("return out", "return None"),
+    }
+
+
+def run_python(active: int) -> object:
+    switch = py_mutants.Switch()
+    switch.active = active
+    mutants = py_mutants.describe(PYTHON, "x.py")
+    numbers = {mutant.position: mutant.position for mutant in mutants}
+    names: dict[str, object] = {py_mutants.SWITCH: switch, "log": __import__("logging").getLogger("mutants")}
+    exec(compile(py_mutants.with_switches(PYTHON, numbers), "x.py", "exec"), names)
+    return names["first"]([0, 1, 2, 0], 2)
+
+
+def test_switches_of_python() -> None:
+    """With all switches off the module is what it was, with one on it is that mutant."""
+    assert run_python(-1) == [1, 1]
+    by_after = {mutant.after: run_python(mutant.position) for mutant in py_mutants.describe(PYTHON, "x.py")}
+    assert by_after["if True:"] == [1, 2, 3, 1]
+    assert by_after["if False:"] == []
+    assert by_after["out.append(value + 2)"] == [2, 3, 2]
+    assert by_after["return None"] is None
+
+
+def test_every_module_can_have_switches() -> None:
+    for path in source_files(["lbagent/sync/", "lbagent/resolve/"]):
+        text = path.read_text(encoding="utf-8")
+        count = len(py_mutants.describe(text, str(path.relative_to(ROOT))))
+        made = py_mutants.with_switches(text, {number: number for number in range(count)})
+        compile(made, str(path), "exec", dont_inherit=True)
+        assert ast.unparse(py_mutants.with_switches(text, {})) == ast.unparse(ast.parse(text))
+
+
+def test_a_seed_is_a_sample() -> None:
+    every = [Mutant("x.py", number, 1, "a", "b") for number in range(1000)]
+    assert sample(every, 20, 5) == sample(every, 20, 5)
+    assert sample(every, 20, 5) != sample(every, 20, 6)
+    assert len(set(sample(every, 20, 5))) == 20
+    assert sample(every, 0, 5) == sample(every, 5000, 5) == every
+
+
+def test_equivalent_mutants_are_explained() -> None:
+    text = "# Tests\n### `lbagent/sync/x.py`\n- `if a || b:` -> `if a:`: b is always so.\n"
+    assert equivalents(text) == {("lbagent/sync/x.py", "if a || b:", "if a:"): "b is always so."}
+    mutant = Mutant("lbagent/sync/x.py", 1, 9, "if a || b:", "if a:")
+    (outcome,) = explained([Outcome(mutant, Fate.SURVIVED)], text)
+    assert (outcome.fate, outcome.by) == (Fate.EXPLAINED, "b is always so.")
+    (killed,) = explained([Outcome(mutant, Fate.KILLED, "a test")], text)
+    assert killed.fate is Fate.KILLED
+    (other,) = explained([Outcome(mutant, Fate.SURVIVED)], "")
+    assert other.fate in SURVIVORS
+    (whole_line,) = explained([Outcome(mutant, Fate.UNREACHED)], text.replace("`if a:`", "`*`"))
+    assert whole_line.fate is Fate.EXPLAINED
+
+
+def test_entries_that_explain_nothing_any_more_are_found() -> None:
+    text = "### `lbagent/x.py`\n- `a` -> `b`: one.\n- `a` -> `c`: two.\n- `d` -> `*`: three.\n- `e` -> `*`: four.\n"
+    mutants = [Mutant("lbagent/x.py", 0, 1, "a", "b"), Mutant("lbagent/x.py", 1, 2, "e", "f")]
+    assert stale(text, mutants) == ["lbagent/x.py: `a` -> `c`", "lbagent/x.py: `d` -> `*`"]
+    assert stale(text, [Mutant("lbagent/y.py", 0, 1, "a", "b")]) == [], "of another file"
+
+
+@pytest.mark.parametrize(("work", "what"), [
+    (lambda: 7, (7, "", False)),
+    (lambda: 1 // 0, (None, "ZeroDivisionError", False)),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), (None, "status", False)),
+    (lambda: time.sleep(60), (None, "status", True)),
+])  # fmt: skip
+def test_how_a_child_ends(work, what) -> None:
+    ended = Child.start(work, 1).wait()
+    result, said, timed_out = what
+    assert (ended.result, ended.timed_out) == (result, timed_out)
+    assert said in ended.error

@@ -1,0 +1,129 @@
+"""Running collected tests by hand, in a child: which mutants or places each test reaches, and whether a set of tests passes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from _pytest.runner import call_and_report
+
+MAX_EXAMPLES = 20  # of Hypothesis, in a test
+SLACK_S, SLACK_FACTOR = 10.0, 20  # a test may take so much longer with a mutant, on a busy machine
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a test did without any mutant. `reached` are switches or places."""
+
+    passed: bool
+    seconds: float
+    reached: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Whether a set of tests passed, and which one did not."""
+
+    failed: str = ""
+    error: str = ""
+
+
+@dataclass
+class Surveys:
+    """All tests that pass, with what they reach."""
+
+    items: dict[str, pytest.Item]
+    found: dict[str, Survey] = field(default_factory=dict)
+    killers: dict[tuple[str, str], int] = field(default_factory=dict)  # how often a test killed a mutant of a file
+
+    def add(self, found: dict[str, Survey]) -> None:
+        """Take the results of a child."""
+        self.found.update(found)
+
+    @property
+    def failing(self) -> list[str]:
+        """The tests that fail without a mutant."""
+        return [name for name, survey in self.found.items() if not survey.passed]
+
+    def tests_of(self, path: str, reached: int | None) -> list[str]:
+        """Return the tests that come there (None: all), those that killed other mutants of the file first, then the fastest."""
+        names = [
+            name
+            for name, survey in self.found.items()
+            if survey.passed and (reached is None or reached in survey.reached)
+        ]
+        return sorted(names, key=lambda name: (-self.killers.get((path, name), 0), self.found[name].seconds))
+
+    def killed(self, path: str, name: str) -> None:
+        """Note that a test killed a mutant of a file."""
+        self.killers[path, name] = self.killers.get((path, name), 0) + 1
+
+    def seconds(self, names: Iterable[str]) -> float:
+        """Return how long these tests may take with a mutant."""
+        return SLACK_S + sum(self.limit(name) for name in names)
+
+    def limit(self, name: str) -> float:
+        """Return how long a test may take with a mutant."""
+        return SLACK_S + SLACK_FACTOR * self.found[name].seconds
+
+
+Take = Callable[[], frozenset[int]]  # returns the switches or places that were reached since the last call
+
+
+def limit_examples(items: Iterable[pytest.Item]) -> None:
+    """Let Hypothesis try fewer examples: a mutant that lives costs all of them."""
+    import hypothesis
+
+    for item in items:
+        function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
+        settings = getattr(function, "_hypothesis_internal_use_settings", None)
+        if settings is not None and settings.max_examples > MAX_EXAMPLES:
+            function._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=MAX_EXAMPLES)
+
+
+def survey(items: Sequence[pytest.Item], take: Take, note: Callable[[str, Survey], None]) -> dict[str, Survey]:
+    """Run the tests; `note` gets each result at once."""
+    out = {}
+    take()
+    for index, item in enumerate(items):
+        began = time.monotonic()
+        report = _run(item, items[index + 1] if index + 1 < len(items) else None)
+        passed = report is None
+        out[item.nodeid] = Survey(passed, time.monotonic() - began, take())
+        note(item.nodeid, out[item.nodeid])
+    return out
+
+
+def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float]) -> Result:
+    """Run the tests up to the first one that fails. SIGALRM ends the process when one takes longer than its limit."""
+    for index, item in enumerate(items):
+        signal.setitimer(signal.ITIMER_REAL, limits(item.nodeid))
+        error = _run(item, items[index + 1] if index + 1 < len(items) else None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if error is not None:
+            _end(item)
+            return Result(item.nodeid, error)
+    return Result()
+
+
+def _run(item: pytest.Item, following: pytest.Item | None) -> str | None:
+    """Run one test; return what it said when it failed."""
+    item.session._setupstate  # noqa: B018 - fails early if pytest renames it
+    if hasattr(item, "_initrequest"):
+        item._initrequest()
+    error = None
+    report: Any = call_and_report(item, "setup", log=False)
+    if report.passed:
+        report = call_and_report(item, "call", log=False)
+    error = str(report.longrepr) if report.failed else None
+    ending: Any = call_and_report(item, "teardown", log=False, nextitem=following)
+    return error or (str(ending.longrepr) if ending.failed else None)
+
+
+def _end(item: pytest.Item) -> None:
+    """Take down the fixtures that were kept for the test that would have followed."""
+    item.session._setupstate.teardown_exact(None)
