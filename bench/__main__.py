@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import control, datapath, flood, race, report, wire
+from bench import control, datapath, flood, mix, race, report, wire
 
-PARTS = ("datapath", "race", "wire", "control")
+PARTS = ("datapath", "mix", "race", "wire", "control")
 FAMILIES = (4, 6)
 
 
@@ -31,6 +31,16 @@ def measure_datapath(*, quick: bool) -> list[dict[str, Any]]:
             for row in part.measure(family, quick=quick):
                 say(f"  IPv{family} {row.case}, {row.flows:,} flows: ours / textbook {row.ours_over_textbook}")
                 rows.append(row.record())
+    return rows
+
+
+def measure_mix(*, quick: bool) -> list[dict[str, Any]]:
+    """Let floods of every kind come to both families."""
+    rows = []
+    for family in FAMILIES:
+        for row in mix.measure(family, quick=quick):
+            say(f"  IPv{family} {row['case']}, {row['program']}: {row['served']} of {row['tried']} clients served")
+            rows.append(row)
     return rows
 
 
@@ -69,7 +79,7 @@ def main() -> int:
         return 1
     results: dict[str, Any] = {"machine": report.machine(), "quick": options.quick}
     parts: dict[str, Callable[..., Any]] = {
-        "datapath": measure_datapath, "race": measure_race, "wire": measure_wire, "control": measure_control,
+        "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control,
     }  # fmt: skip
     began = time.monotonic()
     for name in options.only or PARTS:

@@ -13,7 +13,7 @@ from bench.ours import Ours
 from bench.programs import load
 from bench.textbook import Textbook
 from bench.world import World, world
-from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, tuple_of
+from bench.wrapper import ACK, DATA, SYN, SYN_ACK, Plan, Tuple, Wrapper, tuple_of
 from lbagent.maps.reasons import Reason
 
 TABLE = 1 << 20  # flows each table can hold
@@ -124,13 +124,13 @@ class Bench:
         return Plan(Tuple(self.shape.client, self.shape.remote.vip, 0, self.shape.remote.port), flows, flags)
 
     def establish(self, flows: int) -> None:
-        """Open flows in both programs: a SYN and an ACK each.
+        """Open flows in both programs: a SYN and its SYN-ACK, an ACK and data of the backend.
 
         In another order than they are measured in: an LRU hands its elements out one after the other, and visiting them in
         that order would flatter it by up to 40 %.
         """
-        self.send(replace(self.request_plan(flows, SYN), in_order=True), flows)
-        self.send(replace(self.request_plan(flows, ACK), in_order=True), flows)
+        self.send(replace(self.request_plan(flows, SYN), in_order=True, answer=SYN_ACK), 2 * flows)
+        self.send(replace(self.request_plan(flows, ACK), in_order=True, answer=DATA), 2 * flows)
 
     def established(self, flows: int) -> Row:
         """Measure packets of flows that are open."""
@@ -170,9 +170,9 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(family: int, count: int, flows: int = TABLE, snat: int = 0) -> Iterator[Bench]:
-    """Load both programs with tables for `flows` flows."""
-    shape = world(family)
+def bench(family: int, count: int, flows: int = TABLE, snat: int = 0, singles: Sequence[int] = ()) -> Iterator[Bench]:
+    """Load both programs with tables for `flows` flows; `singles`: protocols of further services, of one backend each."""
+    shape = world(family, singles=singles)
     with our_programs.opened(shape, flows, snat) as ours:
         textbook = Textbook(shape, flows, ours.ifindex)
         made = Bench(shape, ours, textbook, count)

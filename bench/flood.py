@@ -1,4 +1,4 @@
-"""A SYN flood beside 65,536 established flows: what it costs, and which established packets it harms.
+"""A SYN flood beside 65,536 established flows, answered, refused or not: what it costs, and which established packets it harms.
 
 The flood's flows are never seen again, but each SYN comes twice, which is enough for an LRU list to take a flood entry for
 one in use. Tables hold twice the established flows. Established packets go in both directions. After each spell of the mix
@@ -13,12 +13,14 @@ from typing import Any
 
 from bench.datapath import Bench, Row, bench
 from bench.harness import QUICK_ROUNDS, ROUNDS, pinned
-from bench.wrapper import Plan, Tuple, tuple_of
+from bench.wrapper import RST_ACK, SYN_ACK, Plan, Tuple, tuple_of
 
 ESTABLISHED = 65536
 BOTH = 2 * ESTABLISHED  # requests and replies
 CHUNKS = 8  # spells of the mix and checks take turns
-RATIOS = (1, 15)  # flood SYNs to one established packet
+SILENT = 0
+ANSWERS = {"silent": SILENT, "answered": SYN_ACK, "refused": RST_ACK}  # what the backends say to the flood
+FLOODS = ((1, "silent"), (15, "silent"), (15, "answered"), (15, "refused"))  # flood SYNs to one established packet
 TX = 3
 
 
@@ -41,10 +43,11 @@ def open_flows(made: Bench, name: str) -> list[Tuple]:
     return packets
 
 
-def listed(made: Bench, ratio: int = 0, base: int = 0) -> Plan:
+def listed(made: Bench, ratio: int = 0, base: int = 0, answer: int = SILENT) -> Plan:
     """Return both directions of the established flows, with a flood beside them or without."""
     flood = made.shape.flooder if ratio else b""
     plan = replace(made.request_plan(BOTH), listed=True, flood_from=flood, flood_copies=2, flood_ratio=ratio or 1)
+    plan = replace(plan, answer=answer)
     return plan if ratio else replace(plan, base=base, in_order=True)
 
 
@@ -59,14 +62,14 @@ def translations(made: Bench, name: str, first: int, count: int) -> list[Tuple |
     return out
 
 
-def harm(made: Bench, name: str, ratio: int, packets: int) -> dict[str, int]:
+def harm(made: Bench, name: str, ratio: int, packets: int, answer: int = SILENT) -> dict[str, int]:
     """Send spells of `packets` flood SYNs with established packets between them; count the established ones gone wrong."""
     before = translations(made, name, 0, BOTH)
     wrapper, flood_at, seq, size = made.wrappers[name], 0, 0, BOTH // CHUNKS
     lost = {"checked": 0, "misrouted": 0, "dropped": 0, "flood_syns": 0, "never_open": 0}
     for chunk in range(CHUNKS):
-        wrapper.set(listed(made, ratio), place=(seq, flood_at))
-        made.subject(name).run(packets + packets // ratio)
+        wrapper.set(listed(made, ratio, answer=answer), place=(seq, flood_at))
+        made.subject(name).run(packets * (2 if answer else 1) + packets // ratio)
         seq, flood_at = wrapper.position
         now = translations(made, name, chunk * size, size)
         for old, new in zip(before[chunk * size : (chunk + 1) * size], now, strict=True):
@@ -86,14 +89,19 @@ def measure(family: int, *, quick: bool) -> Iterator[Row]:
     """Yield the flood's row: cost of a packet of the mix, and the harm done in `extra`."""
     damage: dict[str, Any] = {}
     with pinned():
-        for ratio in RATIOS:
+        for ratio, answer in FLOODS:
             with bench(family, 3, flows=2 * ESTABLISHED) as made:
                 for name in ("ours", "textbook"):
                     made.establish(ESTABLISHED)
                     open_flows(made, name)
-                    damage[f"{name}, {ratio} SYNs to one"] = harm(made, name, ratio, 131072 if quick else 524288)
+                    damage[f"{name}, {ratio} SYNs to one, {answer}"] = harm(
+                        made, name, ratio, 131072 if quick else 524288, ANSWERS[answer]
+                    )
         with bench(family, QUICK_ROUNDS if quick else ROUNDS, flows=2 * ESTABLISHED) as made:
             made.establish(ESTABLISHED)
             plan = replace(made.request_plan(ESTABLISHED), flood_from=made.shape.flooder, flood_copies=2)
             made.set(plan)
             yield made.row("SYN flood 1:1 beside established", ESTABLISHED, TX, 0.60, may_drop=True, harm=damage)
+            for answer in ("answered", "refused"):
+                made.set(replace(plan, answer=ANSWERS[answer]))
+                yield made.row(f"the same, {answer}", ESTABLISHED, TX, may_drop=True)

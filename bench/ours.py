@@ -45,7 +45,7 @@ class Ours:
         self._rows: dict[tuple[bytes, int], BackendRow] = {}
         for service in (world.remote, world.remote_udp, world.local):
             self._service(world, service, maglev=True)
-        for service in world.others:
+        for service in (*world.others, *world.singles):
             self._service(world, service, maglev=False)
 
     def _service(self, world: worlds.World, service: worlds.Service, *, maglev: bool) -> None:

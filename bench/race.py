@@ -23,7 +23,7 @@ from bench.harness import pinned
 from bench.programs import ARRAY, MMAPABLE, PERCPU_ARRAY, Map, Maps, load
 from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
-from bench.wrapper import ACK, SYN, Plan, Tuple, Wrapper, ip
+from bench.wrapper import DATA, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.specs import Sizes
@@ -224,10 +224,10 @@ class Race:
             Wrapper.view(self.generators[0].fds["undo_control"]) as control,
             Wrapper.view(self.maps.fds["undo_control"]) as ends,
         ):
-            data, _ = Wrapper.encode(self._plan(ACK, KEPT), 0, 0)
+            data, _ = Wrapper.encode(self._plan(DATA, KEPT), 0, 0)
             control[: len(data)] = data
             ends[: len(data)] = data
-        for flags in (SYN, ACK):
+        for flags in (SYN, DATA):  # the backend answers in kind, which establishes the flow
             self._inject(0, self.open_fds[0], self._plan(flags, KEPT), KEPT, 0)
         self._reset()
         drops, end = self.device_drops(), time.monotonic() + seconds
@@ -235,7 +235,7 @@ class Race:
         def work(number: int) -> None:
             position = number << 40
             while time.monotonic() < end:
-                self._inject(number, self.generate[number], self._plan(ACK, KEPT), chunk, position)
+                self._inject(number, self.generate[number], self._plan(DATA, KEPT), chunk, position)
                 position += chunk
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(len(self.cpus))]

@@ -45,11 +45,13 @@ class Textbook:
     def _fill(self, world: World) -> None:
         self.maps.put("tb_nexthop", struct.pack("<I", 1), CLIENT_MAC + NODE_MAC + struct.pack("<I", self.ifindex))
         self.maps.put("tb_nexthop", struct.pack("<I", 0), CLIENT_MAC + NODE_MAC + struct.pack("<I", self.ifindex))
-        for table, measured in enumerate((world.remote, world.local)):
+        for table, measured in enumerate((world.remote, world.local, *world.singles)):
             self._backends(world, measured)
             self.maps.put_inner("tb_maglev", table, self._table(measured))
         for number, service in enumerate((world.remote, world.remote_udp, world.local, *world.others), 1):
-            self._service(number, service)
+            self._service(number, service, int(service.local))
+        for table, service in enumerate(world.singles, 2):
+            self._service(60000 + table, service, table)
 
     def _backends(self, world: World, service: Service) -> None:
         for address, port in service.backends:
@@ -61,9 +63,9 @@ class Textbook:
         rows = [(self._ids[b], 100, b[0] + b[1].to_bytes(2, "big")) for b in service.backends]
         return list(lookup_table(rows, TABLE))
 
-    def _service(self, number: int, service: Service) -> None:
+    def _service(self, number: int, service: Service, table: int) -> None:
         key = service.vip + struct.pack(">HB5x" if self.family == 6 else ">HBx", service.port, service.proto)
-        self.maps.put("tb_service", key, struct.pack("<II", number, service.local))
+        self.maps.put("tb_service", key, struct.pack("<II", number, table))
         self.maps.put("tb_frontend", struct.pack("<I", number), service.vip + struct.pack(">H6x", service.port))
 
     def close(self) -> None:

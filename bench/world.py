@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.wrapper import ip
+from bench.wrapper import UDP, ip
 
 SERVICES = 10_000
 BACKENDS = 256  # of the measured service: 28,976 SNAT ports each must hold all flows
@@ -35,6 +36,7 @@ class World:
     remote_udp: Service
     local: Service
     others: tuple[Service, ...]
+    singles: tuple[Service, ...] = ()  # with one backend each
 
 
 def _address(family: int, net4: str, net6: str, number: int) -> bytes:
@@ -43,8 +45,8 @@ def _address(family: int, net4: str, net6: str, number: int) -> bytes:
     return (int.from_bytes(ip(net6), "big") + number).to_bytes(16, "big")
 
 
-def world(family: int, services: int = SERVICES, backends: int = BACKENDS) -> World:
-    """Make the services of a family."""
+def world(family: int, services: int = SERVICES, backends: int = BACKENDS, singles: Sequence[int] = ()) -> World:
+    """Make the services of a family; `singles`: protocols of services with one backend each."""
 
     def vip(number: int) -> bytes:
         return _address(family, "10.96.0.0", "fd00:96::", number)
@@ -52,6 +54,12 @@ def world(family: int, services: int = SERVICES, backends: int = BACKENDS) -> Wo
     far = tuple((_address(family, "10.1.0.0", "fd00:1::", 10 + n), 8080) for n in range(backends))
     near = tuple((_address(family, "10.244.0.0", "fd00:244::", 10 + n), 8080) for n in range(backends))
     others = tuple(Service(vip(256 + n), 80, 6, far[n % backends : n % backends + 1]) for n in range(services - 3))
+    alone = tuple(
+        Service(
+            vip(64 + n), 53 if proto == UDP else 80, proto, ((_address(family, "10.2.0.0", "fd00:2::", 10 + n), 8080),)
+        )
+        for n, proto in enumerate(singles)
+    )
     return World(
         family,
         node=_address(family, "10.0.0.1", "fd00::1", 0),
@@ -62,4 +70,5 @@ def world(family: int, services: int = SERVICES, backends: int = BACKENDS) -> Wo
         remote_udp=Service(vip(1), 53, 17, far),
         local=Service(vip(2), 80, 6, near, local=True),
         others=others,
+        singles=alone,
     )

@@ -13,6 +13,7 @@ from bench.programs import ARRAY, MMAPABLE, PROG_ARRAY, Map, Maps, load
 
 LIST_ENTRIES = 1 << 19
 SYN, ACK, FIN = 0x02, 0x10, 0x11
+SYN_ACK, RST_ACK, DATA = 0x12, 0x14, 0x18
 TCP, UDP = 6, 17
 NODE_MAC, CLIENT_MAC = bytes.fromhex("020000000001"), bytes.fromhex("0200000000c1")
 ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order no prefetcher follows
@@ -76,8 +77,12 @@ class Plan:
     in_order: bool = False
     listed: bool = False
     flood_from: bytes = b""  # address of the first flood client; '' = no flood
-    flood_copies: int = 1  # 1 or 2 SYNs of each flood flow
+    flood_flags: int = SYN
+    flood_copies: int = 1  # 1 or 2 packets of each flood flow
     flood_ratio: int = 1  # flood packets to one of the others: 1, 3, 7, 15
+    answer: int = (
+        0  # flags by which the backend answers the flood (without one: every packet); UDP: any number; 0 = silent
+    )
     dmac: bytes = NODE_MAC
     smac: bytes = CLIENT_MAC
 
@@ -110,7 +115,7 @@ class Wrapper:
     def control_format(family: int) -> str:
         """Return struct control of reference/packet.h."""
         address = f"{4 if family == 4 else 16}s"
-        return f"<8Q{address}{address}{address}2s2s2sH16s{'4x' if family == 4 else ''}40s24s"
+        return f"<8Q{address}{address}{address}2s2s2sH{'4x' if family == 4 else ''}2s6xQ16s40s24s"
 
     @classmethod
     def control_size(cls, family: int) -> int:
@@ -131,7 +136,8 @@ class Wrapper:
             cls.control_format(plan.family),
             seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, plan.flood_ratio if plan.flood_from else 0, flood_seq,
             plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
-            bytes((0x50, plan.flags)), bytes((0x50, SYN)), plan.proto, ether, head, l4,
+            bytes((0x50, plan.flags)), bytes((0x50, plan.flood_flags)), plan.proto, bytes((0x50, plan.answer)) if plan.answer else b"", 0,
+            ether, head, l4,
         )  # fmt: skip
         return data, (ether + head + l4).ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")
 

@@ -21,6 +21,8 @@ struct control {
 	u16 dport;
 	u16 flags, flood_flags; /* byte 13 of TCP after the data offset: one 16-bit word of the header */
 	u16 proto;
+	u64 answer;     /* byte 13 of TCP and the data offset before it, or any number for UDP: what the backend answers; 0: nothing */
+	u64 answer_due; /* the last packet is one that the backend would answer */
 	u8 eth[16];     /* destination and source MAC, EtherType */
 	u64 ip[5];      /* IP header, checksum right for addresses and identification 0 */
 	u64 l4[3];      /* TCP or UDP header, checksum right for addresses, ports, flags and first payload word 0 */
@@ -43,7 +45,9 @@ inline_fn void number(struct ends *t, const struct addr *first, u64 flow)
 inline_fn u16 choose(struct control *c, struct ends *t)
 {
 	u64 n = c->seq;
+	c->answer_due = !c->flood && !c->list;
 	if ((n + c->flood_seq) & c->flood) {
+		c->answer_due = 1;
 		number(t, &c->flood_src, c->flood_seq++ >> c->flood_shift);
 		t->dst = c->dst;
 		t->dport = c->dport;
@@ -91,4 +95,20 @@ inline_fn void write_packet(u8 *data, struct control *c, struct ends *t, u16 fla
 		*(u16 *)(data + L4_AT + 6) = c->l4[0] >> 48;
 		*(u16 *)(data + L4_AT + 8) = ~fold(l4);
 	}
+}
+
+/* Is the frame still the last packet, as a program sent it on to a backend? Then makes of its ends those of the backend's answer. */
+inline_fn int answered(u8 *data, struct control *c, struct ends *t)
+{
+	u64 due = c->answer && c->answer_due, same = 0;
+
+	c->answer_due = 0;
+	for (int i = 0; i < ADDR_WORDS; i++) {
+		t->dst.w[i] = ((struct addr *)(data + SRC_AT))->w[i];
+		t->src.w[i] = ((struct addr *)(data + DST_AT))->w[i];
+		same |= t->src.w[i] ^ c->dst.w[i];
+	}
+	t->dport = *(u16 *)(data + L4_AT);
+	t->sport = *(u16 *)(data + L4_AT + 2);
+	return due && same && t->sport;
 }

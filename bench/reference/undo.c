@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The wrapper under every measurement: BPF_PROG_TEST_RUN repeats on the packet as the last run left it, so this program
  * writes a client's (or a backend's) packet anew and tail-calls the program under test. Its own cost, tail call included,
- * is measured with `loop` behind it and subtracted. */
+ * is measured with `loop` behind it and subtracted. A repetition finds the frame as the program under test left it: so the wrapper can be the
+ * backend that answers a flood. */
 #include "packet.h"
 
 int undo(struct xdp_md *ctx)
@@ -12,7 +13,7 @@ int undo(struct xdp_md *ctx)
 
 	if (data + L4_AT + 24 > end)
 		return XDP_ABORTED;
-	u16 flags = choose(c, &t);
+	u16 flags = answered(data, c, &t) ? (u16)c->answer : choose(c, &t);
 	write_packet(data, c, &t, flags, 0);
 	tail_call(ctx, MAPFD(undo_calls), 0);
 	return XDP_ABORTED;

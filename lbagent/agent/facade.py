@@ -25,7 +25,7 @@ from lbagent.bpf.load.devices import strict_devices
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import backend_counter, service_counter
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
@@ -264,6 +264,8 @@ class AgentFacade:
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
                 backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
+                snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
+                snat_ports=_ports(components.config.snat_port_range),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
@@ -326,6 +328,11 @@ def _shown(messages: Sequence[Message]) -> list[str]:
 
 
 _REASONS = [reason for reason in Reason if reason]
+
+
+def _ports(first_and_last: tuple[int, int]) -> int:
+    first, last = first_and_last
+    return last - first + 1
 
 
 def _resident_bytes() -> int:

@@ -53,6 +53,12 @@ class Reason(IntEnum):
     DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route
 
 
+class Event(IntEnum):
+    """What is counted beside the verdict of the packet that caused it, in the same part of lb_metrics as reasons."""
+
+    SNAT_RECLAIMED = 128  # a SNAT port was taken from a flow that was not established, for a new one
+
+
 # Drops that a service, a policy or a limit asks for. Any other that grows is a condition of `lbagent status`.
 INTENDED_DROPS = frozenset(
     {
@@ -67,6 +73,6 @@ INTENDED_DROPS = frozenset(
 REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 
 
-def label(reason: Reason) -> str:
+def label(reason: Reason | Event) -> str:
     """Return the text used in metrics, events and the command line."""
     return reason.name.lower()

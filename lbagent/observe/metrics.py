@@ -44,6 +44,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     backends: Mapping[int, TrafficCounter] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     maps: Mapping[str, MapUse] = {}  # by map
+    snat_ports: int = 0  # of each remote backend
+    snat_reclaimed: int = 0  # taken from flows that were not established
     failing: int = 0  # frontends whose last write failed
     restored: int = 0  # frontends that stay as the maps had them: no object names them, and a source is missing
     conflicts: int = 0  # what objects that are good alone refuse each other
@@ -159,6 +161,13 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily("lbagent_map_entries", "gauge", "Entries of the map in use.", [(n, c[0]) for n, c in by_map])
     yield MetricFamily(
         "lbagent_map_max_entries", "gauge", "Entries that the map can hold.", [(n, c[1]) for n, c in by_map]
+    )
+    yield _one("lbagent_snat_ports", "gauge", "SNAT ports that each remote backend has.", s.snat_ports)
+    yield _one(
+        "lbagent_snat_reclaimed_total",
+        "counter",
+        "SNAT ports that new flows took from flows that were not established.",
+        s.snat_reclaimed,
     )
     yield MetricFamily(
         "lbagent_device_attached",

@@ -109,8 +109,14 @@ def frame(packet: Packet, *, src: str = ROUTER_MAC, dst: str = NODE_MAC, vlans: 
 def tcp(
     fam: Family, src: str, sport: int, dst: str, dport: int, flags: str = "S", *, load: bytes = b"", **kw: Any
 ) -> Packet:
-    """Return an IP/TCP packet; `seq`, `ack`, `options` go to TCP, the rest to IP."""
+    """Return an IP/TCP packet; `seq`, `ack`, `options` go to TCP, the rest to IP.
+
+    Without numbers it is of a conversation in which both sides began with 0 and have said nothing yet: an ACK acknowledges the
+    other side's SYN.
+    """
     own = {k: kw.pop(k) for k in ("seq", "ack", "options", "window") if k in kw}
+    if "A" in flags:
+        own.setdefault("ack", 1)
     return fam.ip(src, dst, **kw) / TCP(sport=sport, dport=dport, flags=flags, **own) / Raw(load)
 
 

@@ -13,7 +13,8 @@ NEW, EST, CLOSING, MID = range(4)
 _WORDS = {4: 4, 6: 8}  # u64 an entry
 _VALUE = {4: 2, 6: 5}
 _SEEN = {4: 3, 6: 6}
-_SLOT_WORDS = {4: 2, 6: 4}
+_SLOT_WORDS = {4: 2, 6: 4}  # u64 a slot; the last one has the stamp
+SLOT_UNIT = 8  # ticks of a SNAT slot's stamp
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,36 @@ def age(world: World, family: Family, ticks: int, which: Callable[[Flow], bool] 
             at = (flow.position * _WORDS[version] + _SEEN[version]) * 8
             struct.pack_into("=H", view, at, (flow.seen - ticks) & 0xFFFF)
     return len(chosen)
+
+
+def earlier_reply(world: World, family: Family, ticks: int) -> None:
+    """Let the first reply of every UDP flow that has not lasted yet look as if it had come earlier."""
+    version = family.version
+    size = world.maps.specs[f"lb{version}_flow"].value_size
+    with world.maps.window(f"lb{version}_flow", 0, size) as view:
+        for flow in flows(world, family):
+            at = (flow.position * _WORDS[version] + _SEEN[version]) * 8 + 6
+            (word,) = struct.unpack_from("=H", view, at)
+            if flow.udp and word >> 15:
+                struct.pack_into("=H", view, at, 0x8000 | (word - ticks) & 0x3FFF)
+
+
+def older_slots(world: World, family: Family, ticks: int) -> None:
+    """Let the stamp of every held SNAT slot look as if it were older."""
+    version = family.version
+    words, size = _SLOT_WORDS[version], world.maps.specs[f"lb{version}_snat"].value_size
+    with world.maps.window(f"lb{version}_snat", 0, size) as view, view.cast("Q") as slots:
+        for index in range(0, len(slots), words):
+            if slots[index] >> 16:
+                meta = slots[index + words - 1]
+                slots[index + words - 1] = meta & ~0xFFF0 | ((meta >> 4) - ticks // SLOT_UNIT & 0xFFF) << 4
+
+
+def later(world: World, family: Family, ticks: int) -> None:
+    """Let everything that the programs know of the flows look as if it had happened `ticks` (a multiple of SLOT_UNIT) earlier."""
+    earlier_reply(world, family, ticks)
+    older_slots(world, family, ticks)
+    age(world, family, ticks)
 
 
 def held_slots(world: World, family: Family) -> int:

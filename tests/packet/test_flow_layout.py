@@ -163,7 +163,10 @@ def test_programs_write_the_same_bytes(world: World, golden: Golden) -> None:
     seen = SEEN[version]
     wanted = bytes.fromhex(golden.entry)
     assert entry[:seen].hex(" ", 8) == wanted[:seen].hex(" ", 8)
-    assert entry[seen + 2 : CSUM[version]] == wanted[seen + 2 : CSUM[version]]
+    kept = (
+        CSUM[version] - (golden.proto == UDP and not golden.local) * 2
+    )  # there is the tick of the first reply, which they do not read
+    assert entry[seen + 2 : kept] == wanted[seen + 2 : kept]
     path = bytes.fromhex(golden.path)
     assert _read(world, f"lb{version}_path", talk.backend.id, len(path)) == path
     if not golden.local:

@@ -1,4 +1,4 @@
-"""All SNAT ports are held: the oldest one whose flow was never established is taken, after 8 to 16 ticks, and no other."""
+"""All SNAT ports are held: one whose flow was never established and is silent is taken, and no other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import open_world
 from tests.packet.world import TCP, XDP, BackendRow, Outcome, World
 
 PORTS = {2000, 2001, 2002, 2003}
-UNIT = 8  # ticks of a slot's stamp
-META = {4: (2, 1), 6: (4, 3)}  # words a slot, the one with the stamp
+AGE = 3 * table.SLOT_UNIT  # ticks
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +38,9 @@ def send(world: World, fam: Family, port: int, flags: str) -> Outcome:
     return world.run(XDP, craft.frame(craft.tcp(fam, fam.client, port, fam.vip, 80, flags)))
 
 
-def older(world: World, fam: Family, ticks: int) -> None:
-    """Let every held slot look as if its stamp were older."""
-    words, at = META[fam.version]
-    name = f"lb{fam.version}_snat"
-    with world.maps.window(name, 0, world.maps.specs[name].value_size) as view, view.cast("Q") as slots:
-        for index in range(0, len(slots), words):
-            if slots[index] >> 16:
-                meta = slots[index + at]
-                slots[index + at] = meta & ~0xFFF0 | ((meta >> 4) - ticks // UNIT & 0xFFF) << 4
+def answer(world: World, fam: Family, backend: BackendRow, port: int, flags: str = "SA") -> Outcome:
+    """Send the backend's segment to a SNAT port."""
+    return world.run(XDP, expect.remote_reply(fam, TCP, backend, port, flags), world.net.lb1)
 
 
 def test_a_handshake_under_way_is_left_in_peace(narrow: World, fam: Family, backend: BackendRow) -> None:
@@ -60,27 +53,27 @@ def test_an_old_syn_gives_way_and_an_established_flow_does_not(narrow: World, fa
     """Three flows are opened, one never gets beyond its SYN: its port goes to the fifth, the others keep theirs."""
     places = {n: expect.source(send(narrow, fam, 40000 + n, "S")) for n in range(4)}
     for n in range(3):
+        answer(narrow, fam, backend, places[n][1])
         send(narrow, fam, 40000 + n, "A")
-    older(narrow, fam, 3 * UNIT)
+    table.later(narrow, fam, AGE)
     fifth = send(narrow, fam, 40004, "S")
     assert fifth.forwarded
     assert expect.source(fifth) == places[3]
     assert send(narrow, fam, 40005, "S").dropped
     for n in range(3):
         assert expect.source(send(narrow, fam, 40000 + n, "A")) == places[n]
-    reply = narrow.run(XDP, expect.remote_reply(fam, TCP, backend, places[3][1]), narrow.net.lb1)
-    assert expect.destination(reply) == (fam.client, 40004)
+    assert expect.destination(answer(narrow, fam, backend, places[3][1])) == (fam.client, 40004)
 
 
 def test_who_lost_a_port_gets_another_one(narrow: World, fam: Family, backend: BackendRow) -> None:
     """The robbed flow's next SYN opens it anew with a port of its own; another segment of it is answered with RST."""
     for n in range(4):
-        send(narrow, fam, 40000 + n, "S")
-    older(narrow, fam, 3 * UNIT)
+        answer(narrow, fam, backend, expect.source(send(narrow, fam, 40000 + n, "S"))[1])
+    table.later(narrow, fam, AGE)
     taken = expect.source(send(narrow, fam, 40004, "S"))
     victims = [n for n in range(4) if send(narrow, fam, 40000 + n, "A").counted[Reason.REJECT_BACKEND_GONE]]
     assert len(victims) == 1
-    older(narrow, fam, 3 * UNIT)  # the fifth flow's too: it never proved to live
+    table.later(narrow, fam, AGE)  # the fifth flow's too: it never proved to live
     again = send(narrow, fam, 40000 + victims[0], "S")
     assert again.forwarded
     assert expect.source(again) == taken

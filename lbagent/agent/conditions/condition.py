@@ -23,6 +23,7 @@ class ConditionName(StrEnum):
     FRAMES_NOT_TAKEN = "frames-not-taken"
     MAP_NEARLY_FULL = "map-nearly-full"
     TABLE_OVERFLOWS = "table-overflows"
+    SNAT_PORTS_SHORT = "snat-ports-short"
     DROPS_GROW = "drops-grow"
     SOURCE_UNTRUSTED = "source-untrusted"
     OBJECTS_REFUSED = "objects-refused"

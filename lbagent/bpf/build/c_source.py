@@ -17,7 +17,7 @@ from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
 from lbagent.errors import CompileError
 from lbagent.maps import layout
-from lbagent.maps.reasons import REASON_SLOTS, Reason
+from lbagent.maps.reasons import REASON_SLOTS, Event, Reason
 from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 from lbagent.model.family import Family
 
@@ -146,6 +146,7 @@ _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("CONFIG", layout.ConfigFlag),
     ("MIGRATE", layout.MigrateWhat),
     ("REASON", Reason),
+    ("EVENT", Event),
 )
 
 

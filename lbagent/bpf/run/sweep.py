@@ -18,17 +18,21 @@ from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, HOST_ORDER, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Event, Reason, label
 from lbagent.maps.specs import counter_row, counter_rows
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 BUCKETS_PER_RUN = 1 << 17  # buckets a run: some ten milliseconds of kernel time
 # What says that a table had no room, and what to raise.
-FULL_REASONS: Mapping[Reason, tuple[str, str]] = {
+FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
     Reason.FWD_SPILL: ("flows spilled into the spill map", "--flow-table-size"),
     Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
+    Event.SNAT_RECLAIMED: (
+        "new flows take SNAT ports from flows that were not established, as in a flood",
+        "--snat-ports if it is none",
+    ),
 }
 
 
@@ -57,9 +61,9 @@ class Sweeper:
         self.busy = asyncio.Lock()  # held during a sweep: a change of programs waits for it
         self._half = 0
         self._flows = dict.fromkeys(Family, 0)
-        self._seen: dict[Reason, int] | None = None
-        self._full: dict[Reason, float] = {}  # until when it counts as a problem
-        self._logged_until: dict[Reason, float] = {}
+        self._seen: dict[Reason | Event, int] | None = None
+        self._full: dict[Reason | Event, float] = {}  # until when it counts as a problem
+        self._logged_until: dict[Reason | Event, float] = {}
         self._error = ""
 
     def usage(self) -> dict[str, tuple[int, int]]:
@@ -162,4 +166,4 @@ class Sweeper:
             if self._logged_until.get(reason, 0.0) <= now:
                 self._logged_until[reason] = now + REPEAT_WARNING_S
                 what, option = FULL_REASONS[reason]
-                log.warning(what, extra={"packets": more, "setting": option, "reason": reason.name.lower()})
+                log.warning(what, extra={"packets": more, "setting": option, "reason": label(reason)})

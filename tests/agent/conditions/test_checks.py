@@ -12,11 +12,16 @@ from lbagent.agent.conditions.check_capacity import check_maps, check_tables
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_paths import NextHopsCheck
+from lbagent.agent.conditions.check_snat_ports import short_of_ports
 from lbagent.agent.conditions.check_sources import check_sources
 from lbagent.agent.conditions.condition import Condition
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.maps.reasons import INTENDED_DROPS, Reason
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
+from lbagent.model.service import SVC, ServiceName
+from lbagent.model.state import State
 from lbagent.net.snapshot import EMPTY, Link
 from lbagent.objects.records import Message
 
@@ -160,3 +165,15 @@ def test_sources() -> None:
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
     assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+
+
+def test_backends_short_of_snat_ports() -> None:
+    """Nine tenths of the ports held: the backend and its Services are named; a backend of this node needs none."""
+    remote, few, local = (Backend(n, L3n4Addr.parse(f"10.0.0.{n}:80"), local=n == 3) for n in (1, 2, 3))
+    services = (
+        SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("shop", "web"), selectable=(remote, few, local)),
+        SVC(L3n4Addr.parse("10.96.0.2:80"), 8, ServiceName("shop", "api"), selectable=(remote,)),
+    )
+    (found,) = short_of_ports(State(1, services), {1: 900, 2: 899, 3: 5000}, 1000)
+    assert brief([found]) == [("snat-ports-short", "10.0.0.1:80/TCP")]
+    assert found.text == "backend 10.0.0.1:80/TCP (shop/api, shop/web) is short of SNAT ports: 900 flows, 1000 ports"

@@ -12,6 +12,8 @@
 /* Seen word of an entry or spill row at `sp`. */
 #define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
 #define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
+#define SEEN_HANDSHAKE(sp) SEEN_NEXTHOP(sp) /* of a flow that is opening (ct_state.h) */
+#define HANDSHAKE_ANSWERED 0x8000ULL
 
 struct spill_value {
 	u64 value, seen;
@@ -210,7 +212,9 @@ AI u16 ct_flow_service(const struct ct_flow *f)
 /* Returns the index of the next hop towards the client, 0 = not learned. */
 AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
-	return SEEN_NEXTHOP(f->seen_at);
+	u64 word = SEEN_NEXTHOP(f->seen_at);
+
+	return word & HANDSHAKE_ANSWERED ? 0 : word;
 }
 
 AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)

@@ -58,6 +58,7 @@ AI u64 max64(u64 a, u64 b) /* both below 2^63 */
 
 	OPAQUE(less);
 	less = (u64)((s64)less >> 63);
+	OPAQUE(less);
 	return a ^ ((a ^ b) & less);
 }
 
@@ -228,6 +229,7 @@ AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
 	if (f->value != old || !ct_flow_set(f, next))
 		return false;
 	WR16(&SEEN_SERVICE(f->seen_at), service);
+	WR16(&SEEN_HANDSHAKE(f->seen_at), 0); /* it opens anew */
 	f->value = next;
 	return true;
 }

@@ -4,52 +4,70 @@
  * slot.
  */
 #pragma once
-#include "ct.h"
+#include "ct_state.h"
 
 AI void ct_renew_snat(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
 {
 	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
 }
 
-#define SNAT_RENEW_FIRST 3 /* a first lease is short: renewed every 2^3 ticks, others every 2^8 */
-#define SNAT_RENEW_LATER 8
+#define SNAT_RENEW_SHORT 3 /* a short lease is renewed every 2^3 ticks, that of a flow that keeps its port every 2^8 */
+#define SNAT_RENEW_FULL 8
 
-/* Once a tick: last seen, stamps, lease of the SNAT slot. */
-AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 now, u64 last)
+/* By how many bits "last seen" must change for the lease of the flow's slot to be renewed. */
+AI u64 ct_renew_bits(u64 value, u64 l4)
 {
-	u64 renew = V_STATE(f->value) == CT_EST ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST;
+	return value_keeps_port(value, l4) ? SNAT_RENEW_FULL : SNAT_RENEW_SHORT;
+}
 
+/* Once a tick: last seen, stamps, lease of the SNAT slot. `value`: the flow's, as it is now. */
+AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 value, u64 now, u64 last)
+{
 	WR16(f->seen_at, now);
 	if (f->second)
 		WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
 	if (f->spilled)
 		WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
-	if (value_is_snat(f->value) && (last ^ now) >> renew)
-		ct_renew_snat(f, f->value, key, now);
+	if (value_is_snat(value) && (last ^ now) >> ct_renew_bits(value, OWNER_L4(KEY_OWNER(key))))
+		ct_renew_snat(f, value, key, now);
 }
 
 #define REFRESH_TRIES 3
 
-AI void ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+/* Returns the flow's value after this packet. With the state the lease of its slot changes; a flow that its backend refused before it was
+ * established gives the slot back. The other side's packet may come on another CPU just now: both must count. */
+AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
-	u64 value = f->value, next = value;
+	u64 word = SEEN_HANDSHAKE(f->seen_at), value = f->value;
+	struct ct_step step = {};
+	bool stored = false;
 
 	NO_UNROLL
-	for (u64 n = 0; n < REFRESH_TRIES; n++) { /* the other side's FIN may come on another CPU just now: both must count */
+	for (u64 n = 0; n < REFRESH_TRIES; n++) {
 		u64 seen;
 
-		next = value_advance(value, pk, from_backend);
-		if (next == value)
-			return;
-		seen = CAS(f->value_at, value, next);
-		if (seen == value)
+		step.value = value;
+		step.word = word;
+		ct_advance(&step, pk, number, now, from_backend);
+		if (step.word != word)
+			WR16(&SEEN_HANDSHAKE(f->seen_at), step.word);
+		if (step.value == value)
+			return value;
+		seen = CAS(f->value_at, value, step.value);
+		stored = seen == value;
+		if (stored)
 			break;
 		if (value_identity(seen ^ value))
-			return; /* it is another flow's entry by now, or has another backend */
+			return f->value; /* it is another flow's entry by now, or has another backend */
 		value = seen;
 	}
-	if (value_is_snat(next) && V_STATE(next) == CT_EST)
-		ct_renew_snat(f, next, key, now);
+	if (!stored)
+		return value;
+	if (value_is_snat(step.value))
+		ct_renew_snat(f, step.value, key, now);
+	else
+		ct_release_snat(value, key);
+	return step.value;
 }
 
 /* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
@@ -62,14 +80,15 @@ AI void ct_flow_close(struct ct_flow *f, u64 now)
 	WR16(f->seen_at, now);
 }
 
-/* Notes a packet of a known flow. */
-AI void ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 now, bool from_backend)
+/* Notes a packet of a known flow; returns the flow's value after it. `number`: of TCP what the client's segment acknowledges, or what
+ * would acknowledge the backend's SYN. A backend keeps no flow alive that is not established. */
+AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
-	u64 last = RD16(f->seen_at);
+	u64 last = RD16(f->seen_at), value = ct_refresh_state(f, key, pk, number, now, from_backend);
 
-	if (last != now)
-		ct_refresh_tick(f, key, now, last);
-	ct_refresh_state(f, key, pk, now, from_backend);
+	if (last != now && !(from_backend && value_is_opening(value)))
+		ct_refresh_tick(f, key, value, now, last);
+	return value;
 }
 
 /* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
@@ -79,10 +98,10 @@ AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool s
 {
 	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
 
-	if (UNLIKELY(!est && pk->proto == PROTO_TCP)) /* its client's ACK establishes it */
+	if (UNLIKELY(!est && pk->proto == PROTO_TCP)) /* its client's ACK may establish it */
 		return false;
 	if (UNLIKELY(last != now)) {
-		if (second || (last ^ now) >> (est ? SNAT_RENEW_LATER : SNAT_RENEW_FIRST))
+		if (second || (last ^ now) >> ct_renew_bits(f->value, l4_of(pk->proto)))
 			return false;
 		WR16(f->seen_at, now);
 	}

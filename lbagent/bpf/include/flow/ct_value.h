@@ -3,7 +3,7 @@
  * This file contains the value word of a flow entry: backend, state, way of forwarding. It is read and replaced as one word.
  * Only the headers of the flow table (ct_*.h, snat*.h) know its bits; others use the functions.
  *
- * Bits, from the lowest: generation of the entry 14 | SNAT slot generation 2 | state 2 | FIN seen 2 | forward word 16 |
+ * Bits, from the lowest: generation of the entry 14 | SNAT slot generation 2 | state 2 | FIN seen (UDP: lasted) 2 | forward word 16 |
  * backend's generation 8 | backend 20. The forward word is the SNAT port in network order where the flow has one; else its low byte
  * is 0 (the configuration allows no SNAT port below 256) and its high byte is enum forward. ct_entry.h has the budget of all words.
  */
@@ -21,17 +21,31 @@
 #define V_FORWARD_MASK (0xffffULL << V_FORWARD_SHIFT)
 #define V_SNAT_MASK (0xffULL << V_FORWARD_SHIFT) /* not all 0: there is a SNAT port */
 #define V_MODE_SHIFT (V_FORWARD_SHIFT + 8)
-#define V_STATE(v) ((u64)(v) >> 16 & 3)
+#define V_STATE_SHIFT 16
+#define V_STATE(v) ((u64)(v) >> V_STATE_SHIFT & 3)
 #define V_STATE_MASK (3ULL << 16)
 #define V_FIN_CLIENT (1ULL << 18)
 #define V_FIN_BACKEND (1ULL << 19)
+#define V_LASTED V_FIN_CLIENT /* UDP, which has no FIN: the conversation went on after its first reply */
 #define V_SNAT_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
 #define V_SNAT_SLOT_GEN_MASK (3ULL << 14)
 
 #define CT_NEW 0ULL /* a SYN, or another protocol without a reply */
-#define CT_EST 1ULL
-#define CT_CLOSING 2ULL /* RST, or FIN of both sides */
+#define CT_EST 1ULL     /* the backend has answered (ct_state.h) */
+#define CT_CLOSING 2ULL /* established once: RST, or FIN of both sides */
 #define CT_MID 3ULL     /* TCP: the first packet seen was no SYN */
+
+/* Has the flow yet to be established? */
+AI bool value_is_opening(u64 v)
+{
+	return V_STATE(v) == CT_NEW || V_STATE(v) == CT_MID;
+}
+
+/* Has the flow ended? */
+AI bool value_is_closing(u64 v)
+{
+	return V_STATE(v) == CT_CLOSING;
+}
 
 /* Returns the value of a flow without a SNAT port. */
 AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
@@ -54,11 +68,6 @@ AI u64 value_with_snat(u64 v, u64 snat_part)
 AI u64 value_backend(u64 v)
 {
 	return V_BACKEND(v);
-}
-
-AI u64 value_state(u64 v)
-{
-	return V_STATE(v);
 }
 
 AI u64 value_with_state(u64 v, u64 state)
@@ -126,10 +135,11 @@ AI u64 value_of_no_backend(u64 v)
 	return v & ~(~0ULL << V_BACKEND_SHIFT);
 }
 
-/* Takes the SNAT port from a flow: it closes, and gets another backend should it come back. */
+/* Takes the SNAT port from a flow: its entry may go at any time (CT_NEW), and as no backend has its generation it gets another backend
+ * should it come back. */
 AI u64 value_without_snat(u64 v)
 {
-	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_CLOSING));
+	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_NEW));
 }
 
 /* What stays the same as long as the flow keeps its entry, its backend and its port. */
@@ -142,6 +152,13 @@ AI u64 value_identity(u64 v)
 AI u64 value_in_entry(u64 v, u64 gen)
 {
 	return (v & ~GEN_MASK) | (gen & GEN_MASK);
+}
+
+/* May the flow keep its SNAT port whatever comes? An established one may. Of UDP, where one forged datagram gets a reply, only one
+ * whose conversation went on. `l4`: its protocol. */
+AI bool value_keeps_port(u64 v, u64 l4)
+{
+	return V_STATE(v) == CT_EST && (l4 != L4_UDP || v & V_LASTED);
 }
 
 /* Is the backend still the one the flow was given? `meta`: its path record's. */
@@ -185,23 +202,4 @@ AI u64 ct_timeout(u64 state, u64 l4)
 AI u64 ct_timeouts(u64 l4, u64 est, u64 other)
 {
 	return other | (est >> (l4 << 4) & 0xffff) << 16;
-}
-
-/* Returns the value after a packet of the flow, from its client or from its backend. */
-AI u64 value_advance(u64 v, const struct lb_pkt *pk, bool from_backend)
-{
-	u64 flags = pk->tcp_flags, state = V_STATE(v);
-
-	if (pk->proto != PROTO_TCP) /* no flags: a reply establishes it */
-		return from_backend ? value_with_state(v, CT_EST) : v;
-	if (flags & TCP_RST)
-		return value_with_state(v, CT_CLOSING);
-	if (flags & TCP_FIN)
-		v |= from_backend ? V_FIN_BACKEND : V_FIN_CLIENT;
-	if ((v & V_FIN_CLIENT) && (v & V_FIN_BACKEND))
-		return value_with_state(v, CT_CLOSING);
-	/* not by a SYN-ACK: a flood of SYNs would make every flow an established one */
-	if ((state == CT_NEW || state == CT_MID) && !(flags & TCP_SYN))
-		return value_with_state(v, CT_EST);
-	return v;
 }

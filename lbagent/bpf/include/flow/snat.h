@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains SNAT ports: taking one for a flow, its lease, giving it back, and finding the holder of a port. A first
- * packet gets a short lease (its stamp is put back); what shows that the flow lives renews it. A slot outlives its flow's entry,
- * which frees it when it goes. snat_slot.h has the layout.
+ * packet gets a short lease (its stamp is put back), and a full one only a flow that is established. A slot outlives its flow's
+ * entry, which frees it when it goes. snat_slot.h has the layout.
  */
 #pragma once
-#include "snat_slot.h"
+#include "snat_lease.h"
 
 #define OLD_SNAT_ALIASES 8 /* in slots fewer by this factor no live flow loses its slot while they are moved */
 #define SNAT_PROBES 16
@@ -20,13 +20,13 @@ AI void snat_release(u64 value, u64 owner, const lb_addr *client)
 		snat_slot_release(snat_old_slot_of_value(value), value, owner, client);
 }
 
-/* Prolongs the lease. */
+/* Lets the lease begin anew, as long as the flow's state allows. */
 AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64 now)
 {
 	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
 
 	if (!snat_slot_differs(s, meta, value, owner, client, service))
-		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, V_STATE(value)));
+		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
 }
 
 /* Does the flow with this value hold its port no longer, neither here nor in the slots that are being left? */
@@ -128,17 +128,20 @@ AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
 	return true;
 }
 
-/* Takes a port for the flow `key` (with this hash) towards a backend. Returns it as value_with_snat() wants it; 0: none is free. */
-AI u64 snat_take(u64 hash, const struct ct_key *key, u64 backend, u64 service, u64 now)
+/* Takes a port for the flow `key` (with this hash) towards a backend: `only` (host order), if it is not 0, else one of those the hash
+ * leads to. Returns it as value_with_snat() wants it; 0: none is free. */
+AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 service, u64 now)
 {
-	u64 bh = backend_hash(backend), stamp = snat_slot_stamp(now, CT_NEW), owner = KEY_OWNER(key);
+	u64 bh = backend_hash(backend), owner = KEY_OWNER(key), stamp = snat_slot_stamp(now, CT_NEW << V_STATE_SHIFT, OWNER_L4(owner));
 	const lb_addr *client = KEY_CLIENT(key);
 
 	NO_UNROLL
 	for (u64 i = 0; i < SNAT_PROBES; i++) {
-		u64 host = snat_probe(hash, i), s0, gen, meta, *s;
+		u64 host = only ? only : snat_probe(hash, i), s0, gen, meta, *s;
 		u16 port;
 
+		if (only && i)
+			break;
 		if (!host)
 			continue;
 		port = HTONS(host);
@@ -198,17 +201,26 @@ AI bool snat_find_slow(const struct lb_pkt *pk, struct snat_view *view)
 	return snat_find_at(snat_old_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view) || snat_find(pk, view);
 }
 
-/* Notes a reply to the port of `view`: lease, and the next hop towards the client where one was learned (else 0). */
-AI void snat_view_refresh(const struct snat_view *view, u64 now, u64 learned)
+/* Notes a reply to the port of `view`: the lease, if the flow is established (`value`: the flow's, 0: not known), and the next hop towards
+ * the client where one was learned (else 0). */
+AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 now, u64 learned)
 {
-	u64 meta = RD64(view->slot + SNAT_SLOT_META), next; /* the flow's refresh may have renewed it */
+	u64 meta = RD64(view->slot + SNAT_SLOT_META), next = meta; /* the flow's refresh may have renewed it */
 
 	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | SNAT_SLOT_NEXTHOP_MASK))
 		return;
-	next = (meta & ~SNAT_SLOT_SEEN_MASK) | SNAT_SLOT_UNITS(now) << 4;
+	if (V_STATE(value) == CT_EST)
+		next = (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, l4);
 	if (learned)
 		next = (next & ~SNAT_SLOT_NEXTHOP_MASK) | learned << SNAT_SLOT_NEXTHOP_SHIFT;
-	CAS(view->slot + SNAT_SLOT_META, meta, next);
+	if (next != meta)
+		CAS(view->slot + SNAT_SLOT_META, meta, next);
+}
+
+/* Frees the slot of `view`, if it still is as it was read. Returns whether it was. */
+AI bool snat_view_free(const struct snat_view *view)
+{
+	return snat_slot_free(view->slot, view->word);
 }
 
 /* Frees a slot whose lease is over: its flow spilled, or was never stored. */

@@ -21,8 +21,6 @@
 #define SNAT_SLOT_UNITS(ticks) ((u64)(ticks) >> 3 & 0xfff)
 #define SNAT_SLOT_IS_HELD(s0) ((s0) >> 16)
 #define SNAT_SLOT_IS_TORN(s0, meta) (((s0) ^ (meta)) & 15) /* the words are of two holders */
-/* Life of a slot without a sign of its flow: the flow's own, and twice the 256 ticks between two renewals. */
-#define SNAT_LIFE (CFG(timeout_longest) / 8 + 64 + 2)
 
 #if LB_FAMILY == 4
 #define SNAT_SLOT_META 1
@@ -87,40 +85,15 @@ AI u64 *snat_old_slot_of_value(u64 value)
 	return snat_old_slot_at(snat_index_of_value(value));
 }
 
-/* Returns the stamp of a lease that begins now: a flow that has not shown that it lives gets a short one. */
-AI u64 snat_slot_stamp(u64 now, u64 state)
-{
-	u64 back = state == CT_NEW || state == CT_MID ? SNAT_LIFE - CFG(timeout_new) / 8 - 2 : 0;
-
-	return ((now >> 3) - back & 0xfff) << 4;
-}
-
 AI u64 snat_slot_meta(u64 backend, u64 service, u64 stamp, u64 gen)
 {
 	return backend << 44 | service << 28 | stamp | (gen & 15);
-}
-
-/* Returns the age of the lease in units of 8 ticks, what was put back included. */
-AI u64 snat_slot_age(u64 meta, u64 now)
-{
-	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_SEEN(meta) & 0xfff;
-}
-
-/* The same of the slot at `s`. */
-AI u64 snat_slot_lease_age(u64 *s, u64 now)
-{
-	return snat_slot_age(RD64(s + SNAT_SLOT_META), now);
 }
 
 /* Returns 0 for a free slot. */
 AI u64 snat_slot_holder(u64 *s)
 {
 	return SNAT_SLOT_IS_HELD(RD64(s));
-}
-
-AI bool snat_slot_is_stale(u64 meta, u64 now)
-{
-	return snat_slot_age(meta, now) > SNAT_LIFE;
 }
 
 /* Does the client of the flow with this owner word (IPv6: and address) hold slot word s0? */
@@ -235,10 +208,4 @@ AI u64 snat_view_service(const struct snat_view *view)
 AI u64 snat_view_nexthop(const struct snat_view *view)
 {
 	return view->meta >> SNAT_SLOT_NEXTHOP_SHIFT & (NEXTHOPS - 1);
-}
-
-/* Was the lease renewed in these 8 ticks? */
-AI bool snat_view_is_stamped(const struct snat_view *view, u64 now)
-{
-	return SNAT_SLOT_SEEN(view->meta) == SNAT_SLOT_UNITS(now);
 }

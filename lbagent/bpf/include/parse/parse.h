@@ -54,6 +54,16 @@ AI bool is_syn(const struct lb_pkt *pk)
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. */
+AI u64 pkt_tcp_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
+{
+	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk);
+
+	if (pk->proto != PROTO_TCP || pk->flags & PKT_LATER || l4 + TCP_HLEN > CTX_END(ctx))
+		return 0;
+	return HTONL(*(u32 *)(l4 + at));
+}
+
 /* May a packet come from this address? Not from none, the loopback, a group (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3, §2.7). */
 AI bool addr_valid_source(const lb_addr *a)
 {

@@ -207,7 +207,7 @@ AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
 	return (nh.rest >> 32 & (NEXTHOP_NO_XDP - 1)) == device;
 }
 
-/* A reply to one of our SNAT ports. Stamped every 8 ticks and learned from in the slow path. */
+/* A reply to one of our SNAT ports. Stamped every 8 ticks, if its flow is established, and learned from in the slow path. */
 AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
 	struct lb_tuple to;
@@ -220,7 +220,11 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 		return TO_SLOW_PATH;
 	PKT_REPARSE(q->data, &pk);
 	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
-	if (UNLIKELY(!snat_view_is_stamped(view, q->now) || pk.ttl <= 1 || !nexthop_load(snat_view_nexthop(view), &nh)))
+	if (UNLIKELY(!snat_view_is_stamped(view, q->now))) {
+		if (pk.proto == PROTO_TCP || !snat_view_is_stamped_short(view, q->now)) /* only UDP is established with a short lease */
+			return TO_SLOW_PATH;
+	}
+	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(snat_view_nexthop(view), &nh)))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
 		return TO_SLOW_PATH;

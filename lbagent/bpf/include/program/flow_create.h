@@ -64,10 +64,16 @@ AI u32 flow_create_reason(const struct lb_scratch *s, u64 rc)
 	return s->choice == CHOICE_RESELECT ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
 }
 
+/* A RST without a flow makes none: it goes to the backend that its flow would have, from a port that is free again at once. */
+AI bool flow_create_is_stray(const struct lb_pkt *pk)
+{
+	return pk->tcp_flags & TCP_RST;
+}
+
 AI int flow_create_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	u64 now = now_ticks(), value, meta, rc;
+	u64 now = now_ticks(), value, meta, rc = CT_OK;
 	struct ct_key key, reply;
 	struct ct_flow f = {};
 	lb_path *path;
@@ -89,22 +95,25 @@ AI int flow_create_main(lb_ctx *ctx)
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
 	RACE_POINT(FLOW_CREATE);
 	if (s->forward == FORWARD_SNAT) {
-		u64 hash = s->snat_ports == SNAT_PORTS_OTHER ? snat_other(s->hash) : s->hash;
-		u64 port = snat_take(hash, &key, s->backend, s->service, now);
+		u64 port = snat_take(s->hash, s->snat_port, &key, s->backend, s->service, now);
 
 		if (!port) {
-			if (s->snat_ports == SNAT_PORTS_FIRST)
+			s->reclaim_flows = 0;
+			if (!s->snat_port)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}
 		value = value_with_snat(value, port);
 		RACE_POINT(SNAT_TAKEN);
 	}
-	rc = flow_create(s, &key, &reply, value, now, &f);
-	if (rc == CT_RETRY)
-		return verdict(ctx, REASON_DROP_RACE, LB_DROP); /* the SNAT port's first lease is short: it comes back by itself */
-	if (rc == CT_FULL) {
+	f.value = value;
+	if (UNLIKELY(flow_create_is_stray(&s->pk)))
 		ct_release_snat(value, &key);
+	else
+		rc = flow_create(s, &key, &reply, value, now, &f);
+	if (rc == CT_RETRY || rc == CT_FULL) {
+		if (rc == CT_FULL) /* else it comes back by itself: the first lease is short */
+			ct_release_snat(value, &key);
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
 	if (rc == CT_FOUND) { /* its backend may be another one: begin anew */

@@ -47,18 +47,25 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
-/* The flow's entry learns that its backend answers. What comes to a port that the flow no longer sends from is of another backend,
- * or of a connection before this one. */
-AI void reply_refresh(const struct lb_pkt *pk, const struct lb_tuple *to, const struct snat_view *view, u64 now)
+/* Returns what would acknowledge this segment of a backend if it is its SYN (RFC 9293 §3.4). */
+AI u64 reply_number(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	return pkt_tcp_number(ctx, pk, TCP_SEQ) + 1;
+}
+
+/* The flow's entry learns that its backend answers. Returns the flow's value after that; 0 if it has no entry, or no longer sends from
+ * this port: what comes there is of another backend, or of a connection before this one. */
+AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, const struct snat_view *view, u64 now)
 {
 	struct ct_key key;
 	struct ct_flow f;
 	u64 hash = ct_key_make(&key, &to->daddr, to->dport, &to->saddr, to->sport, pk->proto);
 
 	if (!ct_find_slow(hash, &key, now, &f))
-		return;
-	if (value_snat_port(f.value) == pk->dport && value_backend(f.value) == snat_view_backend(view))
-		ct_refresh(&f, &key, pk, now, true);
+		return 0;
+	if (value_snat_port(f.value) != pk->dport || value_backend(f.value) != snat_view_backend(view))
+		return 0;
+	return ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 }
 
 /* The client's end of a reply. */
@@ -90,7 +97,7 @@ AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct sna
 /* By the SNAT slot alone: it knows client and service. */
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
 {
-	u64 learned = 0;
+	u64 learned = 0, value;
 	struct nexthop nh = {};
 	int out, rc;
 
@@ -99,9 +106,11 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	reply_refresh(&s->pk, to, view, now);
+	value = reply_refresh(ctx, &s->pk, to, view, now);
+	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
+		snat_view_free(view);
 	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
-	snat_view_refresh(view, now, learned);
+	snat_view_refresh(view, value, l4_of(s->pk.proto), now, learned);
 	return rc;
 }
 
@@ -145,7 +154,7 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
  * uses the port to talk to the backend directly now, and what follows is of that conversation. */
 AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
 {
-	return pk->tcp_flags & TCP_SYN && value_state(value) == CT_CLOSING;
+	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
 }
 
 /* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
@@ -156,7 +165,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	struct ct_key key;
 	struct ct_flow f = {};
 	struct nexthop nh = {};
-	u64 learned = 0, index;
+	u64 learned = 0, index, value;
 	int out, rc;
 
 	to.daddr = end->client;
@@ -173,10 +182,10 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	out = reply_out(ctx, pk, &to, index, &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	ct_refresh(&f, &key, pk, now, true);
+	value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 	rc = reply_send(ctx, s, &to, out, &nh, &learned, ct_flow_service(&f), value_backend(f.value));
-	if (learned && learned != index)
-		ct_flow_learn_nexthop(&f, learned); /* the flow just became established: no other flow takes its entry now */
+	if (learned && learned != index && !value_is_opening(value))
+		ct_flow_learn_nexthop(&f, learned); /* no other flow takes the entry of an established one */
 	return rc;
 }
 

@@ -131,10 +131,10 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
-	if (is_syn(pk) && value_state(v) == CT_CLOSING) /* the client uses its port again */
-		ct_flow_set(f, value_reopened(v));
-	ct_refresh(f, key, pk, now, false);
-	return slow_path_send(ctx, s, v, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	s->old_value = v;
+	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
+	FENCE(s); /* the value is loaded again: else the verifier follows each way through the states above by itself */
+	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
@@ -202,7 +202,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	s->backend_gen = META_GEN(chosen.meta);
 	s->service = NTOHS(svc->rev_nat_index);
 	s->forward = chosen.forward;
-	s->snat_ports = SNAT_PORTS_FIRST;
+	s->snat_port = 0;
 	return CONTINUE;
 }
 

@@ -1,17 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It looks at others,
- * and where all of those are held as well, the oldest one whose flow never proved to live (a flood's SYN, a datagram without an answer) is
- * taken from it. An established flow loses nothing.
+ * and where all of those are held as well, one is taken from a flow that may lose it: one that was never established (a flood's
+ * SYN, ACK or datagram), one that closes, or of UDP one whose conversation did not last. The lease tells them from the others at a
+ * glance, the flow's entry whether it is true and how long its client has been silent. An established flow loses nothing.
  */
 #pragma once
 #include "flow_create.h"
 
-/* Age of a slot, in units of 8 ticks, beyond which it may be taken: older than that of any established flow alive (renewed every
- * 256 ticks), and a first lease (which starts old) of 8 to 16 ticks, so that handshakes under way are left in peace. */
-#define RECLAIM_ESTABLISHED (SNAT_LIFE - 64 + 34)
-#define RECLAIM_FIRST (SNAT_LIFE - CFG(timeout_new) / 8 - 2 + 1)
-#define RECLAIM_AGE (RECLAIM_FIRST > RECLAIM_ESTABLISHED ? RECLAIM_FIRST : RECLAIM_ESTABLISHED)
+#define RECLAIM_RUNS 8   /* of RECLAIM_RUN neighbours, each run somewhere else */
+#define RECLAIM_RUN 8    /* slots of one or two cache lines */
+#define RECLAIM_FLOWS 6  /* entries looked at, at most */
+#define RECLAIM_SILENT 2 /* ticks that the client must have been silent: at least a second, so that handshakes are left in peace */
+#define RECLAIM_LASTED 16 /* the same for a UDP conversation that lasted; only where no other flow was found */
+#define RECLAIM_NO_ENTRY 2 /* units of 8 ticks that a first lease must be old whose flow has no entry */
+
+/* May the flow lose its port? */
+AI bool reclaim_may(const struct ct_flow *f, u64 l4, u64 now)
+{
+	u64 silent = ct_flow_age(f, now);
+
+	if (silent > 0x7fff) /* seen by another CPU in the tick that follows */
+		return false;
+	if (value_keeps_port(f->value, l4))
+		return l4 == L4_UDP && silent >= RECLAIM_LASTED;
+	return silent >= RECLAIM_SILENT;
+}
 
 /* Does the flow with this value word hold the slot at `index`? */
 AI bool reclaim_holds(u64 value, u64 index)
@@ -20,10 +34,10 @@ AI bool reclaim_holds(u64 value, u64 index)
 }
 
 /* Makes the flow that holds the slot at `index` forget it, so that it chooses a backend again if it ever comes back. Returns false
- * if the flow is established after all. */
+ * if the flow keeps it. */
 AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 {
-	u64 backend = snat_view_backend(view), proto = l4_number(path_l4(PATH_META(path_of(backend)))), hash;
+	u64 backend = snat_view_backend(view), l4 = path_l4(PATH_META(path_of(backend))), hash;
 	struct ct_flow f = {};
 	struct ct_key key;
 	lb_addr vip;
@@ -31,13 +45,11 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 
 	if (!service_frontend(snat_view_service(view), &vip, &vip_port))
 		return true;
-	hash = ct_key_make(&key, &view->client, view->client_port, &vip, vip_port, proto);
-	if (!ct_find(hash, &key, now, &f) && !ct_find_spilled(&key, now, &f))
-		return true;
-	if (value_backend(f.value) != backend || !reclaim_holds(f.value, index))
-		return true;
+	hash = ct_key_make(&key, &view->client, view->client_port, &vip, vip_port, l4_number(l4));
+	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, index))
+		return snat_view_age(view, now) >= snat_back(CFG(timeout_new)) + RECLAIM_NO_ENTRY;
 	RACE_POINT(RECLAIM_FLOW);
-	return value_state(f.value) != CT_EST && ct_flow_set(&f, value_without_snat(f.value));
+	return reclaim_may(&f, l4, now) && ct_flow_set(&f, value_without_snat(f.value));
 }
 
 /* Frees the slot at `index`. */
@@ -48,12 +60,12 @@ AI bool reclaim_slot(u64 index, u64 now)
 	if (!snat_slot_read(snat_slot_at(index), &view) || !reclaim_from_flow(&view, index, now))
 		return false;
 	RACE_POINT(RECLAIM_SLOT);
-	return snat_slot_free(view.slot, view.word);
+	return snat_view_free(&view);
 }
 
 #define CANDIDATE_FREE (1ULL << 40)
 
-/* Free, or age (units of 8 ticks) << 16, | port; 0 for no port. No branches, as in ct_score(). */
+/* Free, or age of the lease (units of 8 ticks) << 16, | port; 0 for no port. No branches, as in ct_score(). */
 AI u64 reclaim_candidate(u64 bh, u64 port, u64 now)
 {
 	u64 *s = snat_slot_of(bh, HTONS(port)), age = snat_slot_lease_age(s, now);
@@ -66,21 +78,64 @@ AI u64 reclaim_candidate(u64 bh, u64 port, u64 now)
 	return ((CANDIDATE_FREE & free) | (age << 16 & ~free) | port) & ~none;
 }
 
+/* Returns the best candidate that is below `limit`. */
+AI u64 reclaim_best(u64 hash, u64 bh, u64 limit, u64 now)
+{
+	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1, best = 0;
+
+	NO_UNROLL
+	for (u64 run = 0; run < RECLAIM_RUNS; run++) {
+		u64 at = snat_first(hash, range);
+
+		hash = snat_other(hash);
+		NO_UNROLL
+		for (u64 n = 0; n < RECLAIM_RUN; n++) {
+			u64 c = reclaim_candidate(bh, first + at, now), below = c - limit, inside = ++at - range;
+
+			OPAQUE(below);
+			OPAQUE(inside);
+			below = (u64)((s64)below >> 63);
+			inside = (u64)((s64)inside >> 63);
+			OPAQUE(below);
+			OPAQUE(inside);
+			best = max64(best, c & below);
+			at &= inside;
+		}
+	}
+	return best;
+}
+
+/* Returns the age of a lease (units of 8 ticks) below which no flow of this protocol would give its port up. */
+AI u64 reclaim_oldest_kept(u64 l4)
+{
+	u64 opening = CFG(timeout_new), closing = CFG(timeout_closing);
+
+	return l4 == L4_UDP ? 1 : snat_back(opening > closing ? opening : closing);
+}
+
+/* Looks at one candidate a run; calls itself for the next one. */
 AI int snat_reclaim_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	u64 now = now_ticks(), best = 0, bh, hash;
+	u64 now = now_ticks(), best, bh, limit;
 
 	if (!s)
 		return LB_DROP;
+	limit = s->reclaim_flows ? s->reclaim_limit : CANDIDATE_FREE << 1;
 	bh = backend_hash(s->backend);
-	hash = snat_other(s->hash);
-	NO_UNROLL
-	for (u64 n = 0; n < SNAT_PROBES; n++)
-		best = max64(best, reclaim_candidate(bh, snat_probe(hash, n), now));
-	if (best < CANDIDATE_FREE && best >> 16 > RECLAIM_AGE)
-		reclaim_slot((bh + (best & 0xffff)) & CFG_SNAT_MASK, now);
-	s->snat_ports = SNAT_PORTS_OTHER;
+	best = reclaim_best(snat_other(s->hash), bh, limit, now);
+	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto)))
+		return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+	if (best < CANDIDATE_FREE) {
+		if (!reclaim_slot((bh + (best & 0xffff)) & CFG_SNAT_MASK, now)) {
+			s->reclaim_limit = best;
+			if (++s->reclaim_flows < RECLAIM_FLOWS)
+				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
+			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+		}
+		count(EVENT_SNAT_RECLAIMED, CTX_LEN(ctx));
+	}
+	s->snat_port = best & 0xffff;
 	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -16,7 +16,7 @@
 /* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
-/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. */
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend. */
 AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 {
 	struct ct_entry e;
@@ -33,6 +33,8 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 		ct_entry_end(&e);
 		return 1;
 	}
+	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
+		return 1;
 	backend = (value_backend(e.value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
 	return 1;

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the states of a flow: what a packet makes of its value word. The rule: a flow is established when its client
+ * has proved that it gets the backend's packets, or the backend that it has such a connection. Nothing that a sender with a forged
+ * source can do alone establishes one, nor does what it makes a backend answer (docs/datapath.md, "States").
+ *
+ * As long as a flow is opening, the 16 bits of its seen word where the next hop towards the client will be are its handshake word:
+ *   bit 15: the backend has answered: a SYN-ACK, or UDP's first reply. Set, the bits are no next hop
+ *   bits 0-13: of TCP the low bits of the number by which the client acknowledges that SYN-ACK; of UDP the tick of the reply
+ */
+#pragma once
+#include "ct.h"
+
+#define HANDSHAKE_NUMBER 0x3fffULL
+#define UDP_LASTS 2 /* ticks after the first reply, from when on another datagram shows that a UDP conversation goes on */
+
+/* A flow as a packet meets it, and as it leaves it. */
+struct ct_step {
+	u64 value, word; /* value word, handshake word */
+};
+
+/* Does this segment, no RST, establish an opening TCP flow? `number`: the acknowledgement number of a client's segment, the number that
+ * acknowledges a backend's SYN. Keeps what proves it later. */
+AI bool tcp_establishes(struct ct_step *step, u64 flags, u64 number, bool from_backend)
+{
+	if (flags & TCP_SYN) {
+		if (from_backend && flags & TCP_ACK)
+			step->word = HANDSHAKE_ANSWERED | (number & HANDSHAKE_NUMBER);
+		return false;
+	}
+	/* After a client's SYN an ACK alone may answer a forged one: a backend with a half-open connection of this port sends it
+	 * (RFC 5961 §4.2). Data or FIN it sends only on a connection. */
+	if (from_backend)
+		return V_STATE(step->value) == CT_MID || flags & (TCP_PSH | TCP_FIN);
+	return step->word & HANDSHAKE_ANSWERED && flags & TCP_ACK && !((step->word ^ number) & HANDSHAKE_NUMBER);
+}
+
+/* A client's SYN: it begins a handshake anew, except on an established flow. */
+AI void tcp_open(struct ct_step *step)
+{
+	if (V_STATE(step->value) == CT_MID || V_STATE(step->value) == CT_CLOSING) {
+		step->value = value_reopened(step->value);
+		step->word = 0;
+	}
+}
+
+AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, bool from_backend)
+{
+	u64 flags = pk->tcp_flags;
+	bool opening = value_is_opening(step->value);
+
+	if (flags & TCP_RST) { /* of a flow that never was established the backend's alone counts: ct_refresh() frees its port */
+		if (!opening)
+			step->value = value_with_state(step->value, CT_CLOSING);
+		else if (from_backend)
+			step->value = value_is_snat(step->value) ? value_without_snat(step->value) : value_with_state(step->value, CT_NEW);
+		return;
+	}
+	if (!from_backend && is_syn(pk)) {
+		tcp_open(step);
+		return;
+	}
+	if (flags & TCP_FIN)
+		step->value |= from_backend ? V_FIN_BACKEND : V_FIN_CLIENT;
+	if (opening && !tcp_establishes(step, flags, number, from_backend))
+		return;
+	if (opening) {
+		step->value = value_with_state(step->value, CT_EST);
+		step->word = 0;
+	}
+	if (step->value & V_FIN_CLIENT && step->value & V_FIN_BACKEND)
+		step->value = value_with_state(step->value, CT_CLOSING);
+}
+
+/* A protocol without flags: a reply establishes the flow. Its SNAT port is its own for good only when the conversation goes on. */
+AI void udp_advance(struct ct_step *step, u64 now, bool from_backend)
+{
+	if (V_STATE(step->value) != CT_EST) {
+		if (!from_backend)
+			return;
+		step->value = value_with_state(step->value, CT_EST);
+	}
+	if (!value_is_snat(step->value) || step->value & V_LASTED)
+		return;
+	if (!(step->word & HANDSHAKE_ANSWERED)) {
+		step->word = HANDSHAKE_ANSWERED | (now & HANDSHAKE_NUMBER);
+	} else if (((now - step->word) & HANDSHAKE_NUMBER) >= UDP_LASTS) {
+		step->value |= V_LASTED;
+		step->word = 0;
+	}
+}
+
+/* Makes of a flow what a packet of its client or its backend makes of it. */
+AI void ct_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
+{
+	if (pk->proto == PROTO_TCP)
+		tcp_advance(step, pk, number, from_backend);
+	else
+		udp_advance(step, now, from_backend);
+}
