@@ -151,6 +151,8 @@ def test_flows_beside_their_bucket_are_found_for_hours(small_world: TimedWorld, 
     where = {talk.port: talk.place for talk in talks}
     entries = small_world.world.sizes.flow4
     assert len(table.flows(small_world.world, fam)) == min(entries, len(talks))
+    other = small_world.world.backend(fam, fam.local(2) if local else fam.remote(2), 8080, local=local)
+    small_world.world.slot(first.service, 1, target=other.id)  # where a flow would go that was not found
     for _ in range(12):
         swept(small_world, fam, DEFAULTS.timeout_tcp_s * 0.3)
         for talk in talks:
