@@ -8,7 +8,7 @@ OTHER ?=
 COUNT := $(if $(ALL),0,$(if $(filter command line environment,$(origin N)),$(N),300))
 SEED ?= 1
 FILES ?=
-.PHONY: help setup build demo demo-shell test bench bench-compare fuzz mutants lint format vm-test clean need-root
+.PHONY: help setup build demo demo-shell test bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ help: ## show this list
 	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
 	  '  and 10 MB of package lists) and 41 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
-	  '  build, demo, demo-shell, test, bench, bench-compare, fuzz, mutants, lint, format: nothing more.'
+	  '  build, demo, demo-shell, test, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 
 setup: ## install packages and the virtual environment
 	@sh vagrant/provision.sh
@@ -38,6 +38,9 @@ bench: need-root build ## run the benchmarks; prints tables and writes bench/res
 
 bench-compare: need-root build ## compare the packet programs with those of another built checkout (OTHER=../before)
 	@exec $(PYTHON) -m bench.compare $(OTHER) $(ARGS)
+
+chaos: need-root build ## break everything around the agent for ten minutes while honest clients are watched (SEED=: the same again)
+	@exec $(PYTHON) -m tests.chaos $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 fuzz: need-root build ## run random and broken packets through the programs (N=1000000: how many)
 	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)

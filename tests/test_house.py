@@ -26,7 +26,16 @@ OTHER_SIZES = {
     "lbagent/sources/kube": "the place of a source to come",
 }
 MAX_LINES = {".py": 400, ".h": 250, ".c": 250}
-WHOLE = {"packet", "e2e", "lab", "scenario", "docs", "packaging", "mutants"}  # tests of the whole, and what they share
+WHOLE = {
+    "packet",
+    "e2e",
+    "chaos",
+    "lab",
+    "scenario",
+    "docs",
+    "packaging",
+    "mutants",
+}  # tests of the whole, and what they share
 
 MENTION = re.compile(r"(?<![\w.*{<-])(?:[\w.-]+/)*\w[\w-]*\.(?:py|h|c)\b(?![(\w*])")
 PLACEHOLDER = re.compile(r"(?:^|[_/])[A-Z]{2,}(?:[_./]|$)")  # sources/NAME/source.py, hook_NAME.h

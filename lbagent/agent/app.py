@@ -195,7 +195,7 @@ class Agent:
         self._closing.callback(components.datapath.close)
         await bpf.first_pass.wait()
         components.devices = DeviceKeeper(components.maps, components.datapath, config)
-        components.devices.on_native = components.network.use_xdp
+        components.devices.on_attached = components.network.use_devices
         components.devices.refusing_of = components.network.refusing_of
         await components.devices.start(components.network.network)
         components.network.on_network = components.devices.follow

@@ -44,7 +44,7 @@ class DeviceKeeper:
         self._written: tuple[Wanted, dict[int, Link]] | None = None
         self._left_out: list[str] = []
         self.refusing_of: Refusing = refusing_devices
-        self.on_native: Callable[[frozenset[int]], None] = lambda _native: None  # which devices run XDP programs
+        self.on_attached: Callable[[frozenset[int], frozenset[int]], None] = lambda _devices, _native: None
         self._changed = asyncio.Event()
         self._network: NodeNetwork | None = None
         self.busy = asyncio.Lock()  # held while programs or devices change
@@ -114,7 +114,8 @@ class DeviceKeeper:
             self.chosen, self.problems = chosen, dict(chosen.missing)
             self.problems |= {name: f"map lb_device has no room for device {name}" for name in self._left_out}
             self._done = (wanted, config)
-            self.on_native(native_devices(network, self.attached))
+            clients = frozenset(index for index, (_, is_pod) in wanted.items() if not is_pod)
+            self.on_attached(clients, native_devices(network, self.attached))
             self._write(network, wanted, chosen.names)
             for name, text in self.problems.items():
                 log.warning("a device takes no traffic", extra={"device": name, "error": text})

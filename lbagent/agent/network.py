@@ -12,7 +12,8 @@ from lbagent.agent.send_watch import SendWatch
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
-from lbagent.net.neighbours import NeighbourKeeper
+from lbagent.net.near_clients import NearClients
+from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
@@ -46,6 +47,8 @@ class NetworkFollower:
         )
         self.send_watch = SendWatch(lambda: self._changed(self._known))
         self.refusing: dict[int, str] = {}  # devices that take no frames from XDP, and why
+        self._clients = NearClients()
+        self._client_devices: frozenset[int] = frozenset()  # programs sit on them, and no pods are behind them
         self._gateways: list[Hop] = []
         self._gateways_of: tuple[object, ...] = ()
         self._xdp_in_use = asyncio.Event()
@@ -118,10 +121,13 @@ class NetworkFollower:
                     await self._network_changed.wait()
         return True
 
-    def use_xdp(self, native: frozenset[int]) -> None:
-        """Take note of the devices whose drivers run the XDP program: by which next hops it can send depends on them."""
-        if native != self._native:
-            self._native = native
+    def use_devices(self, devices: frozenset[int], native: frozenset[int]) -> None:
+        """Take note of the `devices` by which clients come, and of those whose drivers run the XDP program (`native`).
+
+        By which next hops it can send depends on them.
+        """
+        if (devices, native) != (self._client_devices, self._native):
+            self._client_devices, self._native = devices, native
             self._changed(self._known)
         if native:
             self._xdp_in_use.set()
@@ -139,6 +145,7 @@ class NetworkFollower:
     def _changed(self, network: NodeNetwork) -> None:
         """Take a new snapshot: next hops at once, paths only where an answer may differ."""
         old, self._known = self._known, network
+        self._clients.follow(network, self._client_devices, time.monotonic())
         self._network_changed.set()
         if self._native is not None:
             self.send_watch.follow(
@@ -191,9 +198,15 @@ class NetworkFollower:
             self._hops_wanted.clear()
             self._asked = self._planned
             try:
-                pause_s = await self.keeper.keep(
-                    [*sorted(self._asked), *self._gateways], self.watcher.neighbours(), time.monotonic()
+                now = time.monotonic()
+                wanted = [*sorted(self._asked), *self._gateways]
+                room = max(0, MAX_MANAGED - len(wanted))
+                wanted += self._clients.hops(self._known, now)[:room]
+                pauses = (
+                    await self.keeper.keep(wanted, self.watcher.neighbours(), now),
+                    self._clients.next_look_s(self._known),
                 )
+                pause_s = min((pause for pause in pauses if pause is not None), default=None)
             except (OSError, LbError) as error:
                 log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
                 pause_s = RETRY_S

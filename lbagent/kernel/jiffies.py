@@ -13,20 +13,16 @@ from lbagent.kernel.opcodes import CALL, EXIT, insn
 _FUNC_JIFFIES64 = 118
 _READ_JIFFIES = insn(CALL, imm=_FUNC_JIFFIES64) + insn(EXIT)
 _KNOWN_HZ = (100, 250, 300, 1000)
-_MEASURE_S = 0.08  # 250 and 300 differ by four jiffies; edges are waited for, so one is enough
+_CLOCK_MONOTONIC_COARSE = 6  # linux/time.h
 
 
 @cache
 def hz() -> int:
-    """Return CONFIG_HZ, measured once with a two-instruction program (no kernel configuration file needed)."""
-    fd = _load()
-    try:
-        start, first = _edge(fd)
-        time.sleep(_MEASURE_S)
-        end, last = _edge(fd)
-    finally:
-        os.close(fd)
-    rate = ((last - first) & 0xFFFFFFFF) / (end - start)
+    """Return CONFIG_HZ: the coarse clocks advance once in a tick, and the kernel says how long that is (clock_getres(2)).
+
+    To count jiffies over a while would give another number on a machine with much other work, and with it other programs.
+    """
+    rate = 1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE)
     return min(_KNOWN_HZ, key=lambda known: abs(known - rate) / known)
 
 
@@ -44,14 +40,6 @@ def _load() -> int:
     if loaded.fd < 0:
         raise kernel_error("load a program", loaded.errno, "the kernel's clock", "run as root on a kernel with BPF")
     return loaded.fd
-
-
-def _edge(fd: int) -> tuple[float, int]:
-    """Wait for jiffies to change; return the time (s) and their low 32 bits."""
-    before = now = _jiffies(fd)
-    while now == before:
-        now = _jiffies(fd)
-    return time.monotonic(), now
 
 
 def _jiffies(fd: int) -> int:

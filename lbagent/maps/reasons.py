@@ -40,7 +40,7 @@ class Reason(IntEnum):
     DROP_SOURCE_RANGE = 65  # the source ranges of the service do not admit the client
     DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
-    DROP_SNAT_EXHAUSTED = 68  # no free SNAT port; or a process of this node asks a backend that is one too
+    DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
     DROP_NO_NEIGHBOR = 70  # no way out: no route, forwarding is off, or a neighbour that does not answer
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram

@@ -14,11 +14,11 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.agent.send_watch import SendWatch
 from lbagent.bpf.run.send_errors import SendErrors
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.net import neighbours
+from lbagent.net import near_clients, neighbours
 from lbagent.net.paths import Hop, PathSettings
 from lbagent.net.snapshot import Link
 from tests.lab.netns import Namespace, run, veth
-from tests.net.builders import backend, ip
+from tests.net.builders import CNI0, ETH0, backend, ip, network
 
 pytestmark = pytest.mark.root
 NEAR = ("10.9.0.2", "fd09::2")  # backends beside the node, one a family
@@ -154,7 +154,8 @@ def test_a_link_that_flaps_is_back_within_a_second(node: Node, end: str) -> None
     follow(node, steps)
 
 
-def test_gateways_are_kept_for_the_sake_of_clients(node: Node) -> None:
+def test_gateways_are_kept_for_the_sake_of_clients(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_clients, "MAX_CLIENTS", 0)
     node.ip("route", "add", "192.0.2.0/24", "nexthop", "via", "10.9.0.3", "nexthop", "via", "10.9.0.2")
     node.ip("route", "add", "default", "via", "fd09::3")
 
@@ -212,3 +213,37 @@ def test_a_device_that_refuses_in_deed_is_named_until_it_changes() -> None:
     assert watch.refusing.keys() == {9}
     watch.follow({9: "otherwise"})
     assert watch.refusing == {}
+
+
+def test_a_client_beside_the_node_is_kept_resolved_until_it_is_silent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_clients, "SILENT_S", 3.0)
+
+    async def steps(here: Following) -> None:
+        here.follower.use_devices(frozenset({here.index}), frozenset())
+        node.ip("neigh", "replace", "10.9.0.3", "dev", "v0", "nud", "none", "use")  # as a packet of the node does it
+        await here.resolved("10.9.0.3")
+        node.ip("neigh", "flush", "dev", "v0")
+        await asyncio.sleep(0.1)
+        assert await here.resolved("10.9.0.3") < SOON_S
+        run("ip", "-n", node.peer.name, "addr", "del", "10.9.0.3/24", "dev", "v1")
+        node.ip("neigh", "flush", "dev", "v0")
+        await here.gone("10.9.0.3")
+        await here.until(lambda: "managed" not in str(node.entries().get("10.9.0.3")), 15)
+
+    follow(node, steps)
+
+
+def test_the_last_clients_are_kept_when_there_are_many() -> None:
+    clients, limit = near_clients.NearClients(), near_clients.MAX_CLIENTS
+    crowd = {(ETH0, ip(f"10.0.{i >> 8}.{i & 255}")): b"\2\0\0\0\0\1" for i in range(1, limit + 21)}
+    others = {(CNI0, ip("10.244.0.5")): b"\2\0\0\0\0\2", (ETH0, ip("fe80::7")): b"\2\0\0\0\0\3"}
+    now = network(neighbours=crowd | others)
+    clients.follow(now, {ETH0}, 1.0)
+    assert clients.hops(now, 1.0) == list(crowd)[20:]
+    gone = network(neighbours={})
+    clients.follow(gone, {ETH0}, 2.0)
+    assert len(clients.hops(gone, 10.0)) == limit  # a link may flap
+    assert clients.next_look_s(gone)
+    assert clients.hops(gone, 99.0) == []

@@ -72,8 +72,9 @@ def test_cleanup_of_one_agent_leaves_the_neighbours_of_another(fresh: Callable[.
     Manifest("web", ["10.96.1.1"], cluster.endpoints("b2")[:1]).write(other)
     bpffs, socket = cluster.lab.bpffs_root / "other", tmp_path / "socket"
     node = cluster.lab.node
+    node.ip("link add x0 type veth peer name x1", "link set x0 up", "link set x1 up")  # a second agent needs its own
     second = node.popen(
-        [*program(), "agent", "--manifests", str(other), "--device", "pod3", "--attach", "tc", "--bpffs", str(bpffs),
+        [*program(), "agent", "--manifests", str(other), "--device", "x0", "--attach", "tc", "--bpffs", str(bpffs),
          "--socket", str(socket), "--state-dir", str(tmp_path / "state"), "--flow-table-size", "1024"],
         stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -148,7 +148,9 @@ def _plain(text: str, edit: Edit) -> str:
         return text[node.start : left.end] + between + text[right.start : node.end]
     if edit.form == "unary":
         return text[node.kids[0].start : node.end]
-    return {"number": edit.new, "true": "1", "false": "0", "drop": ";", "zero": "0"}[edit.form]
+    if edit.form in {"true", "false"}:  # what the condition does is done
+        return f"(({text[node.start : node.end]}) {'|| 1' if edit.form == 'true' else '&& 0'})"
+    return {"number": edit.new, "drop": ";", "zero": "0"}[edit.form]
 
 
 def mutated_text(tree: Tree, position: int) -> str:

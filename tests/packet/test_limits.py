@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
@@ -135,7 +136,7 @@ def reply_of(fam: Family, source: tuple[str, int], port: int, size: int, flags: 
 
 def test_reply_larger_than_the_way_to_the_client(world: World, fam: Family, hook: str) -> None:
     """The first one and a later one: 1,400 bytes fit, 1,401 are answered to the backend, about the packet it sent."""
-    world.device(world.net.lb0, 0, NODE_MAC, mtu=1400)
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1400)
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
@@ -154,7 +155,7 @@ def test_reply_larger_than_the_way_to_the_client(world: World, fam: Family, hook
 def test_reply_that_may_be_fragmented_is_cut_by_the_stack(world: World, hook: str) -> None:
     """IPv4 without DF: translated, with its TTL, and up."""
     fam = craft.V4
-    world.device(world.net.lb0, 0, NODE_MAC, mtu=1400)
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1400)
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
     port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]

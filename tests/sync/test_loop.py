@@ -36,6 +36,7 @@ async def test_nothing_is_written_before_every_source_has_its_first_list() -> No
         assert "slow" in loop.waiting
         slow.first_list(service(2), endpoints(2, 1))
         await asyncio.wait_for(target.ready.wait(), 5)
+        assert loop.waiting == ""
     assert {str(name) for name in target.state.by_name} == {"default/s1", "default/s2"}
     assert check(maps, settled=True) == []
 

@@ -4,16 +4,22 @@ import dataclasses
 import gc
 
 import pytest
+from msgspec import structs
 
 from lbagent.errors import KernelError, MapFull
+from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
+from lbagent.maps.layout import PathFlag
+from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
+from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.sync.target import plan
+from lbagent.sync.target.apply import apply
 from lbagent.sync.target.drift import drift
 from tests.sync.target import plans
 from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
@@ -310,6 +316,36 @@ def test_a_path_that_cannot_be_written_fails_the_service_of_that_backend_alone(w
     assert check(node.maps, settled=True) == []
 
 
+def test_the_filter_forgets_a_service_that_never_came():
+    """Its address was let in before its entries were written; then it failed, and then it was not asked for any more."""
+    node = Node()
+    refused = service("10.96.0.1:80", *some(1, 1))
+    node.want(refused)
+    node.maps = RefusesFrontend(node.maps, refused.frontend.address)
+    bit = prefilter.vip_bit(refused.frontend.address)
+    assert list(node.sync().failed) == [refused.frontend]
+    node.maps = node.maps.inner
+    node.want()
+    assert node.sync().complete
+    assert not node.shadow.bit(bit)
+    assert unknown(node) == []
+
+
+def test_a_backend_that_is_another_one_at_the_same_address_gets_another_path():
+    """Its state and its slots are the same; it is on this node now."""
+
+    def paths_of(found):
+        return PathInfo(b"", 0, 1500, local=True) if found.local else PathInfo(plans.SNAT[0], 5, 1400)
+
+    node = Node()
+    far = backend("10.244.1.1:80")
+    for one in (far, structs.replace(far, node_name="me", local=True)):
+        node.want(service("10.96.0.1:80", one))
+        assert apply(plan.plan(node.state, node.shadow, paths_of, plans.SNAT), node.maps, node.shadow).complete
+        path = backend_codec.path_of(node.shadow.paths[Family.IPV4].get(1))
+        assert bool(path.flags & PathFlag.LOCAL) == one.local
+
+
 def test_a_service_is_told_its_first_failure():
     """A backend of two services cannot be written, and one of them has failed before."""
     node = Node()
@@ -365,7 +401,6 @@ def test_every_entry_that_is_written_is_counted():
 
 
 def test_a_plan_may_be_applied_twice():
-    from lbagent.sync.target.apply import apply
     from lbagent.sync.target.restore import restore
     from tests.sync.target.plans import SNAT, paths
 

@@ -1,5 +1,7 @@
 """Changes of the maps by another process are seen, the agent's own are not."""
 
+import asyncio
+import dataclasses
 import struct
 
 import pytest
@@ -8,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lbagent.maps.consistency import check
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.sync.target.backends import each_backend
-from lbagent.sync.target.drift import drift, path_drift
+from lbagent.sync.target.drift import MAX_DIFFERENCES, collect, drift, path_drift
 from lbagent.sync.target.restore import restore
-from tests.sync.target.plans import Node, paths, states
+from tests.sync.target.plans import SMALL, Node, paths, states
 from tests.sync.target.test_restore import EVERYTHING
 
 
@@ -81,3 +84,30 @@ def test_a_path_that_is_not_what_the_state_asks_for_is_named():
 
     (line,) = [line for line in path_drift(node.shadow, node.state, moved) if line]
     assert line.startswith(f"the path of backend {changed.id} ({changed.address.with_protocol()})")
+
+
+async def test_a_comparison_ends_when_it_has_found_enough():
+    node = Node()
+    node.serve(*EVERYTHING)
+    strangers = [(bytes((1, 2, 3, n)) + slot(0)[4:], bytes(12)) for n in range(MAX_DIFFERENCES + 10)]
+    node.maps.put_many("lb4_service", strangers)
+    assert len(await collect(drift(node.maps, node.shadow), asyncio.Lock())) == MAX_DIFFERENCES
+
+
+def test_a_backend_beyond_the_limit_is_a_difference():
+    node = Node()
+    node.serve(*EVERYTHING)
+    node.maps.put_many("lb4_backend", [(struct.pack("=I", SMALL.backends), bytes(11) + b"\1")])
+    assert any(f"backend {SMALL.backends} " in line for line in found(node)), found(node)
+
+
+def test_paths_are_compared_to_the_last_one():
+    """In pieces; the last one is shorter than the others."""
+    node = Node(MemoryMaps(dataclasses.replace(SMALL, backends=5000)))
+    node.serve(*EVERYTHING)
+    assert found(node) == []
+    for name in ("lb4_path", "lb6_path"):
+        size = node.maps.specs[name].value_size
+        with node.maps.window(name, size - 8, 8) as view:
+            view[:] = b"\1" * 8
+        assert any(name in line for line in found(node))

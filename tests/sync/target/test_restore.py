@@ -135,3 +135,16 @@ def test_a_backend_row_beyond_the_limit_is_no_backend():
     node.want(*EVERYTHING)
     assert node.sync().complete
     assert [line for line in dump(node.maps) if not line.startswith("BE")] == before
+
+
+def test_the_id_of_a_frontend_is_its_masters():
+    """Slots are written before their master: where an agent died between, they have the id to come."""
+    node = Node()
+    node.serve(service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80")))
+    for key, value in node.maps.items("lb4_service"):
+        if key[6:8] == (1).to_bytes(2, "little"):
+            node.maps.put_many("lb4_service", [(key, value[:6] + (77).to_bytes(2, "big") + value[8:])])
+    assert restore(node.maps).service_ids == [(L3n4Addr.parse("10.96.0.1:80"), 1)]
+    (master,) = [key for key, _ in node.maps.items("lb4_service") if key[6:8] == bytes(2)]
+    node.maps.delete_many("lb4_service", [master])
+    assert L3n4Addr.parse("10.96.0.1:80") in restore(node.maps).shadow.frontends

@@ -456,7 +456,6 @@ def test_slots_without_a_master_are_no_service_and_the_time_of_affinity_is_no_po
     (svc,) = restored_state(node.shadow, "me").services
     assert str(svc.frontend) == "10.96.0.1:80"
     assert (svc.session_affinity_timeout_s, svc.l7_lb_proxy_port) == (60, 0)
-    assert not svc.selectable[0].local or svc.selectable[0].node_name == "me"
 
 
 def test_a_slot_of_a_backend_that_has_no_row_names_none() -> None:
@@ -466,3 +465,13 @@ def test_a_slot_of_a_backend_that_has_no_row_names_none() -> None:
     node.restart()
     (svc,) = restored_state(node.shadow, "me").services
     assert texts(svc.selectable) == ["10.244.1.2:80"]
+
+
+def test_what_is_read_back_is_on_its_node_and_has_no_time_it_was_not_given() -> None:
+    """`plans.paths` says that the odd one is on this node."""
+    node = Node()
+    node.serve(plans.service("10.96.0.1:80", *[plans.backend(f"10.244.1.{n}:80") for n in (1, 2)]))
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert [(backend.local, backend.node_name) for backend in svc.selectable] == [(True, "me"), (False, "?")]
+    assert (svc.session_affinity, svc.session_affinity_timeout_s, svc.l7_lb_proxy_port) == (False, 0, 0)

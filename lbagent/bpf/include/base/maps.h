@@ -58,8 +58,8 @@ AI u64 whole_ticks(void)
 
 /* The clock by which ages are told. Entries keep 16 bits of it, so an age is known only modulo 65,536 ticks (18 hours). The sweeper takes
  * entries out long before that; it writes at the head of each row of counters (the place of REASON_NONE) until which tick nothing it left can
- * have wrapped. Up to then the clock has 16 bits too. Later, when the agent has not swept for hours, it has all its bits, and
- * ages_in_doubt() is true: no entry was seen "now", so all go to the slow path, where a flow proves that its SNAT slot is still its own. */
+ * have wrapped. Up to then the clock has 16 bits too. Later, when the agent has not swept for hours, it has all its bits: no
+ * entry was seen "now", so all go to the slow path, where a flow proves that its SNAT slot is still its own (ct_flow_age_in_doubt()). */
 AI u64 now_ticks_in(const u8 *row)
 {
 	u64 tick = whole_ticks();
@@ -67,21 +67,20 @@ AI u64 now_ticks_in(const u8 *row)
 	return LIKELY(tick <= RD64(row)) ? tick & 0xffff : tick;
 }
 
-AI u64 now_ticks(void)
-{
-	return now_ticks_in(counters());
-}
-
-AI bool ages_in_doubt(u64 now)
-{
-	return now >> 16;
-}
-
-/* 1 if they are in doubt at this tick of whole_ticks(), else 0. Without a branch: a program that walks is verified only once. */
+/* 1 if ages are in doubt at this tick of whole_ticks(), else 0. Without a branch: the verifier would follow what comes then twice. */
 AI u64 ticks_beyond_trust(u64 tick)
 {
 	u64 left = RD64(counters()) - tick;
 
 	OPAQUE(left);
 	return left >> 63;
+}
+
+/* The same clock off the fast path. */
+AI u64 now_ticks(void)
+{
+	u64 tick = whole_ticks(), mask = 0 - ticks_beyond_trust(tick);
+
+	OPAQUE(mask);
+	return tick & (mask | 0xffff);
 }

@@ -93,14 +93,14 @@ AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
  * A flow that has expired, or may have, may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
-	bool syn = is_syn(pk), expired;
+	u64 syn = is_syn(pk), expired;
 
 	if (gone || (syn && !META_IS(meta, PATH_SELECTABLE)))
 		return true;
 	expired = ct_flow_is_expired(f, l4_of(pk->proto), now);
-	if (LIKELY(!expired && !ct_flow_age_in_doubt(f, now)))
+	if (LIKELY(!(expired | ct_flow_age_in_doubt(f, now))))
 		return false;
-	return (syn && expired) || ct_flow_lost_snat(f, key);
+	return (syn & expired) | ct_flow_lost_snat(f, key);
 }
 
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
