@@ -7,19 +7,6 @@
 #pragma once
 #include "ct.h"
 
-/* Starts the cache misses of the primary bucket of a client's flows, so that they overlap with others. */
-AI void ct_prefetch(u64 hash)
-{
-	u64 *b = ct_bucket(hash);
-
-	RD64(b);
-	RD64(b + 8);
-#if LB_FAMILY == 6
-	RD64(b + 16);
-	RD64(b + 24);
-#endif
-}
-
 /* Finds the flow of a local backend's reply: its client is the packet's destination, its backend the source. */
 AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
 {
