@@ -151,6 +151,7 @@ class Agent:
         self._closing.callback(network.close)
         bpf = BpfTarget.open(maps, network, config.name_of_node)
         bpf.resync_s = config.resync_interval
+        bpf.linger_s = layer_settings.linger_s(config)
         if bpf.restored:
             for source in sources:
                 source.resume()

@@ -42,6 +42,7 @@ def program_settings(config: Config) -> Settings:
         snat_port_max=last,
         reject_rate=config.reject_rate,
         external_clusterip=config.external_clusterip,
+        strict_source=config.strict_source,
         timeout_new_s=config.timeout_new,
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,
@@ -67,3 +68,8 @@ def node_addresses(config: Config) -> tuple[bytes, ...]:
 def longest_timeout_s(config: Config) -> int:
     """Return after how long an idle flow is surely forgotten."""
     return max(config.timeout_new, config.timeout_tcp, config.timeout_udp, config.timeout_closing)
+
+
+def linger_s(config: Config) -> int:
+    """Return after how long no flow of a frontend that was removed is left: a sweep ends them, each was last used before that."""
+    return longest_timeout_s(config) + 2 * config.sweep_interval + 60

@@ -77,6 +77,7 @@ class Reloader:
         if layer_settings.resolve_options(merged) != layer_settings.resolve_options(old):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged)))
         components.bpf.resync_s = merged.resync_interval
+        components.bpf.linger_s = layer_settings.linger_s(merged)
         if components.sweeper is not None:
             components.sweeper.interval_s = merged.sweep_interval
         components.config = merged

@@ -16,7 +16,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
 RELOADABLE = frozenset(
     {
-        "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "snat_ports",
+        "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "strict_source", "snat_ports",
         "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size",
     }
@@ -62,6 +62,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         str, Meta(description="ADDRESS:PORT that serves Prometheus metrics (default: none).")
     ] = ""
     external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
+    strict_source: Annotated[
+        bool, Meta(description="Whether a remote backend's replies must come in by the device of its route.")
+    ] = False
     snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
         "1024-29999"
     )

@@ -201,6 +201,7 @@ class ConfigFlag(IntEnum):
     """Bits of lb_config.flags."""
 
     EXTERNAL_CLUSTERIP = 1
+    STRICT_SOURCE = 2
 
 
 FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
@@ -220,6 +221,7 @@ METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
+DATAGRAM_SIZE = 1 << 14  # bytes of lb_datagram: what of a datagram waits while its first fragments are sent
 CALLS = 32  # tail call slots a context
 CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls (bpf/hooks.py)
 

@@ -27,14 +27,16 @@ class Reason(IntEnum):
     PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
-    PASS_MTU = 19  # larger than the MTU on its way, DF clear: the kernel's stack fragments it
+    PASS_MTU = 19  # larger than the MTU on its way, DF clear: XDP leaves it to tc_after_xdp, which fragments it
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
+    PASS_FOREIGN_SOURCE = 22  # from a local backend's address, but not by the device behind which it lives
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
     REJECT_UNDEFINED_PORT = 34  # a ClusterIP address, and no service has that port: RST or port unreachable
     ANSWER_TOO_BIG = 35  # larger than the MTU on its way: fragmentation needed, packet too big
     ANSWER_TTL = 36  # TTL or hop limit 1: time exceeded
+    REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST or port unreachable
     # dropped
     DROP_NO_BACKEND = 64  # an answer was due, but the reject rate is used up
     DROP_SOURCE_RANGE = 65  # the source ranges of the service do not admit the client
@@ -43,10 +45,12 @@ class Reason(IntEnum):
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row
     DROP_NO_NEIGHBOR = 70  # no way out: no route, forwarding is off, or a neighbour that does not answer
-    DROP_FRAGMENT = 71  # later fragment of an unknown datagram
+    DROP_FRAGMENT = 71  # later fragment of an unknown datagram to a ClusterIP
     DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
     DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
+    DROP_REPLY_CLASH = 76  # a process of this node is the backend, and the node or one port through two frontends asks
+    DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route
 
 
 class Event(IntEnum):

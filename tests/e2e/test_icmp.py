@@ -125,3 +125,24 @@ def test_fragmented_datagrams_find_their_backend(remote: Cluster, vip: str, size
         answer = sock.recv(65535)
     assert answer[:2] == b"\x12\x34"
     assert len(answer) > size
+
+
+@pytest.mark.parametrize("size", [1450, 4000, 20000])
+def test_datagrams_without_df_fit_through_a_smaller_mtu(remote: Cluster, size: int) -> None:
+    # the client's device and route say 1500: whole datagrams, and fragments of that size, meet a way of 1400
+    for number in (1, 2):
+        remote.lab.node.ip(f"link set lan{number} mtu {SMALL_MTU}")
+        remote.lab.namespaces[f"b{number}"].ip(f"link set e0 mtu {SMALL_MTU}")
+    time.sleep(0.3)
+    try:
+        with remote.client.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.setsockopt(socket.IPPROTO_IP, 10, 0)  # IP_MTU_DISCOVER: IP_PMTUDISC_DONT
+            sock.settimeout(3)
+            sock.connect(("10.96.0.53", 53))
+            sock.send(b"\x12\x34" + bytes(10) + b"q" * size)
+            answer = sock.recv(65535)
+        assert answer[:2] == b"\x12\x34"
+        assert len(answer) > size
+    finally:
+        for number in (1, 2):
+            remote.lab.namespaces[f"b{number}"].ip("link set e0 mtu 1500")

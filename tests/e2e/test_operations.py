@@ -133,6 +133,26 @@ def test_a_service_that_is_removed_is_refused_and_the_rest_is_served(served: Clu
     assert not [line for line in served.agent.dump() if "10.96.2.1" in line]
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["backends_live", "backends_go_too"])
+def test_connections_of_a_removed_service_are_reset_and_none_hangs(served: Cluster, *, shared: bool) -> None:
+    # the backends' processes live on in either case; who only listens is told as well
+    vips, names = ("10.96.2.2", "fd00:96::202"), ("b1", "b2", "b3")
+    if not shared:
+        served.serve(served.web("b1"))
+        names = ("b2", "b3")
+    Manifest("other", vips, served.endpoints(*names), port=81).write(served.folder)
+    wait_for(lambda: served.selectable("other"), "the other service")
+    talkers = [traffic.Talkers(served.client, vip, 81, 9) for vip in vips]
+    downloads = [Download(served.client, vip, 81, 2000, 20) for vip in vips * 4]
+    (served.folder / "other.yaml").unlink()
+    wait_for(lambda: not served.selectable("other"), "the other service gone")
+    ends = [download.result(15) for download in downloads]
+    for talker in talkers:
+        ends += talker.ask()
+        talker.close()
+    assert {end.split(":")[0] for end in ends} == {"ConnectionResetError"}
+
+
 @pytest.mark.parametrize("vip", WEB)
 def test_no_backend_is_answered_at_once(served: Cluster, vip: str) -> None:
     served.serve(Manifest("web", WEB, []), Manifest("dns", DNS, [], port=53, protocol="UDP"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -142,7 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(chosen)} of {len(every)} mutants, seed {options.seed}", flush=True)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    outcomes = try_mutants(chosen, jobs=options.jobs, slow=options.slow, remember=options.remember)
+    with tempfile.TemporaryDirectory(prefix="lbagent-mutants-") as folder:  # what a killed child leaves goes with it
+        tempfile.tempdir = folder
+        outcomes = try_mutants(chosen, jobs=options.jobs, slow=options.slow, remember=options.remember)
     for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
         print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")
     print(summary(outcomes, time.monotonic() - began))

@@ -20,7 +20,7 @@ from tests.mutants.trial import Result, Survey, Surveys, Take, attempt, limit_ex
 
 SURVEY_S = 1800  # at most for all tests
 C_TESTS = ("packet",)
-SLOW_MODULES = {"test_race.py", "test_fuzz.py"}
+SLOW_MODULES = {"test_race.py", "test_race_points.py", "test_fuzz.py"}  # the second compiles headers of its own
 MIGRATE_MODULE = "test_migrate.py"  # loads every program three times in each test: only for mutants of such files
 # the tests of a package, and of those that are built on it
 PYTHON_TESTS = {

@@ -104,12 +104,12 @@ def marked(frame: bytes) -> bytes:
     return frame[:6] + bytes((frame[6] | 1,)) + frame[7:]
 
 
-def handed_over(world: World, frame: bytes, device: int = 0) -> Outcome:
+def handed_over(world: World, frame: bytes, device: int = 0, reason: Reason = Reason.PASS_NEIGHBOR) -> Outcome:
     """Assert that XDP leaves `frame` untouched to tc_after_xdp and counts nothing but that; return what became of it there."""
     out = world.run(XDP, frame, device)
     untouched(out, frame)
     assert out.metadata, "tc_after_xdp cannot know that the frame is its own"
-    assert out.counted == {Reason.PASS_NEIGHBOR: 1}
+    assert out.counted == {reason: 1}
     return world.run(TC_AFTER_XDP, marked(frame), device)
 
 

@@ -52,6 +52,7 @@ class Checker:
     def __init__(self, scene: Scene) -> None:
         """Take a scene whose flows are open."""
         self.scene = scene
+        self.former = set(scene.backends)  # those of the beginning, removed ones too
         self.seen: Counter[str] = Counter()
         self.frontend_of: dict[
             tuple[bytes | int, ...], tuple[bytes | int, ...]
@@ -78,6 +79,9 @@ class Checker:
             raise Bad("a frame that is no readable packet was touched")
         if after is None:
             raise Bad("what came out is no readable packet")
+        if sent and is_cut(frame, before, out, after):
+            self._cut(frame, before, out, after)
+            return
         kept = (after.src, after.sport) == (before.src, before.sport)
         if not before.first and before.src in self.scene.snat:  # with SNAT or without, a later fragment does not say
             kept = kept and after.ttl == before.ttl
@@ -139,7 +143,10 @@ class Checker:
             self._later(before, after)
             return
         source, target = (after.src, after.sport, after.proto), (after.dst, after.dport, after.proto)
-        if target in scene.backends:
+        reset = before.proto == wire.TCP and frame[before.l4 + 13] & 4
+        if reset and target in self.former:
+            self.seen["farewells"] += 1  # also to a backend that was removed: it may still run
+        elif target in scene.backends:
             self.seen["requests"] += 1
             self.frontend_of[(*target, *source[:2])] = (before.src, before.sport, before.dst, before.dport)
             if after.src != before.src and after.src not in scene.snat:
@@ -153,6 +160,18 @@ class Checker:
         else:
             raise Bad(f"from {source} to {target}: neither backend nor client")
 
+    def _cut(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
+        """The last fragment of a datagram without DF: the end of what came in, for an address that it may be for."""
+        self.seen["cut"] += 1
+        data = out[after.l2 + 20 : after.end]
+        if frame[before.l2 + 6] & 0x40 or (after.bad and not before.bad):
+            raise Bad("a datagram with DF was cut, or badly")
+        if data != frame[before.end - len(data) : before.end] or after.ttl != before.ttl - 1:
+            raise Bad("the last fragment is not the end of the datagram")
+        if before.first and after.dst in {address for address, _, _ in self.scene.backends}:
+            self.scene.clients.add((before.src, before.sport, before.proto))
+        self._later(before, after)
+
     def _later(self, before: wire.Wire, after: wire.Wire) -> None:
         """Later fragments have no ports: the addresses must do."""
         self.seen["fragments"] += 1
@@ -163,6 +182,14 @@ class Checker:
             del self.frontend_of[key]  # it may have opened a flow, and does not say which
         if after.dst not in backends and not (after.src in frontends and after.dst in clients):
             raise Bad("a later fragment went to a stranger")
+
+
+def is_cut(frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> bool:
+    """Say whether an IPv4 datagram left in fragments: what came out has another fragment offset."""
+    offsets = (
+        int.from_bytes(data[at + 6 : at + 8], "big") & 0x1FFF for data, at in ((frame, before.l2), (out, after.l2))
+    )
+    return before.family == 4 and len(set(offsets)) > 1 and (after.src, after.dst) != (before.dst, before.src)
 
 
 def against_scapy(frame: bytes) -> None:

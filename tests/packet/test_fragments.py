@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from scapy.layers.inet import UDP as UdpLayer
 from scapy.layers.inet6 import IPv6ExtHdrFragment
 from scapy.packet import Raw
 
+from lbagent.maps import prefilter
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, POD_MAC, Family
@@ -142,3 +144,50 @@ def test_tiny_first_fragment(world: World, fam: Family, hook: str) -> None:
     out = run_all(world, hook, [packet])[0]
     assert not out.forwarded
     assert out.dropped or out.packet == _frame(packet)
+
+
+# --- what is not ours ---
+
+INVERSE4 = pow(0x9E3779B1, -1, 1 << 32)  # of the filter's multiplications: maps/prefilter.py
+INVERSE6 = pow(0xBF58476D1CE4E5B9, -1, 1 << 64)
+
+
+def stranger(fam: Family, address: str) -> str:
+    """Return another address at the position that one has in the prefilter."""
+    raw = fam.packed(address)
+    wanted = prefilter.filter_position(raw)
+    if fam.version == 4:
+        found = ((wanted << 12 | low) * INVERSE4 & 0xFFFFFFFF for low in range(1 << 12))
+        candidates = [word.to_bytes(4, "little") for word in found]
+    else:
+        high = int.from_bytes(raw[:8], "little") * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+        high ^= high >> 32
+        candidates = [
+            raw[:8] + (((wanted << 44 | n) * INVERSE6 & (1 << 64) - 1) ^ high).to_bytes(8, "little") for n in (1, 2)
+        ]
+    chosen = next(
+        each for each in candidates if each != raw and (fam.version == 6 or (1 <= each[0] < 224 and each[0] != 127))
+    )
+    assert prefilter.filter_position(chosen) == wanted
+    return fam.text(chosen)
+
+
+@pytest.mark.parametrize("cluster_ip", [False, True])
+def test_later_fragment_of_somebody_else(world: World, fam: Family, hook: str, *, cluster_ip: bool) -> None:
+    """An address that shares its bits with a VIP: every piece passes untouched, whatever comes first."""
+    service(world, fam, local=False)
+    if cluster_ip:
+        world.wildcard(fam, fam.vip)
+    for packet in reversed(pieces(fam, fam.client, 40000, stranger(fam, fam.vip), 53)):
+        out = run_all(world, hook, [packet])[0]
+        expect.untouched(out, _frame(packet))
+        assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
+
+
+def test_later_fragment_to_a_cluster_ip(world: World, fam: Family, hook: str) -> None:
+    """No other host has a ClusterIP: without its first fragment a later one is of no use to anybody."""
+    service(world, fam, local=False)
+    world.wildcard(fam, fam.vip)
+    out = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53)[1:])[0]
+    assert out.dropped
+    assert out.counted == {Reason.DROP_FRAGMENT: 1}

@@ -216,6 +216,32 @@ def test_errors_about_spilled_flows(tiny_world: World, fam: Family) -> None:
         assert (fam.text(seen.quoted.src), seen.quoted.sport) == (address, port)
 
 
+def test_a_spilled_flow_that_moves_is_heard_from_its_new_backend(tiny_world: World, fam: Family, hook: str) -> None:
+    """The backend of a spilled UDP flow goes: replies of the next one find the flow, those of the old one do not any more."""
+    world = tiny_world
+    backends = serve(world, fam, local=True, proto=UDP, count=2)
+    for n in range(400):
+        out = send(world, fam, n, "", UDP)
+        if out.dropped:
+            continue
+        held = next(b for b in backends if b.endpoint == expect.destination(out))
+        expect.at_pod(world, expect.local_reply(fam, UDP, held, *client(fam, n)))
+        if out.counted[Reason.FWD_SPILL]:
+            break
+    else:
+        pytest.fail("no flow spilled")
+    other = next(b for b in backends if b is not held)
+    world.slot(world.services[0], 1, target=other.id)
+    world.slot(world.services[0], 0, target=world.services[0].target, count=1)
+    world.remove_backend(held)
+    moved = send(world, fam, n, "", UDP, hook)
+    assert expect.destination(moved) == other.endpoint
+    answer = expect.at_pod(world, expect.local_reply(fam, UDP, other, *client(fam, n)))
+    assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), client(fam, n))
+    late = expect.local_reply(fam, UDP, held, *client(fam, n))
+    expect.untouched(expect.at_pod(world, late), late)
+
+
 def test_flows_first_seen_in_the_middle_give_way(tiny_world: World, fam: Family, hook: str) -> None:
     """A flood of ACKs fills the table: a second or two later each new connection gets the entry of one of them, and keeps it."""
     backends = serve(tiny_world, fam, local=False)

@@ -47,16 +47,6 @@ def test_packet_larger_than_the_way_out(world: World, fam: Family, hook: str, *,
         assert expect.destination(out) == backend.endpoint
 
 
-def test_packet_that_may_be_fragmented_goes_to_the_stack(world: World, hook: str) -> None:
-    """IPv4 without DF: untouched and up, where the kernel can fragment."""
-    fam = craft.V4
-    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080, mtu=1400)])
-    over = big(fam, 1401, df=False)
-    out = world.run(hook, over)
-    expect.untouched(out, over)
-    assert out.counted == {Reason.PASS_MTU: 1}
-
-
 def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: str) -> None:
     """MTU 0 means that it is unknown."""
     backend = world.backend(fam, fam.remote(1), 8080, mtu=0)

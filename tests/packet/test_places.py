@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, World
+from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, Outcome, World
 
 TAGS = pytest.mark.parametrize("vlans", [(5,), (5, 6)], ids=["tagged", "double"])
 
@@ -23,17 +24,24 @@ def test_tags_end_where_their_device_ends(world: World, fam: Family, vlans: tupl
 
 
 @TAGS
-def test_one_armed_node_keeps_tags(world: World, fam: Family, vlans: tuple[int, ...]) -> None:
-    """A backend behind the device the request came by gets it with the same tags."""
+def test_one_armed_node_takes_tags_off(world: World, fam: Family, vlans: tuple[int, ...]) -> None:
+    """A neighbour on the device itself is not in a VLAN, also where the request came by that device with tags."""
     hop = world.nexthop(world.net.lb0, ROUTER_MAC, NODE_MAC)
     backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
     world.service(fam, fam.vip, 80, TCP, [backend])
-    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80), vlans=vlans)
-    out = world.run(XDP, frame)
+    packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80)
+    out = world.run(XDP, craft.frame(packet, vlans=vlans))
     assert out.forwarded
     port = expect.source(out)[1]
     wanted = expect.translated(
-        frame, src=fam.node2, sport=port, dst=backend.address, dport=8080, hop=1, smac=NODE_MAC, dmac=ROUTER_MAC
+        craft.frame(packet),
+        src=fam.node2,
+        sport=port,
+        dst=backend.address,
+        dport=8080,
+        hop=1,
+        smac=NODE_MAC,
+        dmac=ROUTER_MAC,
     )
     assert out.packet == wanted, expect.difference(out.packet, wanted)
 
@@ -95,6 +103,45 @@ def test_node_as_a_client_of_a_backend_on_the_node(world: World, fam: Family) ->
     assert out.forwarded
     wanted = expect.translated(frame, dst=backend.address, dport=8080, dmac=NODE_MAC)
     assert out.packet == wanted, expect.difference(out.packet, wanted)
+
+
+def test_the_node_asks_itself(world: World, fam: Family) -> None:
+    """A process of the node, and a backend that is one: the two ends would be one address. It is not a want of SNAT ports."""
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.node, 8080, local=True, host=True, nexthop=0)])
+    frame = craft.frame(craft.tcp(fam, fam.node, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)
+    out = world.run(TC_EGRESS, frame, world.net.lb0)
+    assert out.dropped
+    assert out.counted == {Reason.DROP_REPLY_CLASH: 1}
+
+
+def test_one_port_through_two_frontends_to_a_process_of_the_node(world: World, fam: Family, hook: str) -> None:
+    """The replies of the second connection could not be told from those of the first one."""
+    backend = world.backend(fam, fam.node, 8080, local=True, host=True, nexthop=0)
+    for vip in (fam.vip, fam.vip2):
+        world.service(fam, vip, 80, TCP, [backend])
+    frames = [craft.frame(craft.tcp(fam, fam.client, 40000, vip, 80)) for vip in (fam.vip, fam.vip2)]
+    expect.handed_up_to(world.run(hook, frames[0]), frames[0], backend)
+    assert world.run(hook, frames[1]).counted == {Reason.DROP_REPLY_CLASH: 1}
+
+
+def test_a_port_goes_on_to_talk_to_the_pod_itself(world: World, fam: Family, hook: str) -> None:
+    """The connection through the VIP has ended, and the client uses its port for one directly to the pod: that one's answers are the pod's."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+
+    def hear(flags: str) -> Outcome:
+        return expect.at_pod(world, expect.local_reply(fam, TCP, backend, fam.client, 40000, flags))
+
+    for say, answer in (("S", "SA"), ("A", "A"), ("FA", "FA"), ("A", "")):
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say)))
+        if answer:
+            assert expect.source(hear(answer)) == (fam.vip, 80)
+    for flags in ("SA", "A", "PA", "FA"):
+        frame = expect.local_reply(fam, TCP, backend, fam.client, 40000, flags)
+        expect.untouched(expect.at_pod(world, frame), frame)
+    again = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))
+    expect.handed_up_to(world.run(hook, again), again, backend)
+    assert expect.source(hear("SA")) == (fam.vip, 80)
 
 
 def test_reply_to_a_pod(world: World, fam: Family, hook: str) -> None:

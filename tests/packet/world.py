@@ -124,6 +124,7 @@ class World:
         self.forget_flows()
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
         self._service_id = self._backend_id = 0
+        self.services: list[ServiceRow] = []
         self.nexthops: dict[tuple[int, str], int] = {}
         self.device(self.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC)
         self.device(self.net.lb1, DeviceFlag.XDP_SEND, craft.NODE2_MAC)
@@ -252,6 +253,16 @@ class World:
         self.maps.delete_many(f"lb{row.family.version}_backend", [struct.pack("=I", row.id)])
         self.path_flags(row, clear=PathFlag.LIVE | PathFlag.SELECTABLE, bump=True)
 
+    def remove_service(self, row: ServiceRow) -> None:
+        """Take a frontend away the way the planner does: its slots, its reverse NAT row. The bits of the prefilter stay for a while."""
+        fam = row.family
+        codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
+        place = fam.packed(row.address), row.port.to_bytes(2, "big")
+        keys = [codec.pack(*place, n, row.proto, row.scope, b"\0\0") for n in range(len(row.backends) + 1)]
+        self.maps.delete_many(f"lb{fam.version}_service", keys)
+        name = f"lb{fam.version}_reverse_nat"
+        self.put(name, [(struct.pack("=I", row.id), bytes(self.maps.specs[name].value_size))])
+
     def service(
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
@@ -266,6 +277,7 @@ class World:
         row = ServiceRow(
             ident, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s
         )
+        self.services.append(row)
         slots = [*backends, *others]
         if affinity_s:
             match = [(layout.LB_AFFINITY_MATCH.pack(b.id, ident.to_bytes(2, "big"), b"\0\0"), b"\0") for b in backends]
@@ -319,15 +331,16 @@ class World:
 
     # --- runs ---
 
-    def run(self, hook: str, frame: bytes, device: int = 0) -> Outcome:
+    def run(self, hook: str, frame: bytes, device: int = 0, *, came_by: int = 0, gso_size: int = 0) -> Outcome:
         """Run one frame through a hook and count what was counted for it.
 
+        One that leaves came in by `came_by` (0: the node sends it); `gso_size`: it stands for segments of so many bytes.
         Frames the kernel refuses to make an skb of for a test run (`runnable`) would have passed.
         """
         if not runnable(hook, frame):
             return Outcome(hook, Tc.OK, frame)
         with self.net.inside():
-            result = self.raw(hook, frame, device)
+            result = self.raw(hook, frame, device, came_by=came_by, gso_size=gso_size)
         now = self._read_counters()
         counted = Counter(
             {reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]}
@@ -335,11 +348,13 @@ class World:
         self._counters = now
         return Outcome(hook, result.verdict, result.packet, counted, result.metadata)
 
-    def raw(self, hook: str, frame: bytes, device: int = 0) -> Result:
+    def raw(self, hook: str, frame: bytes, device: int = 0, *, came_by: int = 0, gso_size: int = 0) -> Result:
         """Run one frame; the caller is in the namespace already. Quick: no counters are read."""
         fd = self.programs[hook]
         device = device or self.net.lb0
-        return run_xdp(fd, frame, ifindex=device) if hook == XDP else run_tc(fd, frame, ifindex=device)
+        if hook == XDP:
+            return run_xdp(fd, frame, ifindex=device)
+        return run_tc(fd, frame, ifindex=device, came_by=came_by if hook == TC_EGRESS else device, gso_size=gso_size)
 
     def _read_counters(self) -> dict[Reason, int]:
         values = self.maps.counters(_REASONS)

@@ -22,6 +22,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     snat_port_max: int = 29999
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
+    strict_source: bool = False  # replies of remote backends only by the device of their route
     timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
@@ -29,7 +30,8 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
-        return ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
+        external = ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
+        return external | (ConfigFlag.STRICT_SOURCE if self.strict_source else 0)
 
 
 class Seeds(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 
 SKB_CTX_BYTES = 192  # struct __sk_buff up to tstamp_type and hwtstamp
-_SKB_MARK, _SKB_INGRESS_IFINDEX, _SKB_IFINDEX = 8, 36, 40
+_SKB_MARK, _SKB_INGRESS_IFINDEX, _SKB_IFINDEX, _SKB_GSO_SIZE = 8, 36, 40, 176
 LOOPBACK = 1
 
 
@@ -59,14 +59,26 @@ def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1, metada
     return Result(out.retval, out.data[start:], out.duration_ns, out.data[:start])
 
 
-def run_tc(fd: int, packet: bytes, *, ifindex: int = LOOPBACK, mark: int = 0, repeat: int = 1) -> Result:
-    """Run a tc program on `packet` at interface `ifindex`.
+def run_tc(
+    fd: int,
+    packet: bytes,
+    *,
+    ifindex: int = LOOPBACK,
+    came_by: int | None = None,
+    mark: int = 0,
+    gso_size: int = 0,
+    repeat: int = 1,
+) -> Result:
+    """Run a tc program on `packet` at interface `ifindex`; `gso_size`: it is one of many segments with so many bytes each.
+
+    `came_by` is the interface by which it came in (default: the same; 0: the node itself sends it).
 
     The kernel takes the Ethernet header off and sets skb->protocol from it, as a driver does.
     """
     ctx = bytearray(SKB_CTX_BYTES)
     struct.pack_into("<I", ctx, _SKB_MARK, mark)
-    struct.pack_into("<II", ctx, _SKB_INGRESS_IFINDEX, ifindex, ifindex)
+    struct.pack_into("<I", ctx, _SKB_GSO_SIZE, gso_size)
+    struct.pack_into("<II", ctx, _SKB_INGRESS_IFINDEX, ifindex if came_by is None else came_by, ifindex)
     with kernel_errors("test run", "a tc program"):
         out = bpf_prog.prog_test_run(fd, packet, ctx=bytes(ctx), repeat=repeat)
     verdict = out.retval - (1 << 32) if out.retval >> 31 else out.retval

@@ -47,18 +47,22 @@ class Applied(Struct):
         return not self.failed and not self.errors
 
 
-def apply(plan: Plan, maps: LBMaps, shadow: Shadow) -> Applied:
-    """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result."""
-    return run_whole(applying(plan, maps, shadow))
+def apply(plan: Plan, maps: LBMaps, shadow: Shadow, now: float = 0.0, linger_s: float = 0.0) -> Applied:
+    """Carry out a plan. Raises nothing the maps raise as LbError: that is in the result.
+
+    `now` is any clock, in seconds. A bit of the prefilter stays for `linger_s` after its last user: flows of a frontend that is
+    gone shall be seen as long as they may live (program/sweep.h ends them).
+    """
+    return run_whole(applying(plan, maps, shadow, now, linger_s))
 
 
-def applying(plan: Plan, maps: LBMaps, shadow: Shadow) -> Cooperative[Applied]:
+def applying(plan: Plan, maps: LBMaps, shadow: Shadow, now: float = 0.0, linger_s: float = 0.0) -> Cooperative[Applied]:
     """Do what `apply` does. Until the end maps and Shadow may differ: they must not be compared."""
     run = _Run(plan, maps, shadow)
     for index, step in enumerate(plan.steps):
         yield from run.step(index, step)
     yield from run.commit()
-    run.clear_stale_bits()
+    run.clear_stale_bits(now, linger_s)
     for owner, error in run.failed.items():
         run.result.failed[plan.changes[owner].frontend] = error
     return run.result
@@ -235,9 +239,9 @@ class _Run:
         if change.old is not None or pins or rows != FrontendEntries(rows.id, {}):
             self.shadow.set_frontend(change.frontend, PartialFrontend(rows, pins))
 
-    def clear_stale_bits(self) -> None:
+    def clear_stale_bits(self, now: float, linger_s: float) -> None:
         """Clear the filter bits that have no user any more: the last write of all."""
-        bits = self.shadow.clearable_bits()
+        bits = self.shadow.clearable_bits(now, linger_s)
         if bits:
             try:
                 self._store_bits(bits, on=False)
@@ -245,7 +249,7 @@ class _Run:
                 self.result.errors.append(error)
                 return
             self.result.written["lb_filter"] += len(bits)
-        self.shadow.stale_bits_cleared()
+        self.shadow.stale_bits_cleared(now)
 
     # Of the class: bound methods would hold the _Run, and so the Plan, until a garbage collection.
     _DO: ClassVar[dict[Kind, Callable[[_Run, Step, int, int], None]]] = {

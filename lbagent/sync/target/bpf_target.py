@@ -62,6 +62,7 @@ class BpfTarget:
         self.wanted = State()  # without ids; also what found no id
         self.counts = Counts()
         self.resync_s = RESYNC_S
+        self.linger_s = 0.0  # how long the prefilter keeps addresses of frontends and backends that are gone
         self.shadow = restored.shadow
         self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
         self._retention: Retention | None = None  # while a source is untrusted since the start
@@ -300,7 +301,7 @@ class BpfTarget:
 
     async def _apply(self, planned: Plan, now: float) -> Applied:
         began = time.monotonic()
-        result = await run_cooperatively(applying(planned, self._maps, self.shadow), time.monotonic)
+        result = await run_cooperatively(applying(planned, self._maps, self.shadow, now, self.linger_s), time.monotonic)
         if not planned.steps and not planned.changes:
             return result  # takes over what is equal
         counts, failures = self.counts, self._failures

@@ -49,7 +49,7 @@ class Shadow:
         self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
-        self.stale_bits: set[int] = set()  # without users: to be cleared
+        self.stale_bits: dict[int, float] = {}  # without users: to be cleared at that time, in seconds; 0: not set yet
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
         self.needs_full_sync = False  # read from the maps and not compared yet
         self.prune = True  # whether a full sync takes away backends that no service names
@@ -209,10 +209,10 @@ class Shadow:
         users = self.filter_refs.get(number, 0) + by
         if users > 0:
             self.filter_refs[number] = users
-            self.stale_bits.discard(number)
+            self.stale_bits.pop(number, None)
         else:
             self.filter_refs.pop(number, None)
-            self.stale_bits.add(number)
+            self.stale_bits[number] = 0.0
 
     def set_snat_bits(self, bits: frozenset[int]) -> None:
         """Replace the bits of the addresses this node translates to."""
@@ -222,15 +222,22 @@ class Shadow:
     def mark_stale(self, candidates: Iterable[int]) -> None:
         """Mark those of the bits that have no user as stale."""
         users, snat = self.filter_refs, self.snat_bits
-        self.stale_bits.update(bit for bit in candidates if bit not in users and bit not in snat)
+        stale = self.stale_bits
+        for bit in candidates:
+            if bit not in users and bit not in snat:
+                stale.setdefault(bit, 0.0)
 
-    def clearable_bits(self) -> list[int]:
-        """Return the stale bits that are still set, sorted."""
-        return sorted(bit for bit in self.stale_bits if self.bit(bit) and bit not in self.snat_bits)
+    def clearable_bits(self, now: float, linger_s: float) -> list[int]:
+        """Return the bits that are stale for `linger_s`, counted from the first time they are asked for, and still set, sorted."""
+        stale = self.stale_bits
+        for bit, due in stale.items():
+            if not due:
+                stale[bit] = now + linger_s
+        return sorted(bit for bit, due in stale.items() if due <= now and self.bit(bit) and bit not in self.snat_bits)
 
-    def stale_bits_cleared(self) -> None:
-        """Take note that no stale bit is set any more."""
-        self.stale_bits.clear()
+    def stale_bits_cleared(self, now: float) -> None:
+        """Take note that no bit is set any more that was to be cleared by `now`."""
+        self.stale_bits = {bit: due for bit, due in self.stale_bits.items() if due > now}
 
     # --- what status and metrics show ---
 

@@ -206,6 +206,29 @@ def test_filter_bits_follow_frontends_node_addresses_and_local_backends():
     assert not is_set(node, prefilter.source_bit(local))
 
 
+def test_addresses_that_are_gone_stay_in_the_prefilter_for_as_long_as_their_flows_may_live():
+    node, vip, local = Node(), bytes((10, 96, 0, 1)), bytes((10, 244, 1, 11))
+    bits = prefilter.vip_bit(vip), prefilter.source_bit(local)
+
+    def at(now: float, *services) -> list[bool]:
+        node.want(*services)
+        assert apply(plan(node.state, node.shadow, paths, SNAT), node.maps, node.shadow, now, linger_s=100).complete
+        return [is_set(node, bit) for bit in bits]
+
+    assert at(1000, service("10.96.0.1:80", ONE)) == [True, True]
+    assert at(2000) == [True, True]
+    assert at(2099) == [True, True]
+    assert at(2101) == [False, False]
+    at(3000, service("10.96.0.1:80", ONE))
+    at(3001)
+    at(3050, service("10.96.0.1:80", ONE))
+    assert at(3200, service("10.96.0.1:80", ONE)) == [True, True], "in use again"
+    at(4000)
+    node.restart()
+    assert at(5000) == [True, True], "an agent that starts does not know since when"
+    assert at(5101) == [False, False]
+
+
 def test_the_node_s_own_addresses_change_alone():
     node = Node()
     node.serve(service("10.96.0.1:80", ONE))

@@ -475,3 +475,15 @@ def test_what_is_read_back_is_on_its_node_and_has_no_time_it_was_not_given() -> 
     (svc,) = restored_state(node.shadow, "me").services
     assert [(backend.local, backend.node_name) for backend in svc.selectable] == [(True, "me"), (False, "?")]
     assert (svc.session_affinity, svc.session_affinity_timeout_s, svc.l7_lb_proxy_port) == (False, 0, 0)
+
+
+def test_wildcard_rows_that_are_kept_are_not_counted() -> None:
+    found = [
+        plans.service("10.96.0.1:80"),
+        plans.service("10.96.0.2:80"),
+        SVC(L3n4Addr.parse("10.96.0.1:0/NONE"), wildcard=True),
+    ]
+    held = Retention({svc.frontend: svc for svc in found}, ("folder",))
+    assert len(held.add_to(State(1, ()), known_to()).services) == 3
+    assert held.kept == 2
+    assert "2 frontends" in held.reason

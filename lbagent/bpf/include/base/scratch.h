@@ -34,7 +34,7 @@ struct lb_scratch {
 	volatile u8 here; /* does the stack of this node get the packet? */
 	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
-	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG */
+	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG and CALL_FRAGMENT */
 };
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");

@@ -91,6 +91,7 @@
 #define TCP_SEQ 4
 #define TCP_ACK_SEQ 8
 #define TCP_DATA_OFFSET 12 /* upper half: header length in words of 4 bytes */
+#define TCP_HEADER_BYTES(l4) ((u64)((l4)[TCP_DATA_OFFSET] >> 4) << 2)
 #define TCP_FLAGS 13
 #define TCP_CSUM 16
 #define TCP_HLEN 20 /* without options */

@@ -7,8 +7,10 @@
 #pragma once
 #include "ct.h"
 
-/* Finds the flow of a local backend's reply: its client is the packet's destination, its backend the source. */
-AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+/* Finds the flow of a backend's reply: its client and `snat_port` (network order; 0: FORWARD_LOCAL) are the caller's, its backend is the
+ * packet's source, even one that is gone: the client shall hear what it still says, and answer. */
+AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, struct ct_flow *f, lb_addr *vip,
+		      u16 *vip_port)
 {
 	NO_UNROLL
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
@@ -16,12 +18,12 @@ AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt
 		lb_path *path;
 		lb_addr from;
 
-		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || value_forward(f->value) != FORWARD_LOCAL)
+		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || value_forward_word(f->value) != snat_port)
 			continue;
 		path = path_of(value_backend(f->value));
 		meta = PATH_META(path);
 		path_addr(path, &from);
-		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && !value_is_outdated(f->value, meta)) {
+		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && value_knows_path(f->value, meta)) {
 			ct_flow_at(f, e);
 			return true;
 		}

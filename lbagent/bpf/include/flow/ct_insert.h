@@ -130,6 +130,27 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 	return true;
 }
 
+/* Writes the row by which replies find a spilled flow, where it needs one. Returns false if there is no room. */
+AI bool ct_spill_reply(const struct ct_key *reply, u64 value, u64 service, u64 now)
+{
+	struct spill_key k = {*reply};
+	struct spill_value v = {value, now | service << 32};
+
+	return value_forward(value) != FORWARD_LOCAL || !map_update(FAMILY_FD(spill), &k, &v, 0);
+}
+
+/* Takes the row away by which replies of a spilled flow's former backend found it. */
+AI void ct_unspill_reply(const struct ct_key *key, u64 value)
+{
+	lb_path *path = path_of(V_BACKEND(value));
+	struct spill_key k;
+	lb_addr backend;
+
+	path_addr(path, &backend);
+	ct_key_reply(&k.key, key, &backend, META_PORT(PATH_META(path)));
+	map_delete(FAMILY_FD(spill), &k);
+}
+
 /* The overflow table: what finds no way and is no SYN. A flow of FORWARD_LOCAL gets a second row by which its replies find it. */
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
@@ -138,11 +159,8 @@ AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value,
 
 	if (map_update(FAMILY_FD(spill), &k, &v, 0))
 		return CT_FULL;
-	if (value_forward(value) == FORWARD_LOCAL) {
-		k.key = *reply;
-		if (map_update(FAMILY_FD(spill), &k, &v, 0))
-			return CT_FULL;
-	}
+	if (!ct_spill_reply(reply, value, service, now))
+		return CT_FULL;
 	WR8(&CT_STAMPS(f->bucket)[1], stamp_now(now));
 	return CT_SPILLED;
 }

@@ -45,25 +45,52 @@ AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 v
 		ct_renew_snat(f, value, key, now);
 }
 
+#define REFRESH_TRIES 3
+
 /* Returns the flow's value after this packet. With the state the lease of its slot changes; a flow that its backend refused before it was
- * established gives the slot back. */
+ * established gives the slot back. The other side's packet may come on another CPU just now: both must count. */
 AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
-	u64 word = SEEN_HANDSHAKE(f->seen_at);
-	struct ct_step step = {f->value, word};
+	u64 word = SEEN_HANDSHAKE(f->seen_at), value = f->value;
+	struct ct_step step = {};
+	bool stored = false;
 
-	ct_advance(&step, pk, number, now, from_backend);
-	if (step.word != word)
-		WR16(&SEEN_HANDSHAKE(f->seen_at), step.word);
-	if (step.value == f->value)
-		return step.value;
-	if (!ct_flow_set(f, step.value))
-		return f->value;
+	NO_UNROLL
+	for (u64 n = 0; n < REFRESH_TRIES; n++) {
+		u64 seen;
+
+		step.value = value;
+		step.word = word;
+		ct_advance(&step, pk, number, now, from_backend);
+		if (step.word != word)
+			WR16(&SEEN_HANDSHAKE(f->seen_at), step.word);
+		if (step.value == value)
+			return value;
+		seen = CAS(f->value_at, value, step.value);
+		stored = seen == value;
+		if (stored)
+			break;
+		if (value_identity(seen ^ value))
+			return f->value; /* it is another flow's entry by now, or has another backend */
+		value = seen;
+	}
+	if (!stored)
+		return value;
 	if (value_is_snat(step.value))
 		ct_renew_snat(f, step.value, key, now);
 	else
-		ct_release_snat(f->value, key);
+		ct_release_snat(value, key);
 	return step.value;
+}
+
+/* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
+AI void ct_flow_close(struct ct_flow *f, u64 now)
+{
+	u64 next = value_with_state(f->value, CT_CLOSING);
+
+	if (ct_flow_set(f, next))
+		f->value = next;
+	WR16(f->seen_at, now);
 }
 
 /* Notes a packet of a known flow; returns the flow's value after it. `number`: of TCP what the client's segment acknowledges, or what

@@ -12,9 +12,11 @@
 #include "parse.h"
 
 #define GEN_MASK 0x3fffULL
-#define V_BACKEND(v) ((u64)(v) >> 44)
+#define V_BACKEND_SHIFT 44
+#define V_BACKEND(v) ((u64)(v) >> V_BACKEND_SHIFT)
 #define V_BACKEND_GEN(v) ((u64)(v) >> 36 & 0xff)
-#define V_BACKEND_GEN_NONE (0x80ULL << 36) /* turned over: a generation the path record does not have for 128 backends to come */
+#define V_BACKEND_GENS 0x80ULL
+#define V_BACKEND_GEN_NONE (V_BACKEND_GENS << 36) /* turned over: a generation the path record does not have for 128 backends to come */
 #define V_FORWARD_SHIFT 20
 #define V_FORWARD_MASK (0xffffULL << V_FORWARD_SHIFT)
 #define V_SNAT_MASK (0xffULL << V_FORWARD_SHIFT) /* not all 0: there is a SNAT port */
@@ -39,10 +41,16 @@ AI bool value_is_opening(u64 v)
 	return V_STATE(v) == CT_NEW || V_STATE(v) == CT_MID;
 }
 
+/* Has the flow ended? */
+AI bool value_is_closing(u64 v)
+{
+	return V_STATE(v) == CT_CLOSING;
+}
+
 /* Returns the value of a flow without a SNAT port. */
 AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
 {
-	return backend << 44 | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
+	return backend << V_BACKEND_SHIFT | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
 }
 
 /* Returns what snat_take() gives: a port (network order) and the generation its slot has now. */
@@ -91,6 +99,12 @@ AI u64 value_forward(u64 v)
 	return value_is_snat(v) ? FORWARD_SNAT : v >> V_MODE_SHIFT & 0xff;
 }
 
+/* Returns the forward word: the SNAT port, network order, or 0 for FORWARD_LOCAL. */
+AI u16 value_forward_word(u64 v)
+{
+	return v >> V_FORWARD_SHIFT;
+}
+
 /* Returns 0 for FORWARD_LOCAL and some bit else, without a branch. */
 AI u64 value_not_local(u64 v)
 {
@@ -109,11 +123,23 @@ AI u64 value_with_slot_gen(u64 v, u64 slot_gen)
 	return (v & ~V_SNAT_SLOT_GEN_MASK) | (slot_gen & 3) << 14;
 }
 
+/* Takes the backend from a flow that has one: as no backend has its generation, its next packet finds it gone. */
+AI u64 value_without_backend(u64 v)
+{
+	return v ^ V_BACKEND_GEN_NONE;
+}
+
+/* Gives a flow the backend id 0, that of none: no reply is the flow's any more. */
+AI u64 value_of_no_backend(u64 v)
+{
+	return v & ~(~0ULL << V_BACKEND_SHIFT);
+}
+
 /* Takes the SNAT port from a flow: its entry may go at any time (CT_NEW), and as no backend has its generation it gets another backend
  * should it come back. */
 AI u64 value_without_snat(u64 v)
 {
-	return value_with_state(v & ~V_FORWARD_MASK, CT_NEW) ^ V_BACKEND_GEN_NONE;
+	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_NEW));
 }
 
 /* What stays the same as long as the flow keeps its entry, its backend and its port. */
@@ -141,10 +167,13 @@ AI bool value_is_served(u64 v, u64 meta)
 	return ((meta >> 16 ^ V_BACKEND_GEN(v)) & 0x1ff) == PATH_LIVE << 8;
 }
 
-/* Has the backend's id been given to another backend since? */
-AI bool value_is_outdated(u64 v, u64 meta)
+/* Is the path record still that of the flow's backend, also when this one is gone (the record of a removed backend has the next
+ * generation and no life) or was taken from the flow? */
+AI bool value_knows_path(u64 v, u64 meta)
 {
-	return META_GEN(meta) != V_BACKEND_GEN(v);
+	u64 ahead = (META_GEN(meta) - V_BACKEND_GEN(v)) & (V_BACKEND_GENS - 1);
+
+	return ahead <= !META_IS(meta, PATH_LIVE);
 }
 
 /* Returns a time-out in ticks, 16 bits. That of an established flow depends on its protocol; SCTP has that of TCP, the other one with

@@ -21,6 +21,36 @@
 #define OUT_NEIGHBOR 2 /* device known: the kernel finds the MAC, or sends by a device that takes no frames from XDP */
 #define OUT_NONE 3
 
+/* Asks the FIB for the way of a packet that came in by `device`. Returns BPF_FIB_LKUP_RET_* or an error. */
+AI long fib_ask(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr *to, struct bpf_fib_lookup *p)
+{
+	p->family = LB_FAMILY == 4 ? AF_INET : AF_INET6;
+	p->ifindex = device;
+#if LB_FAMILY == 4
+	p->ipv4_src = from->w[0];
+	p->ipv4_dst = to->w[0];
+#else
+	p->ipv6_src[0] = from->w[0];
+	p->ipv6_src[1] = from->w[0] >> 32;
+	p->ipv6_src[2] = from->w[1];
+	p->ipv6_src[3] = from->w[1] >> 32;
+	p->ipv6_dst[0] = to->w[0];
+	p->ipv6_dst[1] = to->w[0] >> 32;
+	p->ipv6_dst[2] = to->w[1];
+	p->ipv6_dst[3] = to->w[1] >> 32;
+#endif
+	return fib_lookup(ctx, p, sizeof(*p), 0);
+}
+
+/* Does the way to `to` lead out by `device`? */
+AI bool fib_leads_by(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr *to)
+{
+	struct bpf_fib_lookup p = {};
+	long rc = fib_ask(ctx, device, from, to, &p);
+
+	return (!rc || rc == FIB_NO_NEIGHBOR || rc == FIB_FRAG_NEEDED) && p.ifindex == device;
+}
+
 /* May this hook send by a device whose MAC addresses are known? Of XDP, the agent says by which. */
 AI bool out_takes_frames(u64 ifindex)
 {
@@ -36,24 +66,8 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 {
 	struct bpf_fib_lookup p = {};
 	u16 *mac;
-	long rc;
+	long rc = fib_ask(ctx, CTX_IFINDEX(ctx), from, to, &p);
 
-	p.family = LB_FAMILY == 4 ? AF_INET : AF_INET6;
-	p.ifindex = CTX_IFINDEX(ctx);
-#if LB_FAMILY == 4
-	p.ipv4_src = from->w[0];
-	p.ipv4_dst = to->w[0];
-#else
-	p.ipv6_src[0] = from->w[0];
-	p.ipv6_src[1] = from->w[0] >> 32;
-	p.ipv6_src[2] = from->w[1];
-	p.ipv6_src[3] = from->w[1] >> 32;
-	p.ipv6_dst[0] = to->w[0];
-	p.ipv6_dst[1] = to->w[0] >> 32;
-	p.ipv6_dst[2] = to->w[1];
-	p.ipv6_dst[3] = to->w[1] >> 32;
-#endif
-	rc = fib_lookup(ctx, &p, sizeof(p), 0);
 	if (rc == FIB_NOT_FORWARDED)
 		return OUT_STACK;
 	nh->rest = (u64)p.ifindex << 32;

@@ -9,6 +9,7 @@
  *   HOOK_CALLS              number of the map with the hook's tail call slots
  * A hook that sees packets gives as well:
  *   CTX_IFINDEX(ctx)        device the frame came in by (tc_egress: leaves by), u64
+ *   CTX_CAME_BY(ctx, leaving)     device the frame came in by, also where it leaves; 0: the node itself made it
  *   CTX_LEN(ctx)            bytes of the frame, with what is not linear
  *   FRAME_LEN(ctx, data, end)     the same, of the context's pointers where these are at hand
  *   CTX_GSO_SIZE(ctx)       payload bytes of a segment, 0 if the frame is one packet on the wire
@@ -17,6 +18,7 @@
  *   HOOK_CHECKS_MAC         1: frames for another MAC address come here too
  *   HOOK_FINDS_NEIGHBOR     1: a frame can leave by any device, and the kernel finds the MAC address. 0: only by a device that takes
  *                           frames from this hook, to a known MAC address; what cannot leave so is left to another hook
+ *   HOOK_SENDS_COPIES       1: a frame can be sent several times, each time as it is then
  *   HOOK_KERNEL_CSUM        1: the kernel keeps a checksum state of the frame, which writes must not contradict
  *   ctx_ready(ctx, leaving, need)  is the frame one for the program, and (made) linear for `need` bytes?
  *   ctx_linearize(ctx, len)        makes the first `len` bytes linear; packet pointers are void afterwards
@@ -28,6 +30,10 @@
  *   ctx_resize(ctx, keep, front)   cuts the frame to `keep` bytes, then puts `front` bytes before it; packet pointers are void afterwards
  *   ctx_csum_partial(ctx, at)      must the device still complete the frame's checksum? `at`: offset of a field that holds 0
  *   ctx_store_hop_limit(ctx, offset, limit)  with HOOK_KERNEL_CSUM: writes an IPv6 hop limit so that the kernel's state stays right
+ *   ctx_load(ctx, offset, to, len)         reads bytes wherever they lie in the frame; returns 0
+ *   ctx_store(ctx, offset, from, len)      writes bytes that the frame's own checksums make up for; returns 0
+ *   ctx_store_new(ctx, offset, from, len)  writes bytes that nothing makes up for; returns 0
+ *   ctx_send_copy(ctx, ifindex)            HOOK_SENDS_COPIES: sends a copy of the frame by a device
  * hook_write.h lists what writes and sends translated packets.
  */
 #pragma once

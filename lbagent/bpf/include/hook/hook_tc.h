@@ -12,6 +12,7 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_CALLS MAP_lb_calls_tc
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
+#define CTX_CAME_BY(ctx, leaving) ctx_came_by(ctx, leaving)
 #define CTX_LEN(ctx) ((u64)(ctx)->len)
 #define FRAME_LEN(ctx, data, end) CTX_LEN(ctx)
 #define CTX_GSO_SIZE(ctx) ((ctx)->gso_size)
@@ -20,6 +21,7 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_MARKS_SCOPE 1
 #define HOOK_CHECKS_MAC 0 /* the kernel has compared it: pkt_type */
 #define HOOK_FINDS_NEIGHBOR 1
+#define HOOK_SENDS_COPIES 1
 #define HOOK_KERNEL_CSUM 1
 
 #define PACKET_HOST 0      /* skb->pkt_type: for this node */
@@ -28,6 +30,8 @@ typedef struct __sk_buff lb_ctx;
 static long (*skb_store)(void *skb, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
 static long (*l3_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)10;
 static long (*l4_csum)(void *skb, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*clone_redirect)(void *skb, u32 ifindex, u64 flags) = (void *)13;
+static long (*skb_load)(void *skb, u32 offset, void *to, u32 len) = (void *)26;
 static long (*skb_vlan_pop)(void *skb) = (void *)19;
 static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
 static long (*skb_pull)(void *skb, u32 len) = (void *)39;
@@ -37,8 +41,22 @@ static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = 
 #define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
 #define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
 #define ctx_redirect_neighbor(ifindex) redirect_neigh(ifindex, 0, 0, 0)
+#define ctx_load(ctx, offset, to, len) skb_load(ctx, offset, to, len)
+#define ctx_store(ctx, offset, from, len) skb_store(ctx, offset, from, len, 0)
+#define ctx_store_new(ctx, offset, from, len) skb_store(ctx, offset, from, len, CSUM_RECOMPUTE)
+#define ctx_send_copy(ctx, ifindex) clone_redirect(ctx, ifindex, 0)
 #define ctx_hand_over(ctx) LB_DROP /* never asked for */
 #define VLAN_TAGS_TAKEN 2 /* with the first tag gone, the kernel takes the second one out of the frame */
+
+/* Both fields are read first: the compiler would choose between their addresses, which the verifier does not allow. */
+AI u64 ctx_came_by(lb_ctx *ctx, bool leaving)
+{
+	u64 device = CTX_IFINDEX(ctx), in = ctx->ingress_ifindex;
+
+	OPAQUE(device);
+	OPAQUE(in);
+	return leaving ? in : device;
+}
 
 /* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. */
 AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)

@@ -14,6 +14,8 @@
  *       writes a next hop's MAC addresses into a plain frame before all else, so that they are not kept meanwhile; returns 0
  *   send_plain(ctx, data, pk, nh, ifindex)
  *       verdict: sends a plain frame that came in by `ifindex`, after macs_write()
+ *   out_macs(ctx, nh)
+ *       writes a next hop's MAC addresses into any frame; returns 0. Packet pointers are void afterwards
  *   out_send(ctx, data, end, pk, nh)
  *       verdict: writes the MAC addresses and sends any frame, without VLAN tags where it leaves by another device
  */

@@ -52,11 +52,16 @@ AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const str
 
 #define macs_write(data, nh) 0
 
-AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
+AI int out_macs(lb_ctx *ctx, const struct nexthop *nh)
 {
 	u64 macs[2] = {nh->macs, nh->rest};
 
-	if (skb_store(ctx, ETH_DMAC, macs, ETH_TYPE, 0))
+	return skb_store(ctx, ETH_DMAC, macs, ETH_TYPE, 0) ? -1 : 0;
+}
+
+AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
+{
+	if (out_macs(ctx, nh))
 		return LB_DROP;
 	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
 		return LB_PASS; /* it is leaving by that device already */

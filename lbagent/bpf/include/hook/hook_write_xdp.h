@@ -93,7 +93,7 @@ AI int send_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct n
 	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }
 
-/* Takes the VLAN tags off: the frame leaves by a device that is not the one they belong to. */
+/* Takes the VLAN tags off: a next hop is a neighbour on its device itself, and a VLAN's neighbours are on the VLAN's own device. */
 AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
@@ -110,12 +110,17 @@ AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 	return 0;
 }
 
+AI int out_macs(lb_ctx *ctx, const struct nexthop *nh)
+{
+	return -1;
+}
+
 /* Sends the frame by a next hop. */
 AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);
 
-	if (UNLIKELY(pk->flags & PKT_TAGGED) && !back) {
+	if (UNLIKELY(pk->flags & PKT_TAGGED)) {
 		if (vlan_untag(ctx, pk))
 			return LB_DROP;
 		data = CTX_DATA(ctx);

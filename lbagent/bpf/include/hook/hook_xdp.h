@@ -11,6 +11,7 @@ typedef struct xdp_md lb_ctx;
 #define HOOK_CALLS MAP_lb_calls_xdp
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ingress_ifindex)
+#define CTX_CAME_BY(ctx, leaving) CTX_IFINDEX(ctx)
 #define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))
 #define FRAME_LEN(ctx, data, end) ((u64)((end) - (data)))
 #define CTX_GSO_SIZE(ctx) 0
@@ -19,6 +20,7 @@ typedef struct xdp_md lb_ctx;
 #define HOOK_MARKS_SCOPE 0
 #define HOOK_CHECKS_MAC 1
 #define HOOK_FINDS_NEIGHBOR 0
+#define HOOK_SENDS_COPIES 0
 #define HOOK_KERNEL_CSUM 0
 
 static long (*adjust_head)(void *ctx, int delta) = (void *)44;
@@ -63,4 +65,25 @@ AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
 	if (keep != have && adjust_tail(ctx, (int)keep - (int)have))
 		return false;
 	return !front || !adjust_head(ctx, -(int)front);
+}
+
+/* XDP sends no copies, so nothing needs these. */
+AI long ctx_load(lb_ctx *ctx, u64 offset, void *to, u64 len)
+{
+	return -1;
+}
+
+AI long ctx_store(lb_ctx *ctx, u64 offset, const void *from, u64 len)
+{
+	return -1;
+}
+
+AI long ctx_store_new(lb_ctx *ctx, u64 offset, const void *from, u64 len)
+{
+	return -1;
+}
+
+AI long ctx_send_copy(lb_ctx *ctx, u64 ifindex)
+{
+	return -1;
 }

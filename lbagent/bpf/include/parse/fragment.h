@@ -6,6 +6,7 @@
 #pragma once
 #include "maps.h"
 #include "parse.h"
+#include "service.h"
 
 /* What the IP headers say beyond the packet record. */
 struct ip_info {
@@ -45,4 +46,16 @@ AI void frag_remember(const struct lb_pkt *pk, const struct ip_info *info)
 
 	frag_key(pk, info, &key);
 	map_update(FAMILY_FD(frag), &key, &v, 0);
+}
+
+/* Is the later fragment of an unknown datagram surely for a service? Only a ClusterIP is one whatever the port, and a set bit of the
+ * prefilter proves nothing. The node's own datagrams may come out of order: its stack waits for the first fragment, we do not. */
+AI bool frag_is_lost(const struct lb_pkt *pk)
+{
+	struct lb_tuple5 t = {};
+
+	if (pk->concern & CONCERN_SNAT || !(pk->concern & CONCERN_VIP))
+		return false;
+	t.frontend = pk->daddr;
+	return service_wildcard(&t) != 0;
 }

@@ -37,11 +37,16 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* tc may see many segments as one packet: what counts against an MTU is the size of a segment. The last change of l3_len. */
-AI void pkt_segment_len(lb_ctx *ctx, struct lb_pkt *pk)
+/* tc may see many segments as one packet: what counts against an MTU is the size of a segment, each of which has all headers, TCP's
+ * options too. `l4`: the L4 header in the frame, without options all there. The last change of l3_len. */
+AI void pkt_segment_len(lb_ctx *ctx, const u8 *l4, struct lb_pkt *pk)
 {
-	if (CTX_GSO_SIZE(ctx))
-		pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + l4_hlen(l4_of(pk->proto));
+	u64 header;
+
+	if (LIKELY(!CTX_GSO_SIZE(ctx)))
+		return;
+	header = pk->proto == PROTO_TCP ? TCP_HEADER_BYTES(l4) : l4_hlen(l4_of(pk->proto));
+	pk->l3_len = CTX_GSO_SIZE(ctx) + (pk->l4_off - pk->l3_off) + header;
 }
 
 AI bool is_syn(const struct lb_pkt *pk)
@@ -79,6 +84,7 @@ AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 
 /* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one; pkt_kind() says whether it is. */
 #define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
+#define PLAIN_L4(data) ((data) + ETH_HLEN + IP_HLEN)
 
 AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 {

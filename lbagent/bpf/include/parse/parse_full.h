@@ -141,7 +141,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 #endif
 
 /* Ports and flags from the L4 header. Returns false if it is not all there. */
-AI bool parse_full_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
+AI bool parse_full_l4(lb_ctx *ctx, const u8 *l4, const u8 *end, struct lb_pkt *pk)
 {
 	u64 size = l4_hlen(l4_of(pk->proto));
 
@@ -154,6 +154,7 @@ AI bool parse_full_l4(const u8 *l4, const u8 *end, struct lb_pkt *pk)
 			return false;
 		pk->tcp_flags = l4[TCP_FLAGS];
 	}
+	pkt_segment_len(ctx, l4, pk);
 	return true;
 }
 
@@ -180,11 +181,10 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 	if (pk->flags & PKT_LATER) {
 		if (frag_ports(pk, info))
 			return 0;
-		/* the node's own datagrams may come out of order: its stack waits for the first fragment, we do not */
-		return pk->concern & CONCERN_VIP && !(pk->concern & CONCERN_SNAT) ? REASON_DROP_FRAGMENT : REASON_PASS_NOT_SERVICE;
+		return frag_is_lost(pk) ? REASON_DROP_FRAGMENT : REASON_PASS_NOT_SERVICE;
 	}
 	l4 = data + L4_OFF(pk);
-	if (!parse_full_l4(l4, end, pk))
+	if (!parse_full_l4(ctx, l4, end, pk))
 		return REASON_PASS_UNSUPPORTED;
 	if (pk->flags & PKT_FRAGMENT)
 		frag_remember(pk, info);
@@ -234,7 +234,6 @@ AI int parse_full_main(lb_ctx *ctx)
 			lb_call(ctx, FAMILY_CALL(CALL_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
-	pkt_segment_len(ctx, pk);
 	if (pk->concern & (CONCERN_VIP | CONCERN_SNAT))
 		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
 	else

@@ -59,7 +59,7 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 		return true;
 	}
 	/* <SEQ=0><ACK=SEG.SEQ+SEG.LEN><CTL=RST,ACK>; SYN and FIN count as one octet each (RFC 9293 §3.4) */
-	u64 header = L4_OFF(pk) - L3_OFF(pk) + ((l4[TCP_DATA_OFFSET] >> 4) << 2);
+	u64 header = L4_OFF(pk) - L3_OFF(pk) + TCP_HEADER_BYTES(l4);
 	u64 segment = pk->l3_len > header ? pk->l3_len - header : 0;
 
 	segment += !!(l4[TCP_FLAGS] & TCP_SYN) + !!(l4[TCP_FLAGS] & TCP_FIN);

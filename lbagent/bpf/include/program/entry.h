@@ -60,7 +60,7 @@ AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 		PKT_REPARSE(data, &s->pk);
 		s->pk.concern = concern;
 		s->pk.flags |= flags;
-		pkt_segment_len(ctx, &s->pk);
+		pkt_segment_len(ctx, PLAIN_L4(data), &s->pk);
 		lb_call(ctx, FAMILY_CALL(slot));
 	}
 	return LB_DROP;

@@ -163,7 +163,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	struct lb_pkt pk;
 
 	PKT_REPARSE(q->data, &pk);
-	pkt_segment_len(ctx, &pk);
+	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
 	meta = PATH_META(path);
 	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
 		return TO_SLOW_PATH;
@@ -195,6 +195,18 @@ AI bool is_snat_port(u16 port)
 	return host >= CFG(snat_port_min) && host <= CFG(snat_port_max);
 }
 
+/* A constant for the verifier: without --strict-source the code under it is not there. */
+#define STRICT_SOURCE (CFG(flags) & CONFIG_STRICT_SOURCE)
+
+/* Did a reply come in by the device of its backend's next hop? */
+AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
+{
+	struct nexthop nh;
+
+	nexthop_read(META_NEXTHOP(PATH_META(path_of(snat_view_backend(view)))), &nh);
+	return (nh.rest >> 32 & (NEXTHOP_NO_XDP - 1)) == device;
+}
+
 /* A reply to one of our SNAT ports. Stamped every 8 ticks, if its flow is established, and learned from in the slow path. */
 AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
@@ -202,10 +214,12 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	struct nexthop nh;
 	struct lb_pkt pk;
 
+	if (STRICT_SOURCE && !reply_is_by_nexthop(view, q->ifindex))
+		return TO_SLOW_PATH;
 	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
 		return TO_SLOW_PATH;
 	PKT_REPARSE(q->data, &pk);
-	pkt_segment_len(ctx, &pk);
+	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
 	if (UNLIKELY(!snat_view_is_stamped(view, q->now))) {
 		if (pk.proto == PROTO_TCP || !snat_view_is_stamped_short(view, q->now)) /* only UDP is established with a short lease */
 			return TO_SLOW_PATH;

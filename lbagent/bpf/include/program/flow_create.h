@@ -21,6 +21,16 @@ AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value
 		ct_release_snat(value, key);
 }
 
+/* A spilled flow has another backend: its replies come from there. */
+AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *key, const struct ct_key *reply, const struct lb_scratch *s,
+				 u64 value, u64 now)
+{
+	if (LIKELY(!f->spilled))
+		return;
+	ct_unspill_reply(key, s->old_value);
+	ct_spill_reply(reply, value, s->service, now);
+}
+
 AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
 {
 	u64 rc = CT_RETRY;
@@ -32,8 +42,10 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 		if ((n || s->choice == CHOICE_RESELECT) && ct_find_slow(s->hash, key, now, f)) {
 			if (s->choice == CHOICE_NEW || f->value != s->old_value)
 				return CT_FOUND;
-			if (ct_flow_replace(f, s->old_value, value, s->service))
+			if (ct_flow_replace(f, s->old_value, value, s->service)) {
+				flow_create_move_replies(f, key, reply, s, value, now);
 				return CT_OK;
+			}
 			continue;
 		}
 		rc = ct_insert(s->hash, key, reply, value, s->service, is_syn(&s->pk), now, f);

@@ -83,12 +83,19 @@ AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
+/* An error about a request to a local backend may come from any router on the way, but that of the backend itself only from where it lives. */
+AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 value)
+{
+	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(value))));
+}
+
 /* The program CALL_ICMP. */
 AI int icmp_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	struct snat_view view;
 	struct ct_flow flow = {};
+	struct reply_end end;
 	struct ct_key key;
 	u64 hash, now = now_ticks();
 	struct lb_quote *q;
@@ -107,7 +114,8 @@ AI int icmp_main(lb_ctx *ctx)
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
 	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else it would tell another flow's backend */
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
-	if (reply_find(&q->pk, now, &key, &flow, &vip, &vip_port))
+	reply_end_of(&q->pk, &end);
+	if (reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port) && icmp_is_believed(ctx, &s->pk, q, flow.value))
 		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
- * tells client and service; a local backend's flow is found by its client, the packet's destination. The next hop towards the
- * client is learned here.
+ * tells client and service; a local backend's flow, and one whose service was removed, is found by its client. The next hop towards
+ * the client is learned here.
  */
 #pragma once
 #include "flow_create.h"
@@ -19,7 +19,8 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		  u64 service, u64 backend)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 len = CTX_LEN(ctx), mtu;
+	u64 len = CTX_LEN(ctx), mtu = 0;
+	bool cut = false;
 
 	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
@@ -32,14 +33,18 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
 			if (pk->flags & PKT_DF)
 				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
-			out = OUT_STACK; /* translated it goes up, and the stack cuts it */
+			cut = out == OUT_NEXTHOP && fragment_can(ctx, pk, mtu);
+			if (!cut && prefilter_dst(&to->saddr) & CONCERN_SNAT) /* from the node's own address: the stack would not take it */
+				return HOOK_SENDS_COPIES ? answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu) : verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
+			if (!cut)
+				out = OUT_STACK; /* translated it goes up, and the stack cuts it */
 		}
 	}
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
-	return out_go(ctx, pk, out, nh);
+	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
 /* Returns what would acknowledge this segment of a backend if it is its SYN (RFC 9293 §3.4). */
@@ -63,63 +68,97 @@ AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple
 	return ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 }
 
-AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, u64 now)
+/* The client's end of a reply. */
+struct reply_end {
+	lb_addr client;
+	__be16 client_port;
+	__be16 snat_port; /* that it came to; 0: to the client itself */
+};
+
+/* Did a packet from a local backend's address come from where the backend lives? Any sender may write that address. The node's own processes
+ * are believed; what the node forwards must have come in by a --pod-device, or by the device that leads to the backend. */
+AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
+{
+	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
+
+	if (!device || META_IS(meta, PATH_HOST))
+		return !device;
+	return device_scope(device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+}
+
+/* --strict-source: did a reply to a SNAT port come in by the device of the backend's route? A next hop is asked before the FIB. */
+AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct snat_view *view)
+{
+	u64 device = CTX_IFINDEX(ctx);
+
+	return reply_is_by_nexthop(view, device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+}
+
+/* By the SNAT slot alone: it knows client and service. */
+AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
 {
 	u64 learned = 0, value;
 	struct nexthop nh = {};
-	struct lb_tuple to;
 	int out, rc;
 
-	if (!service_frontend(snat_view_service(view), &to.saddr, &to.sport))
-		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	to.daddr = view->client;
-	to.dport = view->client_port;
-	out = reply_out(ctx, &s->pk, &to, snat_view_nexthop(view), &nh);
+	to->daddr = view->client;
+	to->dport = view->client_port;
+	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	value = reply_refresh(ctx, &s->pk, &to, view, now);
+	value = reply_refresh(ctx, &s->pk, to, view, now);
 	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
 		snat_view_free(view);
-	rc = reply_send(ctx, s, &to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
+	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, value, l4_of(s->pk.proto), now, learned);
 	return rc;
 }
 
-AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+		      u16 *vip_port)
 {
 	ct_flow_in(f, hash);
-	if (ct_find_reply(f->bucket, key, pk, f, vip, vip_port))
+	if (ct_find_reply(f->bucket, key, pk, snat_port, f, vip, vip_port))
 		return true;
 	f->second = ct_second_in_use(f->bucket, now);
-	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, f, vip, vip_port);
+	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, snat_port, f, vip, vip_port);
 }
 
 /* In the table that is being left, and again in the one it may have been moved to meanwhile. */
-AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
 			  u16 *vip_port)
 {
 	f->second = false;
 	NO_UNROLL
 	for (u64 n = 0; n < 2; n++)
-		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, f, vip, vip_port))
+		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, snat_port, f, vip, vip_port))
 			return true;
-	return reply_find_in(hash, pk, now, key, f, vip, vip_port);
+	return reply_find_in(hash, pk, snat_port, now, key, f, vip, vip_port);
 }
 
-/* Finds the flow of a local backend's reply, and the frontend it was opened to; `key` is what it was found by. */
-AI bool reply_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip, u16 *vip_port)
+/* Finds the flow of a reply, and the frontend it was opened to; `key` is what it was found by. */
+AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
+		   u16 *vip_port)
 {
-	u64 hash = ct_key_make(key, &pk->daddr, pk->dport, &pk->saddr, pk->sport, pk->proto);
+	u64 hash = ct_key_make(key, &end->client, end->client_port, &pk->saddr, pk->sport, pk->proto);
 
-	if (reply_find_in(hash, pk, now, key, f, vip, vip_port))
+	if (reply_find_in(hash, pk, end->snat_port, now, key, f, vip, vip_port))
 		return true;
-	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, now, key, f, vip, vip_port))
+	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, end->snat_port, now, key, f, vip, vip_port))
 		return true;
 	ct_key_mark_reply(key);
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
-AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
+/* Does the backend accept a connection though the client's flow to it ends? A client that opened one anew would have sent its SYN through us: it
+ * uses the port to talk to the backend directly now, and what follows is of that conversation. */
+AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
+{
+	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
+}
+
+/* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
+AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
 	struct lb_tuple to;
@@ -129,9 +168,16 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	u64 learned = 0, index, value;
 	int out, rc;
 
-	tuple_of(pk, &to);
-	if (!reply_find(pk, now, &key, &f, &to.saddr, &to.sport))
+	to.daddr = end->client;
+	to.dport = end->client_port;
+	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(f.value))))))
+		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
+	if (UNLIKELY(reply_opens_another(pk, f.value))) {
+		ct_flow_set(&f, value_of_no_backend(f.value));
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
 	index = ct_flow_nexthop(&f);
 	out = reply_out(ctx, pk, &to, index, &nh);
 	if (out_is_for_tc(out))
@@ -143,15 +189,32 @@ AI int reply_local(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	return rc;
 }
 
+AI void reply_end_of(const struct lb_pkt *pk, struct reply_end *end)
+{
+	end->client = pk->daddr;
+	end->client_port = pk->dport;
+	end->snat_port = 0;
+}
+
 AI int reply_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 	u64 now = now_ticks();
 	struct snat_view view;
+	struct reply_end end;
+	struct lb_tuple to;
 
 	if (!s)
 		return LB_DROP;
-	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view))
-		return reply_snat(ctx, s, &view, now);
-	return reply_local(ctx, s, now);
+	reply_end_of(&s->pk, &end);
+	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view)) {
+		if (STRICT_SOURCE && !reply_is_by_route(ctx, &s->pk, &view))
+			return verdict(ctx, REASON_DROP_FOREIGN_SOURCE, LB_DROP);
+		if (service_frontend(snat_view_service(&view), &to.saddr, &to.sport))
+			return reply_snat(ctx, s, &view, &to, now);
+		end.client = view.client;
+		end.client_port = view.client_port;
+		end.snat_port = s->pk.dport;
+	}
+	return reply_by_flow(ctx, s, &end, now);
 }

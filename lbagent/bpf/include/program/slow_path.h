@@ -6,24 +6,32 @@
 #pragma once
 #include "fast_path.h"
 #include "flow_select.h"
+#include "fragmentation.h"
 #include "prefilter.h"
 
 /* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
 #define CONTINUE (-1)
 
-AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+/* A datagram that is too large for its way: who makes fragments of it? */
+AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
 {
-	if (UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta)))) {
-		if (s->pk.flags & PKT_DF)
-			return answer(ctx, s, REASON_ANSWER_TOO_BIG, META_MTU(meta));
-		return verdict(ctx, REASON_PASS_MTU, LB_PASS);
-	}
-	if (!here && UNLIKELY(s->pk.ttl <= 1))
-		return answer(ctx, s, REASON_ANSWER_TTL, 0);
-	return CONTINUE;
+	if (s->pk.flags & PKT_DF)
+		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+	if (here && !(s->pk.flags & PKT_EGRESS))
+		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
+	if (!HOOK_SENDS_COPIES)
+		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
+	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
 }
 
-/* To this node itself. A request that was about to leave it (tc_egress) comes back up through the same device. */
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
+
+	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
+}
+
+/* To this node itself. A request that was about to leave it comes back up through the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
@@ -71,22 +79,17 @@ AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service,
 	int out = s->out, here = s->here;
 	lb_path *path = path_of(value_backend(value));
 	const struct lb_pkt *pk = &s->pk;
-	u64 len = CTX_LEN(ctx);
+	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
 	struct lb_tuple to;
 
-	flow_tuple(pk, path, PATH_META(path), value, &to);
+	flow_tuple(pk, path, meta, value, &to);
 	count(slow_path_reason(pk, here, reason), len);
 	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
+	if (FRAGMENTS && out == OUT_NEXTHOP && UNLIKELY(over_mtu(pk->l3_len, META_MTU(meta))))
+		return out_fragments(ctx, &nh, META_MTU(meta));
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
-}
-
-/* A flow whose backend is gone. Its connection cannot be saved: say so, and let the entry expire. */
-AI int slow_path_reset(lb_ctx *ctx, struct lb_scratch *s, struct ct_flow *f)
-{
-	ct_flow_set(f, value_with_state(f->value, CT_CLOSING));
-	return answer(ctx, s, REASON_REJECT_BACKEND_GONE, 0);
 }
 
 /* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
@@ -110,12 +113,15 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	u64 v = f->value;
 	lb_path *path = path_of(value_backend(v));
 	u64 meta = PATH_META(path);
-	bool gone = !value_is_served(v, meta);
+	bool no_service = service_is_gone(ct_flow_service(f)), gone = no_service || !value_is_served(v, meta);
 	int rc;
 
-	if (gone && pk->proto == PROTO_TCP && !is_syn(pk))
-		return slow_path_reset(ctx, s, f);
-	if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
+	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
+		ct_flow_close(f, now);
+		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta) || ct_flow_lost_snat(f, key))
+			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
+		/* the client's RST is how a backend hears of it that still runs */
+	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
 		s->choice = CHOICE_RESELECT;
 		s->old_value = v;
 		return CONTINUE;
@@ -147,6 +153,8 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	struct lb_service *wild = service_wildcard(t);
 	u32 reason;
 
+	if (s->choice == CHOICE_RESELECT) /* it had one when the flow was made */
+		return answer(ctx, s, REASON_REJECT_SERVICE_GONE, 0);
 	if (wild) {
 		reason = service_routable(t, wild);
 		if (reason)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. What has expired is freed together
- * with its SNAT slot, live flows are counted per backend into one half of lb_live.
+ * with its SNAT slot, live flows are counted per backend into one half of lb_live. A flow whose frontend was removed loses its backend:
+ * the fast path does not ask for the frontend.
  *
  * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets and moves `first` and `count` on, so that the kernel's
  * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0. Where `trusted_until` is 0 it becomes
@@ -9,6 +10,7 @@
  */
 #pragma once
 #include "ct_walk.h"
+#include "service.h"
 
 #define SNAT_SLOTS_PER_BUCKET 4
 /* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
@@ -18,13 +20,18 @@
 AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 {
 	struct ct_entry e;
-	u64 backend;
+	u64 backend, service;
 
 	if (!ct_entry_read(at, &e))
 		return 0;
 	if (ct_entry_is_over(&e, rules)) {
 		ct_entry_expire(&e, rules);
 		return 0;
+	}
+	ct_entry_seen(&e, &service);
+	if (UNLIKELY(service_is_gone(service))) {
+		ct_entry_end(&e);
+		return 1;
 	}
 	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
 		return 1;

@@ -45,5 +45,5 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));
 	out->forward = forward_choose(svc, out->meta, true);
-	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_SNAT_EXHAUSTED : 0;
+	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_REPLY_CLASH : 0;
 }

@@ -99,6 +99,15 @@ AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 	return (found != 0) == !(svc->flags2 & SVC2_RANGE_DENY) ? 0 : REASON_DROP_SOURCE_RANGE;
 }
 
+/* Has the frontend of a flow been removed? `service`: its id, which no other one gets soon. */
+AI bool service_is_gone(u64 service)
+{
+	u32 id = service;
+	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
+
+	return !r || !r->port;
+}
+
 /* A frontend without a backend for new flows: rejected, or dropped where a Local policy leaves it to other nodes. */
 AI u32 service_empty(const struct lb_service *svc)
 {
