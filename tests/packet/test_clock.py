@@ -215,10 +215,10 @@ def impatient_world() -> Iterator[TimedWorld]:
 
 
 def test_a_long_wait_for_the_answer_keeps_the_port(impatient_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Whatever time-out is the longest: the port of a flow that is not over is not given away."""
+    """Whatever time-out is the longest: the port of a flow whose client still tries is not given away."""
     first = caller(impatient_world.reset(), fam, hook)
-    first.send("S")
     for n in range(5):
+        first.send("S")
         assert newcomer(first, n).send("S").dropped
         assert first.is_answered("SA")
         impatient_world.clock.pass_seconds(1)

@@ -27,7 +27,8 @@ from tests.packet.test_clock import newcomer
 from tests.packet.world import TCP, UDP, ServiceRow, World
 
 DEFAULTS = Settings()
-TCP_TICKS, UDP_TICKS = ticks_of(DEFAULTS.timeout_tcp_s), ticks_of(DEFAULTS.timeout_udp_s)
+TCP_TICKS = ticks_of(DEFAULTS.timeout_tcp_s)
+UDP_SILENT = 1  # ticks: so long a UDP flow certainly keeps its port, whatever others want
 SLOT_WRAP = WRAP // 2
 ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
 STALE = TCP_TICKS + 8 * 70  # a slot is this old: it may be given to another flow
@@ -224,9 +225,12 @@ class Model:
         return self.timed.clock.passed
 
     def lives(self, who: Caller) -> bool:
-        """Say whether it is established and its time-out is not over, real time and rounding aside."""
-        limit = TCP_TICKS if who.service.proto == TCP else UDP_TICKS
-        return self.key(who) in self.seen and self.now - self.seen[self.key(who)] < limit - 8
+        """Say whether it is established and its time-out is not over, real time and rounding aside.
+
+        A UDP flow that is silent may lose its port when another one wants it (docs/datapath.md, "States").
+        """
+        limit = TCP_TICKS - 8 if who.service.proto == TCP else UDP_SILENT
+        return self.key(who) in self.seen and self.now - self.seen[self.key(who)] < limit
 
     def holder(self, who: Caller) -> tuple[str, int] | None:
         """Return who would get an answer to the port the client's packet came from."""

@@ -167,19 +167,6 @@ AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow
 	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
 }
 
-/* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */
-AI void ct_prefetch(u64 hash)
-{
-	u64 *b = ct_bucket(hash);
-
-	RD64(b);
-	RD64(b + 8);
-#if LB_FAMILY == 6
-	RD64(b + 16);
-	RD64(b + 24);
-#endif
-}
-
 /* Ticks since the flow was last seen. */
 AI u64 ct_flow_age(const struct ct_flow *f, u64 now)
 {

@@ -6,6 +6,19 @@
 #pragma once
 #include "ct_state.h"
 
+/* Starts the cache misses of a flow's primary bucket, so that they overlap with others. */
+AI void ct_prefetch(u64 hash)
+{
+	u64 *b = ct_bucket(hash);
+
+	RD64(b);
+	RD64(b + 8);
+#if LB_FAMILY == 6
+	RD64(b + 16);
+	RD64(b + 24);
+#endif
+}
+
 AI void ct_renew_snat(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
 {
 	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);

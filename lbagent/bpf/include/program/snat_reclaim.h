@@ -11,7 +11,7 @@
 #define RECLAIM_RUNS 8   /* of RECLAIM_RUN neighbours, each run somewhere else */
 #define RECLAIM_RUN 8    /* slots of one or two cache lines */
 #define RECLAIM_FLOWS 6  /* entries looked at, at most */
-#define RECLAIM_SILENT 2 /* ticks that the client must have been silent: at least a second, so that handshakes are left in peace */
+#define RECLAIM_SILENT 3 /* ticks that the client must have been silent: at least two seconds, so that handshakes are left in peace */
 #define RECLAIM_LASTED 16 /* the same for a UDP conversation that lasted; only where no other flow was found */
 #define RECLAIM_NO_ENTRY 2 /* units of 8 ticks that a first lease must be old whose flow has no entry */
 
