@@ -104,12 +104,17 @@ AI u64 reclaim_best(u64 hash, u64 bh, u64 salt, u64 limit, u64 now)
 	return best;
 }
 
-/* Returns the age of a lease (units of 8 ticks) below which no flow of this protocol would give its port up. */
+/* Returns the age of a lease (units of 8 ticks) below which no flow would give its port up: no short lease is younger, whatever its
+ * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP those that lasted are asked as well. */
 AI u64 reclaim_oldest_kept(u64 l4)
 {
-	u64 opening = CFG(timeout_new), closing = CFG(timeout_closing);
+	u64 longest = CFG(timeout_new), closing = CFG(timeout_closing), udp = CFG(timeout_udp);
 
-	return l4 == L4_UDP ? 1 : snat_back(opening > closing ? opening : closing);
+	if (longest < closing)
+		longest = closing;
+	if (longest < udp)
+		longest = udp;
+	return l4 == L4_UDP ? 1 : snat_back(longest);
 }
 
 /* Looks at one candidate a run; calls itself for the next one. */
