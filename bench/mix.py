@@ -169,7 +169,10 @@ class Attack:
     def client(self, now: float) -> Client:
         """Make another client, with a port of its own."""
         self.number += 1
-        ends = Tuple(self.side.made.shape.client, self.side.service.vip, 1024 + self.number, self.side.service.port)
+        port = (
+            1024 + self.number * len(CASES) + CASES.index(self.case)
+        )  # all flows of one client port share two buckets
+        ends = Tuple(self.side.made.shape.client, self.side.service.vip, port, self.side.service.port)
         return Client(self.side, ends, now, FAR_S * (self.number % 2), now)
 
     def establish(self, now: float) -> None:

@@ -65,21 +65,20 @@ AI bool reclaim_slot(u64 index, u64 now)
 
 #define CANDIDATE_FREE (1ULL << 40)
 
-/* Free, or age of the lease (units of 8 ticks) << 16, | port; 0 for no port. No branches, as in ct_score(). */
-AI u64 reclaim_candidate(u64 bh, u64 port, u64 now)
+/* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt. The salt, 16 bits of each flow's own, puts ports of one age in
+ * another order for each: else the highest ones would change hands all the time, and the others grow old. No branches, as in ct_score(). */
+AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 {
 	u64 *s = snat_slot_of(bh, HTONS(port)), age = snat_slot_lease_age(s, now);
-	u64 free = snat_slot_holder(s) - 1, none = port - 1;
+	u64 free = snat_slot_holder(s) - 1;
 
 	OPAQUE(free);
-	OPAQUE(none);
 	free = (u64)((s64)free >> 63);
-	none = (u64)((s64)none >> 63);
-	return ((CANDIDATE_FREE & free) | (age << 16 & ~free) | port) & ~none;
+	return (CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt);
 }
 
 /* Returns the best candidate that is below `limit`. */
-AI u64 reclaim_best(u64 hash, u64 bh, u64 limit, u64 now)
+AI u64 reclaim_best(u64 hash, u64 bh, u64 salt, u64 limit, u64 now)
 {
 	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1, best = 0;
 
@@ -90,7 +89,7 @@ AI u64 reclaim_best(u64 hash, u64 bh, u64 limit, u64 now)
 		hash = snat_other(hash);
 		NO_UNROLL
 		for (u64 n = 0; n < RECLAIM_RUN; n++) {
-			u64 c = reclaim_candidate(bh, first + at, now), below = c - limit, inside = ++at - range;
+			u64 c = reclaim_candidate(bh, first + at, salt, now), below = c - limit, inside = ++at - range;
 
 			OPAQUE(below);
 			OPAQUE(inside);
@@ -105,29 +104,36 @@ AI u64 reclaim_best(u64 hash, u64 bh, u64 limit, u64 now)
 	return best;
 }
 
-/* Returns the age of a lease (units of 8 ticks) below which no flow of this protocol would give its port up. */
+/* Returns the age of a lease (units of 8 ticks) below which no flow would give its port up: no short lease is younger, whatever its
+ * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP those that lasted are asked as well. */
 AI u64 reclaim_oldest_kept(u64 l4)
 {
-	u64 opening = CFG(timeout_new), closing = CFG(timeout_closing);
+	u64 longest = CFG(timeout_new), closing = CFG(timeout_closing), udp = CFG(timeout_udp);
 
-	return l4 == L4_UDP ? 1 : snat_back(opening > closing ? opening : closing);
+	if (longest < closing)
+		longest = closing;
+	if (longest < udp)
+		longest = udp;
+	return l4 == L4_UDP ? 1 : snat_back(longest);
 }
 
 /* Looks at one candidate a run; calls itself for the next one. */
 AI int snat_reclaim_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	u64 now = now_ticks(), best, bh, limit;
+	u64 now = now_ticks(), best, bh, limit, salt, port;
 
 	if (!s)
 		return LB_DROP;
 	limit = s->reclaim_flows ? s->reclaim_limit : CANDIDATE_FREE << 1;
 	bh = backend_hash(s->backend);
-	best = reclaim_best(snat_other(s->hash), bh, limit, now);
+	salt = s->hash & 0xffff;
+	best = reclaim_best(snat_other(s->hash), bh, salt, limit, now);
+	port = (best & 0xffff) ^ salt;
 	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto)))
 		return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 	if (best < CANDIDATE_FREE) {
-		if (!reclaim_slot((bh + (best & 0xffff)) & CFG_SNAT_MASK, now)) {
+		if (!reclaim_slot((bh + port) & CFG_SNAT_MASK, now)) {
 			s->reclaim_limit = best;
 			if (++s->reclaim_flows < RECLAIM_FLOWS)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
@@ -135,7 +141,7 @@ AI int snat_reclaim_main(lb_ctx *ctx)
 		}
 		count(EVENT_SNAT_RECLAIMED, CTX_LEN(ctx));
 	}
-	s->snat_port = best & 0xffff;
+	s->snat_port = port;
 	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }
