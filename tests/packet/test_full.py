@@ -245,7 +245,7 @@ def test_a_spilled_flow_that_moves_is_heard_from_its_new_backend(tiny_world: Wor
 def test_flows_first_seen_in_the_middle_give_way(tiny_world: World, fam: Family, hook: str) -> None:
     """A flood of ACKs fills the table: a second or two later each new connection gets the entry of one of them, and keeps it."""
     backends = serve(tiny_world, fam, local=False)
-    for n in range(400):
+    for n in range(600):
         send(tiny_world, fam, n, "A")
     assert len(table.flows(tiny_world, fam)) == 256
     assert table.age(tiny_world, fam, 3, lambda flow: flow.state == table.MID) == 256

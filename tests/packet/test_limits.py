@@ -8,7 +8,7 @@ from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TCP, UDP, Outcome, World
+from tests.packet.world import TCP, UDP, XDP, Outcome, World
 
 BACK = bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
 
@@ -142,16 +142,16 @@ def test_reply_larger_than_the_way_to_the_client(world: World, fam: Family, hook
         expect.replied(world.run(hook, fits, world.net.lb1), fits, service, fam.client, 40000)
 
 
-def test_reply_that_may_be_fragmented_is_cut_by_the_stack(world: World, hook: str) -> None:
-    """IPv4 without DF: translated, with its TTL, and up."""
+def test_reply_that_may_be_fragmented_goes_up_at_xdp(world: World) -> None:
+    """IPv4 without DF: translated, with its TTL, and up to the stack, which cuts it; tc cuts it itself (test_fragmentation.py)."""
     fam = craft.V4
     world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1400)
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
-    port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
+    port = expect.source(world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
     for flags in ("SA", "A", "A"):
         over = reply_of(fam, backend.endpoint, port, 1401, flags, df=False)
-        out = world.run(hook, over, world.net.lb1)
+        out = world.run(XDP, over, world.net.lb1)
         assert out.passed
         assert out.packet == expect.translated(over, src=fam.vip, sport=80, dst=fam.client, dport=40000)
         assert out.counted == {Reason.FWD_REPLY: 1}

@@ -37,12 +37,12 @@ class Talk:
         return self.world.run(self.hook, craft.frame(packet))
 
     def hear(self, flags: str = "PA") -> Outcome:
-        """Send a packet of the backend."""
+        """Send a packet of the backend; the client acknowledges its SYN."""
+        numbers = {"seq": 554 if "S" in flags else 555} if self.proto == TCP else {}
         if self.local:
-            return expect.at_pod(
-                self.world, expect.local_reply(self.fam, self.proto, self.backend, *self.at_backend, flags)
-            )
-        frame = expect.remote_reply(self.fam, self.proto, self.backend, self.at_backend[1], flags)
+            reply = expect.local_reply(self.fam, self.proto, self.backend, *self.at_backend, flags, **numbers)
+            return expect.at_pod(self.world, reply)
+        frame = expect.remote_reply(self.fam, self.proto, self.backend, self.at_backend[1], flags, **numbers)
         return self.world.run(self.hook, frame, self.world.net.lb1)
 
     def remove(self, *, backend: bool = False, swept: bool = True) -> None:

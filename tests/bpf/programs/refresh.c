@@ -25,7 +25,7 @@ int refresh(lb_ctx *ctx)
 	f.value = *(u64 *)(data + 8);
 	pk.proto = PROTO_TCP;
 	pk.tcp_flags = data[16];
-	ct_refresh_state(&f, &key, &pk, 1, data[17]);
+	ct_refresh_state(&f, &key, &pk, 0, 1, data[17]);
 	*(u64 *)data = entry[0];
 	return LB_PASS;
 }
