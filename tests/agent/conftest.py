@@ -62,10 +62,11 @@ class Box:
         argv = self.node.command([*program(), *words])
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
 
-    def failed_start(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def failed_start(self, *arguments: str, device: str = "eth0", **env: str) -> subprocess.CompletedProcess[str]:
         """Run an agent that is expected to end by itself."""
-        argv = self.make_agent(*arguments).argv()[len(program()) :]
-        return self.run(*argv, **env)
+        agent = self.make_agent(*arguments)
+        agent.devices = [device]
+        return self.run(*agent.argv()[len(program()) :], **env)
 
     def until_dump(self, condition, what: str) -> list[str]:  # type: ignore[no-untyped-def]
         """Wait until `map dump` satisfies the condition; return it."""

@@ -10,7 +10,7 @@ from tests.lab.netns import wait_for
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
 WRONG = {
-    "device": (("--device", "nope0"), 3, "nope0"),
+    "device": ((), 3, "nope0"),
     "artifact missing": (("--artifact", "/none/here.json"), 2, "--artifact /none/here.json: no such file"),
     "no artifact": (("--artifact", "/etc/hostname"), 1, "/etc/hostname is not an lbagent artifact"),
     "foreign metrics address": (("--metrics-address", "192.0.2.77:9100"), 2, "192.0.2.77:9100"),
@@ -21,7 +21,7 @@ WRONG = {
 def test_a_first_start_that_fails_leaves_nothing(box: Box, what: str) -> None:
     arguments, code, words = WRONG[what]
     box.write("web.json", *web("10.7.0.5"))
-    done = box.failed_start(*arguments)
+    done = box.failed_start(*arguments, device="nope0" if what == "device" else "eth0")
     assert done.returncode == code
     lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1
@@ -37,7 +37,7 @@ def test_a_later_start_that_fails_leaves_what_serves(box: Box) -> None:
     before = box.agent.dump()
     box.agent.stop()
     pins = sorted(box.bpffs.rglob("*"))
-    assert box.failed_start("--device", "nope0").returncode == 3
+    assert box.failed_start(device="nope0").returncode == 3
     assert sorted(box.bpffs.rglob("*")) == pins
     assert box.agent.dump() == before
 
