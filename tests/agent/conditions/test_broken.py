@@ -114,13 +114,13 @@ def detach(pin: Path) -> None:
 
 @pytest.mark.parametrize("deed", [detach, Path.unlink], ids=["detached", "pin removed"])
 def test_a_link_is_attached_again(patient: Patient, deed) -> None:
-    entry = "xdp" if patient.agent.attach != "tc" else "tc_ingress"
+    entry, hooks = "xdp" if patient.agent.attach != "tc" else "tc_ingress", patient.attached()
     for hook in (entry, "tc_egress"):
         deed(patient.pins / "link" / f"eth0-{hook}")
     patient.falls_ill("link-detached", "device eth0", "it was attached again", mended=True)
     index = patient.box.node.ifindex("eth0")
     assert {patient.link(entry), patient.link("tc_egress")} == {index}
-    assert len(patient.attached()) == 2
+    assert patient.attached() == hooks
     assert patient.device_metric() == 1
     assert "a condition was mended" in patient.agent.log.read_text()
 
@@ -154,11 +154,12 @@ def test_bpffs_unmounted(patient: Patient) -> None:
     """It is mounted again with all that was pinned there: the maps are the same ones, also for the next agent, and so are its links."""
     box, agent, mount = patient.box, patient.agent, patient.box.bpffs.parent
     dump, pins, flows = agent.dump(), patient.pinned(), patient.map_id("lb4_flow")
+    hooks = patient.attached()
     run("umount", "-l", str(mount))
     try:
         patient.falls_ill("bpffs-unmounted", str(patient.pins), "maps, programs and links there again", mended=True)
         assert (agent.dump(), patient.pinned(), patient.map_id("lb4_flow")) == (dump, pins, flows)
-        assert len(patient.attached()) == 2
+        assert patient.attached() == hooks
         second = box.run("agent", "--manifests", str(box.manifests), "--bpffs", str(box.bpffs), "--socket", "/tmp/none")
         assert (second.returncode, f"pid {agent.pid}" in second.stderr) == (4, True)
         agent.kill()
