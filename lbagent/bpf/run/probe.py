@@ -293,7 +293,7 @@ def _firewall(question: ProbeOptions) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING if question.pod_device else Level.NOTE,
             f"nftables: a rule in the chain {chain} drops `ct state invalid`: conntrack sees one direction of the connections"
-            " between this node's pods and services, and takes the other one for invalid",
+            " to this node's pods, and takes their packets for invalid",
             f"before that rule add one that accepts what goes to pods, like: nft insert rule {chain} oifname POD-DEVICE accept",
         )
 
