@@ -30,7 +30,7 @@ def test_requests_go_on_without_an_agent_and_ids_come_back(served: Cluster) -> N
         served.agent.kill()
         load.wait_more(300)
         served.agent.start()
-        load.wait_more(100)
+        load.wait_more(200)
     nothing_failed(load)
     assert served.agent.dump() == before
     assert talkers.ask() == talkers.first

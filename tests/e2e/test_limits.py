@@ -45,7 +45,7 @@ def test_a_file_that_does_not_parse_keeps_its_last_good_objects(one: Cluster) ->
     with one.load(dns=False) as load:
         put(one.folder, "web.yaml", good + "\n---\nkind: [broken\n")
         wait_for(lambda: "web.yaml:" in str(one.agent.api.status()), "the message in the status")
-        load.wait_more(100)
+        load.wait_more(200)
         put(one.folder, "web.yaml", good)
         wait_for(lambda: "web.yaml:" not in str(one.agent.api.status()), "the message gone")
     nothing_failed(load)
@@ -79,7 +79,7 @@ def test_a_folder_that_disappears_changes_nothing(one: Cluster) -> None:
         wait_for(
             lambda: one.agent.api.status()["sources"][-1]["messages"] or one.agent.api.status()["problems"], "a message"
         )
-        load.wait_more(100)
+        load.wait_more(200)
         shutil.move(away, one.folder)
         load.wait_more(50)
     nothing_failed(load)
@@ -142,7 +142,7 @@ def test_a_full_service_map_stops_one_service_and_no_other(fresh: Callable[..., 
         crowd = [f"10.244.7.{number}" for number in range(1, 101)]
         Manifest("crowd", ["10.96.7.7"], [Endpoint(address) for address in crowd]).write(cluster.folder)
         wait_for(lambda: cluster.agent.api.status()["failing"], "the failing service in the status")
-        load.wait_more(100)
+        load.wait_more(200)
     failing = cluster.agent.api.status()["failing"]
     assert [item["service"] for item in failing] == ["e2e/crowd"]
     assert "--max-service-slots" in failing[0]["error"]

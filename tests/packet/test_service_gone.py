@@ -162,3 +162,19 @@ def test_a_frontend_that_comes_back_takes_the_flow_of_a_datagram(
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
     sweep(world, fam)
     assert expect.destination(talk.say()) == talk.backend.endpoint
+
+
+@pytest.mark.parametrize("swept", [False, True], ids=["at_once", "after_a_sweep"])
+def test_the_next_connection_of_the_port_hears_its_own_replies(
+    world: World, fam: Family, hook: str, *, swept: bool
+) -> None:
+    """A local backend that went with its frontend is back under another; the client's port asks it, and it challenges that SYN (RFC 5961 §4.2)."""
+    talk = Talk(world, fam, hook, TCP, local=True)
+    talk.remove(backend=True, swept=swept)
+    back = world.backend(fam, talk.backend.address, 8080, TCP, local=True)
+    world.service(fam, fam.vip2, 80, TCP, [back])
+    syn = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip2, 80)))
+    assert expect.destination(syn) == back.endpoint
+    for flags in ("A", "SA"):
+        answer = expect.at_pod(world, expect.local_reply(fam, TCP, back, *expect.source(syn), flags))
+        assert (expect.source(answer), expect.destination(answer)) == ((fam.vip2, 80), (fam.client, 40000))

@@ -7,28 +7,43 @@
 #pragma once
 #include "ct.h"
 
+/* What was found of a backend's reply: nothing, a flow whose backend is gone (the client shall hear what that still says, and answer), or
+ * one whose backend is served. The port of a flow that is gone may have a new one to the same address, so the second is the better find. */
+#define REPLY_UNKNOWN 0
+#define REPLY_OF_GONE 1
+#define REPLY_OF_SERVED 2
+
 /* Finds the flow of a backend's reply: its client and `snat_port` (network order; 0: FORWARD_LOCAL) are the caller's, its backend is the
- * packet's source, even one that is gone: the client shall hear what it still says, and answer. */
-AI bool ct_find_reply(u64 *bucket, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, struct ct_flow *f, lb_addr *vip,
-		      u16 *vip_port)
+ * packet's source. Keeps what `found` says the caller has, if there is nothing better. */
+AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, u64 found, struct ct_flow *f,
+		     lb_addr *vip, u16 *vip_port)
 {
 	NO_UNROLL
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = ct_entry_at(bucket, w), meta;
+		u64 *e = ct_entry_at(bucket, w), meta, value;
 		lb_path *path;
-		lb_addr from;
+		lb_addr from, to;
+		u16 to_port;
 
-		if (!ct_entry_match_client(e, key, &f->value, vip, vip_port) || value_forward_word(f->value) != snat_port)
+		if (!ct_entry_match_client(e, key, &value, &to, &to_port) || value_forward_word(value) != snat_port)
 			continue;
-		path = path_of(value_backend(f->value));
+		path = path_of(value_backend(value));
 		meta = PATH_META(path);
 		path_addr(path, &from);
-		if (addr_eq(&from, &pk->saddr) && META_PORT(meta) == pk->sport && value_knows_path(f->value, meta)) {
-			ct_flow_at(f, e);
-			return true;
-		}
+		if (!addr_eq(&from, &pk->saddr) || META_PORT(meta) != pk->sport || !value_knows_path(value, meta))
+			continue;
+		if (found && !value_is_served(value, meta))
+			continue;
+		ct_flow_at(f, e);
+		f->value = value;
+		f->second = second;
+		*vip = to;
+		*vip_port = to_port;
+		if (value_is_served(value, meta))
+			return REPLY_OF_SERVED;
+		found = REPLY_OF_GONE;
 	}
-	return false;
+	return found;
 }
 
 /* Has this client a flow of FORWARD_LOCAL to this backend through another frontend? */

@@ -114,37 +114,38 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 	return rc;
 }
 
-AI bool reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
-		      u16 *vip_port)
+AI u64 reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, u64 found, struct ct_flow *f,
+		     lb_addr *vip, u16 *vip_port)
 {
-	ct_flow_in(f, hash);
-	if (ct_find_reply(f->bucket, key, pk, snat_port, f, vip, vip_port))
-		return true;
-	f->second = ct_second_in_use(f->bucket, now);
-	return f->second && ct_find_reply(ct_bucket(hash >> 32), key, pk, snat_port, f, vip, vip_port);
+	u64 *bucket = ct_bucket(hash);
+
+	found = ct_find_reply(bucket, false, key, pk, snat_port, found, f, vip, vip_port);
+	if (found == REPLY_OF_SERVED || !ct_second_in_use(bucket, now))
+		return found;
+	return ct_find_reply(ct_bucket(hash >> 32), true, key, pk, snat_port, found, f, vip, vip_port);
 }
 
 /* In the table that is being left, and again in the one it may have been moved to meanwhile. */
-AI bool reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
-			  u16 *vip_port)
+AI u64 reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, u64 found, struct ct_flow *f,
+			 lb_addr *vip, u16 *vip_port)
 {
-	f->second = false;
 	NO_UNROLL
-	for (u64 n = 0; n < 2; n++)
-		if (ct_find_reply(ct_old_bucket(hash >> 32 * n), key, pk, snat_port, f, vip, vip_port))
-			return true;
-	return reply_find_in(hash, pk, snat_port, now, key, f, vip, vip_port);
+	for (u64 n = 0; n < 2 && found != REPLY_OF_SERVED; n++)
+		found = ct_find_reply(ct_old_bucket(hash >> 32 * n), false, key, pk, snat_port, found, f, vip, vip_port);
+	return found == REPLY_OF_SERVED ? found : reply_find_in(hash, pk, snat_port, now, key, found, f, vip, vip_port);
 }
 
 /* Finds the flow of a reply, and the frontend it was opened to; `key` is what it was found by. */
 AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
 		   u16 *vip_port)
 {
-	u64 hash = ct_key_make(key, &end->client, end->client_port, &pk->saddr, pk->sport, pk->proto);
+	u64 hash = ct_key_make(key, &end->client, end->client_port, &pk->saddr, pk->sport, pk->proto), found;
 
-	if (reply_find_in(hash, pk, end->snat_port, now, key, f, vip, vip_port))
-		return true;
-	if (MIGRATING_FLOWS && reply_find_moving(hash, pk, end->snat_port, now, key, f, vip, vip_port))
+	ct_flow_in(f, hash);
+	found = reply_find_in(hash, pk, end->snat_port, now, key, REPLY_UNKNOWN, f, vip, vip_port);
+	if (MIGRATING_FLOWS && found != REPLY_OF_SERVED)
+		found = reply_find_moving(hash, pk, end->snat_port, now, key, found, f, vip, vip_port);
+	if (found)
 		return true;
 	ct_key_mark_reply(key);
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
