@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from lbagent.maps.layout import PathFlag
 from tests.packet import craft, expect
 from tests.packet.craft import Family
 from tests.packet.world import MAGLEV, TCP, UDP, XDP, BackendRow, World
@@ -37,6 +38,36 @@ def test_random_spreads_evenly(world: World, fam: Family, hook: str) -> None:
     found = Counter(choices(world, fam, hook))
     assert set(found) == {b.endpoint for b in backends}
     assert all(100 - 44 < n < 100 + 44 for n in found.values()), found
+
+
+def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -> None:
+    """The same client ports at two addresses and at two ports: each frontend spreads them anew."""
+    backends = remotes(world, fam, 4)
+    frontends = ((fam.vip, 80), (fam.vip2, 80), (fam.vip, 81))
+    for address, port in frontends:
+        world.service(fam, address, port, TCP, backends)
+    chosen = [
+        [
+            expect.destination(world.run(hook, craft.frame(craft.tcp(fam, *client(fam, n), *frontend))))
+            for n in range(60)
+        ]
+        for frontend in frontends
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        same = sum(a == b for a, b in zip(chosen[one], chosen[other], strict=True))
+        assert 2 <= same <= 32, (one, other, same)  # 15 of 60, five standard deviations (3.35)
+
+
+def test_a_backend_that_lives_is_found_beside_dead_ones(world: World, fam: Family, hook: str) -> None:
+    """Three of four slots lead to records that are gone already: every flow gets the fourth one, wherever its search begins."""
+    for lives in range(4):
+        world.reset()
+        backends = remotes(world, fam, 4)
+        world.service(fam, fam.vip, 80, TCP, backends)
+        for n, backend in enumerate(backends):
+            if n != lives:
+                world.path_flags(backend, clear=PathFlag.LIVE | PathFlag.SELECTABLE)
+        assert set(choices(world, fam, hook, 25)) == {backends[lives].endpoint}
 
 
 def test_random_takes_only_the_first_count_slots(world: World, fam: Family) -> None:

@@ -89,6 +89,19 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
 
 
 @BOTH_WAYS
+def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """UDP has no handshake that would be left in peace: after the sweep the next one is unreachable."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 53, UDP, local=local)
+    service = world.service(fam, fam.vip, 53, UDP, [backend])
+    frame = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53, bytes(100)))
+    for _ in range(2):
+        assert expect.destination(world.run(hook, frame)) == backend.endpoint
+    world.remove_service(service)
+    sweep(world, fam)
+    assert world.run(hook, frame).counted == {Reason.REJECT_SERVICE_GONE: 1}
+
+
+@BOTH_WAYS
 def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hook: str, *, local: bool) -> None:
     """Between the removal and the sweep both directions are translated as before: nobody waits for a lost packet."""
     for proto in (TCP, UDP):
