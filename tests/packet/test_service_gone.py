@@ -140,6 +140,32 @@ def test_what_the_backend_says_reaches_the_client(
 
 
 @BOTH_WAYS
+@pytest.mark.parametrize("gen", [0, 0x7E, 0x7F, 0x80, 0xFE, 0xFF])
+def test_the_clients_rst_reaches_a_backend_that_is_gone(
+    world: World, fam: Family, hook: str, gen: int, *, local: bool
+) -> None:
+    """Whatever its generation was, also the last one before they begin anew: a second removal later it is nobody's."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, local=local, gen=gen)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    frames = {
+        flags: craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, flags, seq=1, ack=1, load=bytes(60)))
+        for flags in ("S", "A", "R")
+    }
+    source = expect.source(world.run(hook, frames["S"]))
+    answer = (
+        expect.local_reply(fam, TCP, backend, *source) if local else expect.remote_reply(fam, TCP, backend, source[1])
+    )
+    expect.at_pod(world, answer) if local else world.run(hook, answer, world.net.lb1)
+    assert expect.destination(world.run(hook, frames["A"])) == backend.endpoint
+    world.remove_service(service)
+    world.remove_backend(backend)
+    assert world.run(hook, frames["A"]).counted == {Reason.REJECT_SERVICE_GONE: 1}
+    assert expect.destination(world.run(hook, frames["R"])) == backend.endpoint
+    world.path_flags(backend, bump=True)  # its record was another backend's meanwhile
+    assert world.run(hook, frames["R"]).dropped
+
+
+@BOTH_WAYS
 def test_new_connections_are_the_stacks(world: World, fam: Family, hook: str, *, local: bool) -> None:
     """An address that is no frontend any more is like any other one, also for a port that had a flow."""
     talk = Talk(world, fam, hook, TCP, local=local)
