@@ -204,3 +204,49 @@ def test_who_lost_its_port_notices(still_world: TimedWorld, fam: Family, hook: s
         assert table.held_slots(scene.world, fam) == 1, four
         assert second.is_answered(), four
         assert second.stays(), four
+
+
+def test_backends_whose_numbers_are_nearly_the_same(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """A client port has flows to several local backends through as many frontends: their replies differ, so no port is needed."""
+    scene = Scene(still_world, fam, hook, local=True)
+    backends = [scene.backend() for _ in range(17)]
+    for one, other in ((1, 2), (2, 3), (1, 3), (4, 8), (1, 17), (16, 17)):
+        scene.world.forget_flows()
+        frontends = (base(fam), dataclasses.replace(base(fam), vip=fam.vip2))
+        talks = [scene.caller(four, backends[n - 1]) for four, n in zip(frontends, (one, other), strict=True)]
+        for talk in (*talks, *talks):
+            assert talk.send("S").counted == {Reason.FWD_LOCAL: 1}, (one, other)
+            assert talk.source == talk.endpoint
+        for talk in talks:
+            assert talk.is_answered("SA")
+
+
+@BOTH_WAYS
+def test_generations_begin_anew(still_world: TimedWorld, fam: Family, hook: str, *, local: bool) -> None:
+    """An entry was used 16,384 times, a slot 65,536 times: the flows around that number are like any other."""
+    words = {"flow": 4 if fam.version == 4 else 8, "snat": 2 if fam.version == 4 else 4}
+    for entry_gen, slot_gen in ((0x3FFD, 0xFFFD), (0x3FFE, 0xFFFE), (0x3FFF, 0xFFFF), (0x1FFF, 0x7FFF), (0, 0)):
+        scene = Scene(still_world, fam, hook, local=local)
+        for name, gen in (("flow", entry_gen), ("snat", slot_gen)):
+            rows = f"lb{fam.version}_{name}"
+            size = 8 * words[name]
+            places = range(0, scene.world.maps.specs[rows].value_size, size)
+            scene.world.maps.store(rows, [(at, gen.to_bytes(8, "little")) for at in places])
+        fours = (base(fam), other_clients(fam)[0], other_frontends(fam)[0])
+        backends = [scene.backend() for _ in fours]
+        for _ in range(2):
+            talks = []
+            for four, backend in zip(fours, backends, strict=True):
+                talks.append(scene.caller(four, backend))
+                talks[-1].establish()
+            assert len(table.flows(scene.world, fam)) == 3
+            assert table.held_slots(scene.world, fam) == (0 if local else 3)
+            for talk in talks:
+                assert talk.stays()
+                assert talk.is_answered()
+            for talk in talks:
+                assert talk.is_answered("R")
+            still_world.clock.pass_ticks(ticks_of(DEFAULTS.timeout_closing_s) + 1)
+            still_world.sweep(fam)
+            assert table.flows(scene.world, fam) == []
+            assert table.held_slots(scene.world, fam) == 0
