@@ -183,3 +183,22 @@ def test_who_loses_the_entry_loses_the_port_as_well(still_world: TimedWorld, fam
     assert table.held_slots(world, fam) == 0
     assert newcomer(old, 1).send("S").counted in ({Reason.FWD_NO_STATE: 1}, {Reason.FWD_NEW: 1})
     assert table.held_slots(world, fam) == 1
+
+
+def test_a_spilled_flow_has_all_that_an_entry_has(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """Its service, its age and its state: it is counted, expires, and gives its port back when it is refused."""
+    world = still_world.world
+    for talk in talks(still_world, fam, hook):
+        talk.establish()
+    remote = caller(world, fam, hook, UDP, port=53)
+    before = world.service_counter(remote.service)[0]
+    assert remote.send().counted == {Reason.FWD_SPILL: 1}
+    assert remote.is_answered()
+    assert remote.send().counted == {Reason.FWD_SPILL: 1}
+    assert world.service_counter(remote.service)[0] == before + 3
+    still_world.clock.pass_ticks(ticks_of(DEFAULTS.timeout_udp_s))
+    place = remote.place
+    assert remote.stays()
+    assert remote.place == place
+    world.remove_service(remote.service)
+    assert remote.send().counted == {Reason.REJECT_SERVICE_GONE: 1}
