@@ -51,9 +51,19 @@ COLUMNS = (
 
 
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
-    """Return how backends are shown: who set a state and since when in a table only where one was set, or `always`."""
-    hidden = not always and not any(row.get("set_by") for row in rows)
-    columns = (Column("SET-BY", _set_by, wide=hidden), Column("SINCE", _since, wide=hidden))
+    """Return how backends are shown.
+
+    A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), and who
+    set a state and since when (one was set).
+    """
+    one_way = not always and not any(row.get("way_reason") for row in rows)
+    none_set = not always and not any(row.get("set_by") for row in rows)
+    columns = (
+        Column("WAY", lambda row: row.get("way"), wide=one_way),
+        Column("DEVICE", lambda row: row.get("device"), wide=True),
+        Column("SET-BY", _set_by, wide=none_set),
+        Column("SINCE", _since, wide=none_set),
+    )
     return Listing((*COLUMNS, *columns), name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
@@ -78,7 +88,11 @@ def backend() -> None:
 @click.option("--state", type=click.Choice(STATES), help="List only backends in this state.")
 @list_options
 def list_(socket: str, namespace: str, service: str, node: str, state: str | None, style: Style) -> None:
-    """List backends, each once. Their flows are counted when you ask."""
+    """List backends, each once. Their flows are counted when you ask.
+
+    WAY says how packets get to a backend: passed up to the stack of this node, sent by xdp, or sent by tc. It is shown with -o
+    wide, and as soon as XDP programs leave the packets of a backend to tc.
+    """
     client = AgentClient(socket)
     wanted = service if "/" in service or not service else f"{namespace or 'default'}/{service}"
 
