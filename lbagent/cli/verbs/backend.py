@@ -13,8 +13,8 @@ import click
 
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
-from lbagent.cli.options import Duration, form_option, list_options, socket_option
-from lbagent.cli.output import Column, Listing, Row, Style
+from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
+from lbagent.cli.output import FORMATS, Column, Listing, Row, Style
 from lbagent.errors import LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,7 +156,7 @@ def yes_option(command: F) -> F:
 @named_options
 @yes_option
 @socket_option
-@form_option("table", "wide", "json", "yaml", "name")
+@form_option(*FORMATS, text=FITTING)
 def set_state(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, form: str) -> None:
     """Set the state of backends: active, maintenance or quarantined. The agent keeps it over restarts.
 
@@ -196,7 +196,7 @@ def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -
 @click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
 @named_options
 @socket_option
-@form_option("table", "wide", "json", "yaml", "name")
+@form_option(*FORMATS, text=FITTING)
 def clear_state(words: tuple[str, ...], named: dict[str, Any], socket: str, form: str) -> None:
     """Forget what set-state and drain set: the manifests have the word again.
 
