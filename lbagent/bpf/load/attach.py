@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyroute2 import IPRoute
 
-from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachTarget, Hook, TargetKind, link_pin
+from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachTarget, Hook, TargetKind, in_mode, link_pin
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
@@ -140,11 +140,21 @@ def still_present(root: Path, attachments: Iterable[Attachment]) -> list[Attachm
 
 def attached(root: Path) -> list[Attachment]:
     """Return every hook attached under `root` in this network namespace, by link or filter, also without an agent."""
-    found = [Attachment(target, hook) for target, hook in pinned_links(root) if linked_program(root, target, hook)]
     with IPRoute() as netlink:
+        present = with_former_names(root, list_devices(netlink))
+        found = [item for item in _pinned(root, present) if linked_program(root, item.target, item.hook)]
         for device in clsact.marked_devices(root, list_devices(netlink)):
             found += [Attachment.on_device(device.name, hook) for hook, _ in clsact.filters(netlink, device)]
     return found
+
+
+def _pinned(root: Path, present: Mapping[str, Device]) -> list[Attachment]:
+    """Return what the pinned links attach. The mode of XDP is not in a link: the device says it."""
+    out = []
+    for target, hook in pinned_links(root):
+        device = present.get(target.name)
+        out.append(Attachment(target, in_mode(hook, device.xdp_mode) if device else hook))
+    return out
 
 
 def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, int]) -> list[tuple[Attachment, str]]:
@@ -190,10 +200,11 @@ def _detach_unwanted(
     kept_pins = {link_pin(item.target, item.hook) for item in keep}
     kept_filters = {(item.target.name, item.hook) for item in keep if clsact.uses_filter(item.hook)}
     gone: list[Attachment] = []
-    for target, hook in sorted(pinned_links(root), key=lambda pinned: pinned[1].companion is None):
-        if link_pin(target, hook) not in kept_pins:
-            detach_link(root, target, hook)
-            gone.append(Attachment(target, hook))
+    pinned = _pinned(root, with_former_names(root, list_devices(netlink)))
+    for item in sorted(pinned, key=lambda item: item.hook.companion is None):
+        if link_pin(item.target, item.hook) not in kept_pins:
+            detach_link(root, item.target, item.hook)
+            gone.append(item)
     for device in filtered:
         for hook, message in clsact.filters(netlink, device):
             if (device.name, hook) not in kept_filters:

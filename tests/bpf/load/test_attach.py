@@ -22,7 +22,7 @@ from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, devices
 from lbagent.bpf.load.loader import load_generation
 from lbagent.errors import Conflict, NotFound, Unsupported
-from lbagent.kernel import bpf_link, bpf_prog
+from lbagent.kernel import bpf_link, bpf_prog, bpffs
 from lbagent.kernel.opcodes import returning
 from tests.bpf.support import config_record
 
@@ -132,6 +132,30 @@ def test_generic_only_when_asked_and_changing_over_works(root, programs, netns):
     for mode, shown in ((XDP_GENERIC, "xdpgeneric"), (XDP, "xdp"), (XDP_GENERIC, "xdpgeneric")):
         attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
         assert devices()["v0"].xdp_mode == shown
+
+
+def link_id(root, name, hook):
+    fd = bpffs.open_pin(links.pin_path(root, AttachTarget(TargetKind.DEVICE, name), hook))
+    try:
+        return bpf_link.link_info(fd).id
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", [XDP, XDP_GENERIC])
+@pytest.mark.parametrize("name", ["v0", "renamed0"])
+def test_a_restart_finds_xdp_in_the_mode_it_is_in(root, programs, other_programs, netns, mode, name):
+    """The link does not say the mode. Taken for the other one it would be detached, and attached as the driver may not be able to."""
+    attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
+    before = link_id(root, "v0", mode)
+    if name != "v0":
+        netns.ip("link set v0 down", f"link set v0 name {name}", f"link set {name} up")
+    found = attach.attached(root)
+    assert Attachment.on_device("v0", mode) in found
+    attach.attach(root, found, other_programs, fall_back=False)  # the start of another version
+    assert link_id(root, "v0", mode) == before
+    assert devices()[name].xdp_mode == mode.xdp_mode
+    assert {item.hook for item in attach.detach_all(root)} == {mode, TC_AFTER_XDP}
 
 
 def test_tc_both_directions_replaced_and_taken_away(root, programs, other_programs, netns, tc_way):
