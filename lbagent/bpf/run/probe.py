@@ -24,7 +24,7 @@ from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import LbError
-from lbagent.kernel import features, nftables
+from lbagent.kernel import bpffs, features, nftables
 from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
 from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
 from lbagent.maps.kernel_maps import KernelMaps
@@ -144,9 +144,7 @@ def _programs(question: ProbeOptions) -> Iterator[Finding]:
 
 def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
-    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
-    mounted = any(str(place) in points for place in (folder, *folder.parents))
+    mounted = not {folder, *folder.parents}.isdisjoint(bpffs.mounts())
     if is_private(folder, mounted_here=False) if mounted else would_be_private():
         what = (
             f"{question.bpffs}: this mount namespace is private, so programs and maps end with the last process in it"
