@@ -302,7 +302,9 @@ def _forwarding() -> Iterator[Finding]:
         if _sysctl(name) == "0":
             key = name.replace("/", ".")
             yield Finding(
-                Level.WARNING, f"{family} forwarding is off: no packet reaches another host", f"sysctl -w net.{key}=1"
+                Level.WARNING,
+                f"{family} forwarding is off: no packet reaches a pod or another host",
+                f"sysctl -w net.{key}=1",
             )
     if _sysctl("ipv4/conf/all/rp_filter") == "1":
         yield Finding(
@@ -312,7 +314,7 @@ def _forwarding() -> Iterator[Finding]:
 
 
 def _firewall(question: ProbeOptions) -> Iterator[Finding]:
-    """Look for rules that drop packets of which conntrack sees one direction only (docs/operations.md, "Firewalls")."""
+    """Look for rules that drop packets of which conntrack sees one direction only (docs/network.md, "Firewalls beside lbagent")."""
     ruleset = nftables.read_ruleset()
     for chain in nftables.chains_that_drop_invalid(ruleset) if ruleset else ():
         yield Finding(
