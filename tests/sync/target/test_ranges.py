@@ -176,10 +176,10 @@ def test_failing_writes_open_and_close_nothing(world, seed):
     assert check(node.maps, settled=True) == []
 
 
-def test_a_change_of_rules_needs_room_for_one_range_more():
+def test_a_change_of_rules_needs_room_for_both_lists():
     node = Node(MemoryMaps(replace(SMALL, source_ranges=2)))
     node.serve(frontend(4, ("allow", ("10.1.0.0/16", "10.1.2.0/24"))))
-    node.want(frontend(4, ("deny", ("10.1.0.0/16",))))
+    node.want(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16"))))
     (error,) = node.sync().failed.values()
     assert "--max-source-ranges" in str(error)
     assert admitted(node.maps, 4, "10.1.0.1")
