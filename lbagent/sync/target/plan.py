@@ -119,12 +119,12 @@ def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
 def differences(
     old: Sequence[SVC], new: Sequence[SVC], delta: StateDelta | None = None
 ) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
-    """Return (frontends that are new or not the same object, frontends that are gone)."""
+    """Return (frontends that are new or not the same object, frontends that are gone); no State has one twice."""
     prefix, suffix = common_prefix_and_suffix(old, new, delta)
     before, after = old[prefix : len(old) - suffix], new[prefix : len(new) - suffix]
     known, still = set(map(id, before)), set(map(id, after))
     left = dict.fromkeys(svc.frontend for svc in before if id(svc) not in still)
-    wanted = {svc.frontend: svc for svc in after if id(svc) not in known or svc.frontend in left}
+    wanted = {svc.frontend: svc for svc in after if id(svc) not in known}
     return wanted, [frontend for frontend in left if frontend not in wanted]
 
 
