@@ -75,9 +75,9 @@ class _Run:
         self.plan, self.maps, self.shadow = plan, maps, shadow
         self.result = Applied()
         self.failed: dict[int, LbError] = dict(plan.refused)
-        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(
-            plan.refused, (-1, 0)
-        )  # (step, entry) of the failure
+        self.stopped_at: dict[
+            int, tuple[int, int]
+        ] = {}  # (step, entry) of the failure; what was refused has no entries
         self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
 
     # --- steps ---
