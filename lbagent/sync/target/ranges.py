@@ -35,7 +35,6 @@ def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, 
         into = steps.at(Phase.RANGE_IN, name)
         for key in sorted(key for key, value in has.items() if value == PRESENT):
             into.add(owner, key, before)
-        has.update((key, before) for key, value in has.items() if value == PRESENT)
     for key in sorted(key for key in wanted if has.get(key) != verdict):
         steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
     out = Phase.RANGE_OUT if _denies(old) is not None else Phase.RANGE_CLEAR

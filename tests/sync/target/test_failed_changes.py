@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lbagent.errors import KernelError, LbError
+from lbagent.maps import backend_codec
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import service_counter
@@ -13,6 +14,7 @@ from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator, IdAssigner
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.sync.target import apply as applier
+from lbagent.sync.target.drift import drift
 from tests.sync.target.plans import (
     MAINTENANCE,
     QUARANTINED,
@@ -180,6 +182,25 @@ def test_an_error_that_does_not_say_what_is_done_is_made_good(name):
     assert check(inner, settled=True) == []
     for svc in wanted:
         assert backends_of(inner, svc.frontend) == wanted_of(svc)
+
+
+@pytest.mark.parametrize("name", ["lb4_path", "lb6_path"])
+def test_of_a_record_that_never_became_valid_the_rest_is_known(name):
+    """All but the word that makes it valid was stored."""
+    wanted = web(ONE, TWO) if name == "lb4_path" else service("[fd00::1]:80", SIX, SEVEN)
+    words = 2 * backend_codec.META_AT[16 if name == "lb4_path" else 64] // 8
+    node, stores = Node(), iter(range(100))
+
+    def refuse(_: int, map_name: str) -> None:
+        if map_name == name and next(stores) == words:
+            raise KernelError("update", 12, name)
+
+    node.want(wanted)
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    assert list(node.sync().failed) == [wanted.frontend]
+    assert [line for line in drift(node.maps, node.shadow) if line] == []
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
 
 
 # --- another id ---
