@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import PathInfo, backend_counter
-from lbagent.maps.memory_maps import FaultyMaps
+from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.family import Family
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.backends import each_backend
@@ -21,6 +23,7 @@ from tests.sync.target.plans import (
     ACTIVE,
     MAINTENANCE,
     QUARANTINED,
+    SMALL,
     SNAT,
     TERMINATING,
     Node,
@@ -316,3 +319,33 @@ def test_families_have_backends_of_their_own():
     assert [len(list(node.shadow.backend_rows[family].used())) for family in Family] == [1, 1]
     node.serve(at(6, 1, one(6, 2)))
     assert [len(list(node.shadow.backend_rows[family].used())) for family in Family] == [0, 1]
+
+
+def test_what_two_share_is_written_although_a_third_is_refused():
+    node = Node(MemoryMaps(dataclasses.replace(SMALL, services=10)))
+    wanted = [at(4, 1, *[one(4, n) for n in range(10, 30)]), at(4, 2, one(4, 2)), at(4, 3, one(4, 2))]
+    node.want(*wanted)
+    assert list(node.sync().failed) == [wanted[0].frontend]
+    assert check(node.maps, settled=True) == []
+    assert len(node.maps.items("lb4_backend")) == 1
+
+
+def test_what_only_failed_ones_need_is_not_written():
+    node = Node()
+    wanted = [at(4, 1, one(4, 2)), at(4, 2, one(4, 2)), at(4, 3, one(4, 3))]
+    node.want(*wanted)
+    left = [KernelError("update", 12, "lb_metrics")]
+
+    def refuse(number: int, name: str) -> None:
+        if (
+            name == "lb_metrics" and number == 3 and left
+        ):  # the counters of three frontends, then that of the shared backend
+            raise left.pop()
+
+    node.maps = FaultyMaps(node.maps, before=refuse)
+    done = node.sync()
+    assert set(done.failed) == {wanted[0].frontend, wanted[1].frontend}
+    assert done.written["lb4_backend"] == 1
+    assert done.written["lb4_service"] == 2
+    assert node.sync().complete
+    assert check(node.maps, settled=True) == []
