@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.model.address import L3n4Addr
+from lbagent.maps import prefilter
+from lbagent.model.address import L3n4Addr, format_ip
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
-from tests.sync.target.plans import SMALL
+from tests.sync.target.plans import SMALL, Node, service
 
 NOW = 1000.0  # seconds
 
@@ -95,3 +98,22 @@ def test_records_are_found_in_every_piece_of_memory():
     assert not records.is_clear(255)
     assert list(records.used()) == [0, 255, 511, 999]
     assert records.get(1000) == b""
+
+
+def test_words_beside_each_other_are_stored_each_by_itself():
+    """Two frontends whose bits lie in words side by side, the second in the first byte of its word."""
+    rng = random.Random(1)
+    addresses = [bytes((10, *rng.randbytes(3))) for _ in range(20_000)]
+    bits = {prefilter.vip_bit(address): address for address in addresses}
+    first = next(bit for bit in sorted(bits) if any((bit | 63) + 1 + more in bits for more in range(8)))
+    second = next(bit for bit in range((first | 63) + 1, (first | 63) + 9) if bit in bits)
+    node = Node()
+    texts = [f"{format_ip(bits[bit])}:80" for bit in (first, second)]
+    node.serve(*map(service, texts))
+    assert {first, second} < set(node.shadow.set_bits())
+    node.restart()
+    assert {first, second} < set(node.shadow.set_bits())
+    node.want(service(texts[1]))
+    assert node.sync().complete
+    assert first not in set(node.shadow.set_bits())
+    assert second in set(node.shadow.set_bits())
