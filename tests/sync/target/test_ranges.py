@@ -285,3 +285,31 @@ def test_a_list_that_turns_round_is_written_twice_and_no_other_entry():
     done = node.serve(frontend(4, ("deny", ("10.0.0.0/8", "10.1.0.0/16"))))
     # what was listed says what it means (2), what shall be says it too (2), one goes (1), what is listed is plain again (2)
     assert done.written["lb4_source_range"] == 7
+
+
+def test_a_rule_that_comes_or_goes_is_written_once():
+    node = Node()
+    node.serve(frontend(4, ("off", ())))
+    for mode in ("deny", "allow"):
+        assert node.serve(frontend(4, (mode, ("10.0.0.0/8", "10.1.0.0/16")))).written["lb4_source_range"] == 2
+        assert node.serve(frontend(4, ("off", ()))).written["lb4_source_range"] == 2
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_start_goes_on_where_a_list_that_turns_round_was_left(number):
+    node = Node()
+    node.serve(frontend(4, ("allow", ("10.0.0.0/8", "192.168.0.0/16"))))
+    rule = "deny", ("10.0.0.0/8", "10.1.0.0/16")
+    inner = node.maps
+    node.want(frontend(4, rule))
+    node.maps = FaultyMaps(inner, before=fail_at(number, Killed()))
+    with pytest.raises(Killed):
+        node.sync()
+    node.maps = inner
+    node.restart()
+    node.want(frontend(4, rule))
+    node.maps = Door(inner, 4, rule)
+    assert node.sync().complete
+    node.maps = inner
+    assert check(inner, settled=True) == []
+    assert [admitted(inner, 4, client) for client in CLIENTS[4]] == [lets_in(rule, client) for client in CLIENTS[4]]

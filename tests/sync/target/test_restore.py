@@ -57,8 +57,9 @@ def test_ids_are_those_in_the_maps():
 def test_a_restart_with_nothing_to_change_writes_nothing():
     node = Node()
     node.serve(*EVERYTHING)
-    before = dump(node.maps)
+    before, pressure = dump(node.maps), node.shadow.pressure()
     node.restart()
+    assert node.shadow.pressure() == pressure
     node.want(*EVERYTHING)
     done = node.sync()
     assert (done.complete, done.written) == (True, {})

@@ -16,7 +16,7 @@ from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.service import SVC, Algorithm, ServiceName
+from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName
 from lbagent.model.state import State
 from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.sync.target import bpf_target
@@ -611,3 +611,12 @@ async def test_the_doubt_lasts_when_nothing_is_left_to_keep(caplog: pytest.LogCa
         await asyncio.wait_for(target.ready.wait(), 5)
     said = [record for record in caplog.records if record.message == "nothing is removed yet"]
     assert len(said) == len({vars(record)["reason"] for record in said}) >= 1
+
+
+def test_source_ranges_are_read_back_in_order() -> None:
+    node = Node()
+    ranges = tuple(map(CIDR.parse, ("10.1.0.0/16", "10.0.0.0/8")))
+    node.serve(plans.service("10.96.0.1:80", source_ranges=ranges, flags=ServiceFlags.SOURCE_RANGE))
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert [str(found) for found in svc.source_ranges] == ["10.0.0.0/8", "10.1.0.0/16"]
