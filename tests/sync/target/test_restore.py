@@ -57,9 +57,9 @@ def test_ids_are_those_in_the_maps():
 def test_a_restart_with_nothing_to_change_writes_nothing():
     node = Node()
     node.serve(*EVERYTHING)
-    before, pressure = dump(node.maps), node.shadow.pressure()
+    before, pressure, users = dump(node.maps), node.shadow.pressure(), dict(node.shadow.filter_refs)
     node.restart()
-    assert node.shadow.pressure() == pressure
+    assert (node.shadow.pressure(), node.shadow.filter_refs) == (pressure, users)
     node.want(*EVERYTHING)
     done = node.sync()
     assert (done.complete, done.written) == (True, {})
