@@ -183,7 +183,7 @@ class BackendPlanner:
 
     def _remove(self, maps: _FamilyMaps, ident: int) -> None:
         record = maps.paths.get(ident)
-        key, owner = U32.pack(ident), self._owner(ident, True)
+        key, owner = U32.pack(ident), self._former_users.get(ident, NO_OWNER)
         if record[maps.flags_at] & _LIVE:
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
         if not maps.backend_rows.is_clear(ident):

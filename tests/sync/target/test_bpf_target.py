@@ -406,6 +406,12 @@ async def test_a_frontend_that_is_wanted_as_it_is_again_fails_no_more() -> None:
         source.put(endpoints(1, 1, 2))
         await loop.settled()
         await until(lambda: not target.failing)
+        source.put(endpoints(1, *range(1, 12)))
+        await loop.settled()
+        assert len(target.failing) == 1
+        source.drop(service(1), endpoints(1))
+        await loop.settled()
+        assert not target.failing, "nobody asks for it any more"
 
 
 def replace_sizes(**change: int) -> Sizes:

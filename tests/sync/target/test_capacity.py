@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lbagent.model.service import CIDR
-from tests.sync.target.plans import Node, backend, service
+from tests.sync.target.plans import QUARANTINED, Node, backend, service
 from tests.sync.target.test_failed_changes import give_other_ids
 
 
@@ -94,3 +94,33 @@ def test_under_another_id_all_matches_are_new(room, fits):
         node.serve(web(3, session_affinity=True))
     else:
         assert "3 of 5 entries used, 3 more needed" in refused(node, web(3, session_affinity=True))
+
+
+def test_slots_of_backends_that_rest_are_counted():
+    svc = web(
+        2, unselectable=(backend("10.244.0.9:80", QUARANTINED),), slotless=(backend("10.244.0.8:80", QUARANTINED),)
+    )
+    node = node_with(lb4_service=4)
+    node.serve(svc)
+    assert node.shadow.pressure()["lb4_service"] == (4, 4)
+    assert "0 of 3 entries used, 4 more needed" in refused(node_with(lb4_service=3), svc)
+
+
+def test_ids_of_two_bytes_are_read_back_whole():
+    node = Node()
+    give_other_ids(node, 300)
+    node.serve(web(1), web(2, 2, session_affinity=True, source_ranges=(CIDR.parse("10.0.0.0/8"),)))
+    found = node.restart()
+    assert [number for _, number in found.service_ids] == [300, 301]
+    node.want(web(1), web(2, 2, session_affinity=True, source_ranges=(CIDR.parse("10.0.0.0/8"),)))
+    assert dict(node.sync().written) == {}
+
+
+def test_a_frontend_that_was_refused_is_not_there():
+    node = node_with(lb4_service=4)
+    node.serve()
+    refused(node, web(9))
+    assert node.shadow.frontends == {}
+    assert node.shadow.refs == {}
+    assert node.shadow.filter_refs == {}
+    assert dict(node.serve().written) == {}

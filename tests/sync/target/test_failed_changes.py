@@ -65,11 +65,22 @@ CHANGES = {
         ],
     ),
     "a new one beside an old one": ([web(ONE)], [web(ONE), service("[fd00::1]:80", SIX, SEVEN, **EVERYTHING)]),
+    "all goes": ([web(ONE, TWO, **EVERYTHING), service("[fd00::1]:80", SIX)], []),
     "one moves into the other": (
         [service("[fd00::1]:80", SIX, session_affinity=True), service("[fd00::2]:80", SEVEN)],
         [service("[fd00::2]:80", SIX, session_affinity=True)],
     ),
 }
+
+
+def assert_counted(node: Node) -> None:
+    """What the Shadow says of how full the maps are is so."""
+    maps = node.maps
+    there = {
+        name: len(maps.maglev(name) if name.endswith("_maglev") else maps.items(name))
+        for name in node.shadow.pressure()
+    }
+    assert {name: used for name, (used, _) in node.shadow.pressure().items()} == there
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -91,6 +102,7 @@ def test_a_change_that_breaks_off_anywhere_is_finished(name):
         node.maps = inner
         assert check(inner) == []
         assert unknown(node) == []
+        assert_counted(node)
         node.serve(*after)
         assert contents(inner) == contents(calm.maps), number
         assert (node.shadow.refs, node.shadow.filter_refs) == (calm.shadow.refs, calm.shadow.filter_refs), number

@@ -31,6 +31,7 @@ from tests.sync.target.plans import (
     backends_of,
     paths,
     service,
+    wanted_of,
 )
 from tests.sync.target.test_apply import RefusesFrontend
 from tests.sync.target.test_plan_order import change
@@ -349,3 +350,70 @@ def test_what_only_failed_ones_need_is_not_written():
     assert done.written["lb4_service"] == 2
     assert node.sync().complete
     assert check(node.maps, settled=True) == []
+
+
+def test_who_needs_a_backend_gets_it_although_one_that_leaves_it_fails():
+    """It comes to life for the first; the second fails before anything of it was written."""
+    dying, alive, rest, new = one(4, 2, TERMINATING), one(4, 2), one(4, 3), one(4, 4)
+    node = Node()
+    node.serve(at(4, 1, rest), at(4, 2, rest, unselectable=(dying,)))
+    wanted = [at(4, 1, rest, alive), at(4, 2, rest, new)]
+    node.want(*wanted)
+    inner = node.maps
+
+    def refuse(_: int, name: str) -> None:
+        if name == "lb_metrics":
+            raise KernelError("update", 12, name)
+
+    node.maps = FaultyMaps(inner, before=refuse)
+    assert list(node.sync().failed) == [wanted[1].frontend]
+    assert check(inner) == []
+    assert backends_of(inner, wanted[0].frontend) == wanted_of(wanted[0])
+    assert state(node, alive) is ACTIVE
+    node.maps = inner
+    assert node.sync().complete
+    assert check(inner, settled=True) == []
+
+
+def test_a_backend_that_only_a_failed_service_may_name_stays_as_it_is():
+    shared, rest = one(4, 2), one(4, 3)
+    node = Node()
+    node.serve(at(4, 1, rest), at(4, 2, shared))
+    wanted = [at(4, 1, rest, shared), at(4, 2, rest)]
+    node.want(wanted[0], at(4, 2, shared))
+    inner = node.maps
+    node.maps = RefusesFrontend(inner, wanted[0].frontend.address)
+    assert list(node.sync().failed) == [wanted[0].frontend]
+    node.maps = inner
+    before = record(node, shared)
+    assert node.shadow.defer({wanted[0].frontend}) == {wanted[0].frontend}  # not yet due
+    node.want(*wanted)
+    state_of = node.state
+    node.state = replace(state_of, services=(node.shadow.services[0], state_of.services[1]), delta=None)
+    assert node.sync().complete
+    assert state(node, shared) is ACTIVE
+    assert record(node, shared) == before
+    node.state = state_of
+    node.shadow.invalidate([wanted[0].frontend])
+    assert node.sync().complete
+    assert check(inner, settled=True) == []
+    node.serve(at(4, 2, rest))
+    assert len(inner.items("lb4_backend")) == 1
+
+
+def test_replies_of_an_address_are_seen_while_any_local_backend_has_it():
+    first, second = backend("10.244.1.1:80"), backend("10.244.1.1:81")
+    bit = prefilter.source_bit(first.address.address)
+    for restarts in (False, True):
+        node = Node()
+        node.serve(at(4, 1, first, second))
+        if restarts:
+            node.restart()
+        for svc, seen in (
+            (at(4, 1, first), True),
+            (at(4, 1, first, second), True),
+            (at(4, 1, second), True),
+            (at(4, 1), False),
+        ):
+            node.serve(svc)
+            assert bool(node.shadow.bit(bit)) is seen
