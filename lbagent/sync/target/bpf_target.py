@@ -124,7 +124,7 @@ class BpfTarget:
     @property
     def current_state(self) -> State:
         """The State in the maps; before the first pass what an earlier agent left there."""
-        if self.first_pass.is_set() or not self.shadow.needs_full_sync:
+        if self.first_pass.is_set():
             return self.state
         if self._restored_state is None:
             self._restored_state = restored_state(self.shadow, self._node_name)
@@ -133,7 +133,7 @@ class BpfTarget:
     @property
     def frontends(self) -> int:
         """Frontends in the maps, wildcard rows not counted."""
-        return sum(frontend.port > 0 for frontend in self.shadow.frontends)
+        return sum(bool(frontend.port) for frontend in self.shadow.frontends)
 
     @property
     def backends(self) -> int:
@@ -264,7 +264,6 @@ class BpfTarget:
         shadow = self.shadow
         deferred = self._failures.not_due(now)
         postponed = shadow.defer(deferred)
-        shadow.invalidate(self._failures.due(now))
         in_use = bool(shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
         if planned.steps and in_use and await self._paths.resolve_neighbours():
