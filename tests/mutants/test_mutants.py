@@ -10,10 +10,11 @@ import time
 import pytest
 
 from tests.mutants import c_mutants, py_mutants
-from tests.mutants.__main__ import summary
+from tests.mutants.__main__ import summary, try_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
 from tests.mutants.mutant import (
+    EQUIVALENT_LIST,
     ROOT,
     SURVIVORS,
     Fate,
@@ -215,3 +216,10 @@ def test_how_a_child_ends(work, what) -> None:
     result, said, timed_out = what
     assert (ended.result, ended.timed_out) == (result, timed_out)
     assert said in ended.error
+
+
+def test_what_is_listed_may_be_believed() -> None:
+    """Such a mutant is not tried, and counts as explained."""
+    (path, before, after), why = next(iter(equivalents(EQUIVALENT_LIST.read_text(encoding="utf-8")).items()))
+    mutant = Mutant(path, 0, 1, before, after)
+    assert try_mutants([mutant], jobs=1, slow=False, believe=True) == [Outcome(mutant, Fate.EXPLAINED, why)]
