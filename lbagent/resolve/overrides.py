@@ -42,7 +42,7 @@ class Overrides(Struct, frozen=True, gc=False):
     def that_holds(self, address: L3n4Addr, pod: str) -> StateOverride | None:
         """Return the BackendState that holds for a backend whose endpoint names this Pod ('' = none)."""
         of_address = self.by_address.get(address)
-        of_pod = self.by_pod.get(pod) if pod and self.by_pod else None
+        of_pod = self.by_pod.get(pod)
         if of_pod is not None and (of_address is None or of_pod.rank < of_address.rank):
             return of_pod.override
         return of_address.override if of_address is not None else None

@@ -20,7 +20,7 @@ def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str])
     for objects in snapshots:
         for piece in _each_slice(objects):
             for endpoint in piece.endpoints:
-                if endpoint.pod and endpoint.pod in pods:
+                if endpoint.pod in pods:
                     addresses = (L3n4Addr(endpoint.address, port.port, port.protocol) for port in piece.ports)
                     found.update(dict.fromkeys(addresses, endpoint.pod))
             yield

@@ -155,10 +155,8 @@ class Resolver:
                 touched |= others
                 pending |= have_row_now
                 yield
-        touched -= built.keys()
-        built |= yield from self._build_services(touched - self._pod_owners)
-        if not touched.isdisjoint(self._pod_owners):
-            built |= self._build_pods()
+        touched -= built.keys()  # all Pods are: they are built with any Service
+        built |= yield from self._build_services(touched)
         return built
 
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:

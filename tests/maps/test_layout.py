@@ -53,3 +53,14 @@ def test_reasons_have_room_and_texts_of_their_own():
     assert max(Reason) < REASON_SLOTS
     assert len({label(reason) for reason in Reason}) == len(Reason)
     assert label(Reason.DROP_SNAT_EXHAUSTED) == "drop_snat_exhausted"
+
+
+def test_probes_of_a_device_go_round_the_end():
+    assert [layout.device_position(7, probe) for probe in range(3)] == [7, 8, 9]
+    assert [layout.device_position(layout.DEVICES - 2, probe) for probe in range(4)] == [
+        layout.DEVICES - 2,
+        layout.DEVICES - 1,
+        0,
+        1,
+    ]
+    assert layout.device_position(5 * layout.DEVICES + 3, 0) == 3

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from lbagent.errors import MapFull
+from lbagent.maps.lbmaps import map_full
 from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at
 
 
@@ -152,3 +153,11 @@ def test_a_kill_passes_every_handler_of_errors(maps):
 def test_an_entry_of_another_size_is_a_mistake_of_ours(key, value):
     with pytest.raises(ValueError, match=f"lb4_service: entry of {len(key)}"):
         MemoryMaps().put_many("lb4_service", [(key, value)])
+
+
+def test_a_full_map_names_its_option_if_it_has_one():
+    assert "raise --max-backends; everything" in str(map_full("lb4_backend", 8, 8))
+    assert str(map_full("lb_neighbor", 8, 8)) == (
+        "map lb_neighbor is full: 8 of 8 entries used; everything already written keeps serving"
+    )
+    assert "8 of 8 entries used, 2 more needed; raise" in str(map_full("lb4_path", 8, 8, needed=2))

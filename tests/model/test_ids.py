@@ -183,3 +183,20 @@ def test_ids_are_looked_for_round_the_end() -> None:
     assert [ids.allocate(key) for key in "ef"] == [1, 3]
     ids.release("e")
     assert ids.allocate("g") == 1, "4 is in use, and 5 is none"
+
+
+def test_the_assigned_state_says_what_stayed() -> None:
+    ids = IdAssigner(IdAllocator(), IdAllocator())
+    rows = [SVC(L3n4Addr.parse(f"10.96.0.{number}:80")) for number in range(1, 5)]
+    before = ids.assign(State(1, tuple(rows)))
+    after = ids.assign(State(2, (rows[0], SVC(L3n4Addr.parse("10.96.0.9:80")), *rows[2:])))
+    assert after.delta is not None
+    assert (after.delta.prefix, after.delta.suffix) == (1, 2)
+    assert after.delta.before is before.services
+    assert after.delta.after is after.services
+    assert [one is other for one, other in zip(before.services, after.services, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]

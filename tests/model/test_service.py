@@ -77,3 +77,22 @@ def test_backends_in_slot_order() -> None:
     one, two, three = (Backend(address=L3n4Addr.parse(f"10.0.0.{i}:80")) for i in (1, 2, 3))
     svc = SVC(L3n4Addr.parse("10.96.0.1:80"), selectable=(three,), unselectable=(one,), slotless=(two,))
     assert svc.backends == (three, one, two)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10.0.0.0",
+        "10.0.0.0/",
+        "10.0.0.0/ 8",
+        "10.0.0.0/+8",
+        "10.0.0.0/0008",
+        "10.0.0.0/\u0668",
+        "10.0.0.0/33",
+        "::/129",
+        "::ffff:0:0/95",
+    ],
+)
+def test_what_is_no_range(text: str) -> None:
+    with pytest.raises(ValueError, match="10|::|range"):
+        CIDR.parse(text)

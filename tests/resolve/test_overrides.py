@@ -119,3 +119,17 @@ def test_endpoints_follow_their_pod() -> None:
     assert states(ObjectChange("EndpointSlice", one.key, one, two)) == {"2": "active", "3": "maintenance"}
     back = of_pod(ACTIVE, SAID)
     assert states(ObjectChange("BackendState", back.name, override, back)) == {"2": "active", "3": "active"}
+
+
+def test_each_address_and_each_pod_has_a_state_of_its_own() -> None:
+    other = StateOverride("other", OTHER, QUARANTINED, FILE)
+    another_pod = StateOverride("pod", None, QUARANTINED, FILE, pod="shop/web-1")
+    held, contradictions = rank_overrides(
+        [of_address(MAINTENANCE, FILE), other, of_pod(MAINTENANCE, FILE), another_pod], SOURCES
+    )
+    assert contradictions == []
+    assert held.of_addresses() == {ADDRESS: MAINTENANCE, OTHER: QUARANTINED}
+    unknown = L3n4Addr.parse("10.0.0.9:80")
+    assert [held.state_of(unknown, pod) for pod in (POD, "shop/web-1", "shop/web-2", "")] == [
+        MAINTENANCE, QUARANTINED, None, None,
+    ]  # fmt: skip

@@ -217,6 +217,7 @@ async def test_a_target_that_has_done_nothing() -> None:
     assert (target.frontends, target.backends, list(target.restored_backends())) == (0, 0, [])
     assert (target.counts.syncs, target.counts.writes, target.counts.errors) == (0, 0, 0)
     assert (target.current_state.generation, target.current_state.services) == (0, ())
+    assert target.wanted.services == ()
     assert not target.wake.is_set()
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from lbagent.maps import prefilter
 from lbagent.model.address import L3n4Addr, format_ip
+from lbagent.sync.target.apply import apply
+from lbagent.sync.target.plan import plan
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
-from tests.sync.target.plans import SMALL, Node, service
+from tests.sync.target.plans import SMALL, SNAT, Node, paths, service
 
 NOW = 1000.0  # seconds
 
@@ -117,3 +119,17 @@ def test_words_beside_each_other_are_stored_each_by_itself():
     assert node.sync().complete
     assert first not in set(node.shadow.set_bits())
     assert second in set(node.shadow.set_bits())
+
+
+def test_an_address_of_the_node_lingers_each_time_it_goes():
+    node, bit = Node(), prefilter.snat_bit(SNAT[0])
+
+    def at(now: float, *addresses: bytes) -> bool:
+        assert apply(
+            plan(node.state, node.shadow, paths, addresses), node.maps, node.shadow, now, linger_s=100
+        ).complete
+        with node.maps.window("lb_filter", bit >> 3, 1) as view:
+            return bool(view[0] >> (bit & 7) & 1)
+
+    assert [at(1000, SNAT[0]), at(1001), at(1050), at(1102)] == [True, True, True, False]
+    assert [at(2000, SNAT[0]), at(2001), at(2050), at(2102)] == [True, True, True, False]

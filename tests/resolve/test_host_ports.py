@@ -1,0 +1,114 @@
+"""Rows of HostPorts: which Pods have some, what they look like, and that ids are not resolve's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lbagent.model.address import L4Type
+from lbagent.model.backend import BackendState
+from lbagent.objects.records import (
+    Endpoint,
+    EndpointSlice,
+    HostPort,
+    ObjectChange,
+    Pod,
+    Service,
+    ServicePort,
+    SlicePort,
+    kind_of,
+)
+from lbagent.resolve import Options, Resolver
+
+NODE_IP, POD_IP, VIP = bytes((192, 0, 2, 1)), bytes((10, 244, 0, 1)), bytes((10, 96, 0, 1))
+
+
+def resolved(*objects: Any, node: str = "n1"):  # type: ignore[no-untyped-def]
+    resolver = Resolver(Options(node, (NODE_IP,)))
+    resolver.update([ObjectChange(kind_of(obj), obj.key, None, obj) for obj in objects])
+    return resolver.resolve().state
+
+
+def pod(**more: Any) -> Pod:
+    given = {"node": "n1", "ips": (POD_IP,), "host_ports": (HostPort(7000, 8080, L4Type.TCP),)} | more
+    return Pod("d", "p", **given)
+
+
+def frontends(state) -> list[str]:  # type: ignore[no-untyped-def]
+    return [str(svc.frontend) for svc in state.services]
+
+
+def test_a_pod_of_this_node_has_a_row_for_each_of_its_host_ports() -> None:
+    state = resolved(pod())
+    assert "192.0.2.1:7000" in frontends(state)
+    svc = next(svc for svc in state.services if str(svc.frontend) == "192.0.2.1:7000")
+    (backend,) = svc.selectable
+    assert (str(backend.address), backend.id, backend.weight, backend.local) == ("10.244.0.1:8080", 0, 100, True)
+    assert backend.state is BackendState.ACTIVE
+    assert not svc.loopback_hostport
+
+
+@pytest.mark.parametrize(
+    "more", [{"finished": True}, {"host_network": True}, {"node": "n2"}, {"node": ""}, {"host_ports": ()}]
+)
+def test_other_pods_have_none(more: dict[str, Any]) -> None:
+    assert frontends(resolved(pod(**more))) == []
+
+
+def test_a_node_without_a_name_has_no_pods() -> None:
+    assert frontends(resolved(pod(node=""), node="")) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        (bytes((127, 0, 0, 1)), True),
+        (bytes((127, 9, 9, 9)), True),
+        (bytes((10, 127, 0, 1)), False),
+        (bytes(15) + b"\1", True),
+        (b"\xfd" + bytes(14) + b"\1", False),
+    ],
+)
+def test_a_host_port_may_be_of_the_loopback_alone(address: bytes, loopback: bool) -> None:
+    ip = POD_IP if len(address) == 4 else b"\xfd" + bytes(14) + b"\7"
+    state = resolved(pod(ips=(ip,), host_ports=(HostPort(7000, 8080, L4Type.TCP, address),)))
+    assert {svc.loopback_hostport for svc in state.services if svc.frontend.port == 7000} == {loopback}
+
+
+@pytest.mark.parametrize(("given", "weight"), [(None, 100), (0, 0), (7, 7)])
+def test_the_weight_of_a_pod_is_that_of_its_row(given: int | None, weight: int) -> None:
+    state = resolved(pod(weight=given))
+    assert {backend.weight for backend in state.backends.values()} == {weight}
+
+
+def web(*endpoints: Endpoint) -> tuple[Service, EndpointSlice]:
+    port = ServicePort("http", L4Type.TCP, 80)
+    return (
+        Service("d", "web", families=(4,), cluster_ips=(VIP,), ports=(port,)),  # type: ignore[arg-type]
+        EndpointSlice("d", "web-1", "web", 4, ports=(SlicePort("http", L4Type.TCP, 8080),), endpoints=endpoints),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "here", "local"), [("n1", "n1", True), ("n2", "n1", False), ("", "n1", False), ("", "", False)]
+)
+def test_an_endpoint_is_local_on_the_node_it_names(node: str, here: str, local: bool) -> None:
+    state = resolved(*web(Endpoint(POD_IP, node=node)), node=here)
+    (backend,) = state.backends.values()
+    assert (backend.local, backend.id) == (local, 0)
+
+
+def test_a_service_and_a_pod_share_the_state_of_a_backend() -> None:
+    """The Service's slice says it terminates, the Pod does not."""
+    service, piece = web(Endpoint(POD_IP, node="n1", ready=False, serving=True, terminating=True))
+    state = resolved(service, piece, pod())
+    assert {backend.state for svc in state.services for backend in svc.backends} == {BackendState.ACTIVE}
+    resolver = Resolver(Options("n1", (NODE_IP,)))
+    resolver.update([ObjectChange(kind_of(obj), obj.key, None, obj) for obj in (pod(), service, piece)])
+    resolver.resolve()
+    resolver.update([ObjectChange("Pod", "d/p", pod(), pod(terminating=True))])
+    later = resolver.resolve().state
+    assert {backend.state for svc in later.services for backend in svc.backends} == {BackendState.TERMINATING}
+    resolver.update([ObjectChange("EndpointSlice", piece.key, piece, None)])
+    assert resolver.resolve().state.by_name.keys() == later.by_name.keys()

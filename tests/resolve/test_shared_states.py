@@ -1,0 +1,195 @@
+"""Who has a backend, in which state, and who must be built again when that changes; rows in the order of their objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.service import SVC
+from lbagent.objects.records import Origin, Service
+from lbagent.resolve.backend_states import SharedStates
+from lbagent.resolve.ordered_rows import OrderedRows
+from lbagent.resolve.ownership import Ownership
+
+ACTIVE, TERMINATING = BackendState.ACTIVE, BackendState.TERMINATING
+QUARANTINED, MAINTENANCE = BackendState.QUARANTINED, BackendState.MAINTENANCE
+X, Y, Z = (L3n4Addr.parse(f"10.0.0.{number}:80") for number in (1, 2, 3))
+
+
+def row(number: int, *backends: Backend, **groups: tuple[Backend, ...]) -> SVC:
+    return SVC(L3n4Addr.parse(f"10.96.0.{number}:80"), selectable=backends, **groups)
+
+
+def be(address: L3n4Addr, state: BackendState = ACTIVE) -> Backend:
+    return Backend(address=address, state=state)
+
+
+def states(rows: tuple[SVC, ...]) -> list[BackendState]:
+    return [backend.state for svc in rows for backend in svc.backends]
+
+
+def test_the_most_alive_of_all_states_is_shared() -> None:
+    shared = SharedStates()
+    one, two, three = (row(1, be(X, TERMINATING)),), (row(2, unselectable=(be(X, QUARANTINED),)),), (row(3, be(X)),)
+    assert shared.update("one", one) == (set(), set())
+    assert shared.with_shared_states("one", one)[0] == one[0]
+    assert shared.update("two", two) == ({"one"}, set())
+    assert shared.update("three", three) == ({"one", "two"}, set())
+    for owner, rows in (("one", one), ("two", two), ("three", three)):
+        assert states(shared.with_shared_states(owner, rows)) == [ACTIVE]
+    assert shared.update("three", ()) == ({"one", "two"}, set())
+    assert states(shared.with_shared_states("two", two)) == [TERMINATING]
+    assert shared.update("one", ()) == ({"two"}, set())
+    assert states(shared.with_shared_states("two", two)) == [QUARANTINED]
+    assert shared.has(X)
+    assert shared.update("two", ()) == (set(), set())
+    assert not shared.has(X)
+
+
+def test_who_says_the_same_again_touches_those_it_shares_with_once_each() -> None:
+    shared = SharedStates()
+    for owner in ("one", "two", "three"):
+        shared.update(owner, (row(1, be(X), be(Y)),))
+    assert shared.update("two", (row(1, be(X), be(Y)),)) == ({"one", "three"}, set())
+    for owner, others in (("two", {"one", "three"}), ("three", {"one"}), ("one", set())):
+        assert shared.update(owner, ()) == (others, set())
+    assert not shared.has(X)
+
+
+def test_a_state_that_is_no_more_its_own_is_forgotten() -> None:
+    shared = SharedStates()
+    shared.update("one", (row(1, be(X, MAINTENANCE)),))
+    shared.update("one", (row(1, be(X)),))
+    other = (row(2, be(X, QUARANTINED)),)
+    shared.update("two", other)
+    assert states(shared.with_shared_states("two", other)) == [ACTIVE]
+    shared.update("one", (row(1, be(Y)),))
+    assert states(shared.with_shared_states("two", other)) == [QUARANTINED]
+
+
+def test_rows_without_a_shared_state_are_the_same_object() -> None:
+    shared = SharedStates()
+    rows = (row(1, be(X), be(Y)),)
+    shared.update("one", rows)
+    assert shared.with_shared_states("one", rows) is rows
+
+
+def test_of_two_rows_of_one_owner_the_more_alive_counts() -> None:
+    shared = SharedStates()
+    rows = (row(1, be(X, QUARANTINED)), row(2, be(X, TERMINATING)), row(3, be(X, MAINTENANCE)))
+    shared.update("one", rows)
+    assert states(shared.with_shared_states("one", rows)) == [TERMINATING] * 3
+
+
+def test_who_filtered_a_backend_out_is_told_when_it_has_a_row() -> None:
+    shared = SharedStates()
+    assert shared.update("one", (), [X, Y]) == (set(), set())
+    assert shared.update("two", (), [X]) == (set(), set())
+    assert shared.update("three", (row(3, be(X)),)) == (set(), {"one", "two"})
+    assert shared.update("two", (), [X]) == (set(), {"two"}), "the row was there already"
+    shared.update("one", (), [])
+    shared.update("three", ())
+    shared.update("two", ())
+    assert shared.update("three", (row(3, be(X), be(Y)),)) == (set(), set()), "nobody waits any more"
+    assert shared.update("one", (row(1, be(X)),), [X]) == ({"three"}, set()), "it has it itself"
+
+
+# --- rows in order ---
+
+
+def place(number: int) -> Origin:
+    return Origin("f", number)
+
+
+def test_rows_are_in_the_order_of_their_objects() -> None:
+    rows = OrderedRows()
+    first, second, third = row(1), row(2), row(3)
+    for owner, number, svc in (("c", 3, third), ("a", 1, first), ("b", 2, second)):
+        rows.place(owner, place(number))
+        rows.set_rows(owner, (svc,))
+    assert list(rows.owners()) == ["a", "b", "c"]
+    assert rows.state(1).services == (first, second, third)
+    rows.place("a", place(9))
+    assert rows.state(2).services == (second, third, first)
+    rows.place("b", None)
+    rows.set_rows("b", (second,))
+    assert rows.state(3).services == (third, first)
+    assert list(rows.owners()) == ["c", "a"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
+    rows = OrderedRows()
+    for number in range(1, 6):
+        rows.place(str(number), place(number))
+        rows.set_rows(str(number), (row(number), row(number + 100)))
+    before = rows.state(1)
+    assert before.delta is None, "owners came"
+    new = tuple(row(3 + 50 * turn, be(X)) for turn in range(count))
+    rows.set_rows("3", new)
+    after = rows.state(2)
+    assert after.services == (*before.services[:4], *new, *before.services[6:])
+    assert after.delta is not None
+    assert (after.delta.before, after.delta.after) == (before.services, after.services)
+    assert after.delta.before is before.services
+    assert after.delta.after is after.services
+    assert (after.delta.prefix, after.delta.suffix) == (4, 4)
+    rows.set_rows("4", (row(4, be(Y)),))
+    rows.set_rows("2", (row(2, be(Y)),))
+    last = rows.state(3)
+    assert last.services == (row(1), row(101), row(2, be(Y)), *new, row(4, be(Y)), row(5), row(105))
+    assert last.delta is not None
+    assert (last.delta.prefix, last.delta.suffix) == (2, 2)
+    assert rows.state(4).services is last.services, "nothing changed"
+
+
+def test_a_row_that_is_equal_stays_the_object_it_was() -> None:
+    rows = OrderedRows()
+    rows.place("a", place(1))
+    rows.set_rows("a", (row(1, be(X)), row(2)))
+    one, _ = rows.state(1).services
+    rows.set_rows("a", (row(1, be(X)), row(2, be(Y))))
+    assert rows.state(2).services[0] is one
+
+
+# --- who has a frontend ---
+
+
+def aged(name: str, created: float) -> Service:
+    return Service("shop", name, created=created)
+
+
+def test_the_older_one_has_a_frontend_and_the_next_inherits_it() -> None:
+    held = Ownership()
+    old, new, undated = aged("old", 1.0), aged("new", 2.0), aged("undated", 0.0)
+    assert held.update("undated", undated, [X]) == set()
+    assert held.update("new", new, [X, Y]) == {"undated"}
+    assert held.update("old", old, [X]) == {"new", "undated"}
+    assert (held.owner(X), held.owner(Y), held.owner(Z)) == ("old", "new", None)
+    assert held.update("old", old, [X]) == set(), "as before"
+    assert held.update("old", old, [X, Z]) == set(), "what it contests is as before"
+    assert held.update("new", new, [Y]) == {"old", "undated"}
+    assert held.update("old", old, [Z]) == {"undated"}
+    assert held.owner(X) == "undated"
+    assert held.update("undated", None, []) == set()
+    assert held.owner(X) is None
+    assert held.update("old", None, []) == set()
+    assert held.owner(Z) is None
+    assert held.owner(Y) == "new"
+
+
+def test_another_age_is_another_order() -> None:
+    held = Ownership()
+    held.update("one", aged("one", 1.0), [X])
+    held.update("two", aged("two", 2.0), [X])
+    assert held.owner(X) == "one"
+    assert held.update("one", aged("one", 3.0), [X]) == {"two"}
+    assert held.owner(X) == "two"
+
+
+def test_names_decide_between_services_of_one_age() -> None:
+    held = Ownership()
+    held.update("b", aged("b", 1.0), [X])
+    assert held.update("a", aged("a", 1.0), [X]) == {"b"}
+    assert held.owner(X) == "a"
