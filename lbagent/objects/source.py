@@ -1,4 +1,4 @@
-"""Source: where objects come from. A folder of manifests, the operator, later the Kubernetes API.
+"""Source: where objects come from. A folder of manifests, the operator, the Kubernetes API.
 
 A source never reports a list that failed or is empty as "everything was deleted": what was there stays, `problems` says so,
 and `trusted` is false until a good list is there again. While it is, a restarted agent takes nothing away that may be of its
@@ -20,15 +20,20 @@ class Source(Protocol):
     """One origin of objects. Each object says in `origin.source` the name of the source that gave it.
 
     `synced` is set after the first full list, also when that failed or was empty. `trusted` says whether what the last list
-    did not hold is really gone.
+    did not hold is really gone. `remedy` says what an operator can do about a source that is not trusted.
     """
 
     name: str
+    remedy: str
     synced: asyncio.Event
 
     @property
     def trusted(self) -> bool:
         """Whether the last list was good and not empty."""
+
+    @property
+    def held(self) -> int:
+        """How many objects the last list did not hold, which are kept until an operator confirms that they were deleted."""
 
     def snapshot(self) -> ObjectSnapshot:
         """Return every object of this source now."""
