@@ -7,6 +7,8 @@ Its generated classes stay unloaded (1.2 s and 26 MiB), answers are raw bytes. E
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
@@ -16,9 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from lbagent.errors import LbError
+from lbagent.kernel.private_folder import make_private
 from lbagent.sources.kube.kube_settings import KubeSettings
 
 CONNECT_S = 5.0
+CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
 
 
@@ -85,7 +89,7 @@ class KubeClient:
         self._settings = settings
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
-        self.requests = 0
+        self._has_connected = False
 
     @asynccontextmanager
     async def get(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncIterator[Answer]:
@@ -125,7 +129,6 @@ class KubeClient:
     async def _ask(self, client: Any, path: str, query: Mapping[str, str], silence_s: float) -> Any:
         import aiohttp
 
-        self.requests += 1
         timeout = aiohttp.ClientTimeout(total=None, connect=2 * CONNECT_S, sock_connect=CONNECT_S, sock_read=silence_s)
         words = await client.param_serialize(
             "GET",
@@ -141,9 +144,16 @@ class KubeClient:
         async with self._connecting:  # all reflectors begin at once: one of them reads the credentials
             if self._connection is None:
                 await asyncio.to_thread(_load_package)  # 0.8 s of imports, once
+                self._forget_old_credentials()
                 with _as_unreachable():
                     self._connection = _Connection(await _open(self._settings))
             return self._connection
+
+    def _forget_old_credentials(self) -> None:
+        """Remove what an agent left that was killed; this one's are removed when it ends."""
+        if self._settings.state_dir and not self._has_connected:
+            shutil.rmtree(os.path.join(self._settings.state_dir, CREDENTIALS), ignore_errors=True)
+        self._has_connected = True
 
     async def _retire(self, connection: _Connection) -> None:
         connection.is_retired = True
@@ -165,11 +175,23 @@ async def _new_client(settings: KubeSettings) -> Any:
     configuration.retries = None  # pauses are the reflector's
     if settings.kubeconfig:
         await config.load_kube_config(
-            config_file=settings.kubeconfig, client_configuration=configuration, persist_config=False
+            config_file=settings.kubeconfig,
+            client_configuration=configuration,
+            persist_config=False,
+            temp_file_path=_credentials_folder(settings),
         )
     else:
         config.load_incluster_config(client_configuration=configuration)
     return client.ApiClient(configuration)
+
+
+def _credentials_folder(settings: KubeSettings) -> str | None:
+    """Return where certificates and keys are written that a kubeconfig holds as text: OpenSSL reads files only. Raises OSError."""
+    if not settings.state_dir:
+        return None
+    folder = os.path.join(settings.state_dir, CREDENTIALS)
+    make_private(folder)
+    return folder
 
 
 def _load_package() -> tuple[Any, Any]:

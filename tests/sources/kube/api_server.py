@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -140,7 +141,8 @@ class ApiServer:
     def cut(self) -> None:
         """Break every connection at once."""
         for transport in list(self._transports):
-            transport.abort()
+            if not transport.is_closing():
+                transport.abort()
 
     def listed(self, kind: str, query: dict[str, str] | None = None) -> dict[str, Obj]:
         """What a fresh list holds."""
@@ -148,12 +150,12 @@ class ApiServer:
 
     # --- serving ---
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port or self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", port or self.port, reuse_address=True, ssl_context=tls)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
