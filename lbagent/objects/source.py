@@ -20,16 +20,19 @@ class Source(Protocol):
     """One origin of objects. Each object says in `origin.source` the name of the source that gave it.
 
     `synced` is set after the first full list, also when that failed or was empty. `trusted` says whether what the last list
-    did not hold is really gone. `remedy` says what an operator can do about a source that is not trusted.
+    did not hold is really gone.
     """
 
     name: str
-    remedy: str
     synced: asyncio.Event
 
     @property
     def trusted(self) -> bool:
         """Whether the last list was good and not empty."""
+
+    @property
+    def remedy(self) -> str:
+        """What an operator can do about a source that is not trusted."""
 
     @property
     def held(self) -> int:

@@ -15,7 +15,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from lbagent.objects.records import Message, ObjectChange
+from lbagent.objects.records import ObjectChange
+from lbagent.sources.kube.api_failure import ApiFailure
 from lbagent.sources.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable
 from lbagent.sources.kube.kube_settings import KubeTiming
 from lbagent.sources.kube.list_and_watch import ListPage, WatchEvent, error_of, events_of, page_of
@@ -33,7 +34,7 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class Reflector:
-    """Keeps an ObjectCache as the server's. `listed` is set after the first whole list; `problem` is what stands in the way."""
+    """Keeps an ObjectCache as the server's. `listed` is set after the first whole list; `failure` is what stands in the way."""
 
     def __init__(
         self,
@@ -45,10 +46,10 @@ class Reflector:
         on_list: Callable[[Reflector, Draft], None],
         on_changes: Callable[[Sequence[ObjectChange]], None],
     ) -> None:
-        """`on_list` takes a whole list over into the cache; `on_changes` gets what events changed, [] when only `problem` did."""
+        """`on_list` takes a whole list over into the cache; `on_changes` gets what events changed, [] when only `failure` did."""
         self.resource, self.cache = resource, cache
         self.listed = asyncio.Event()
-        self.problem: Message | None = None
+        self.failure: ApiFailure | None = None
         self._client, self._timing = client, timing
         self._on_list, self._on_changes = on_list, on_changes
         self._backoff = Backoff(timing)
@@ -60,7 +61,6 @@ class Reflector:
         self._heard = 0.0  # when the watch said something last, monotonic seconds
         self._absent = 0  # times in a row that the resource was not there
         self._failing_since = 0.0
-        self._failing_as: int | None = None  # HTTP status, 0 for no answer: a change of it is logged
 
     async def run(self) -> None:
         """Follow the resource until cancelled. Nothing that the server does ends it."""
@@ -261,23 +261,16 @@ class Reflector:
         lasts = now - self._failing_since >= self._timing.standing_s
         if not (lasts or status in REFUSED or not self.listed.is_set()):
             return
-        is_new = self.problem is None or self._failing_as != status
-        self._failing_as = status
-        kept = "all that was read before stays as it is"
-        if self.resource.optional:
-            kept = f"{self.resource.kind} objects of the API are not read"
-        elif status == HTTPStatus.FORBIDDEN:
-            kept = f"allow this user the verbs list and watch on {self.resource.name}; {kept}"
-        subject = f"{self._verb} {self.resource.name}"
-        self.problem = Message(text, kept, subject=subject, warning=self.resource.optional)
-        if is_new:
-            log.error("the Kubernetes API failed", extra={"error": str(self.problem)})
+        before = self.failure
+        self.failure = ApiFailure(self.resource, self._verb, status, text)
+        if before is None or before.status != status:
+            log.error("the Kubernetes API failed", extra={"error": str(self.failure.message)})
             self._on_changes([])
 
     def _succeed(self) -> None:
         self._failing_since, self._absent = 0.0, 0
-        if self.problem is not None:
-            self.problem = None
+        if self.failure is not None:
+            self.failure = None
             log.info("the Kubernetes API answers again", extra={"resource": self.resource.name})
             self._on_changes([])
 

@@ -17,6 +17,7 @@ from lbagent.errors import LbError, NotFound
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange, initial_changes
+from lbagent.sources.kube.api_failure import failure_message
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
 from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
@@ -26,7 +27,8 @@ from lbagent.sources.kube.resources import NODES, Resource, resources
 
 log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20
-KEPT = "what was there is kept; if it was deleted on purpose, set --max-delete-ratio to 100 and send SIGHUP"
+CONFIRM = "if it was deleted on purpose, set --max-delete-ratio to 100, send SIGHUP, and set it back"
+REACH = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
 
 
 class _NodeItem(Struct):
@@ -41,7 +43,6 @@ class KubeSource:
     """The objects of the API server."""
 
     name = SOURCE
-    remedy = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
 
     def __init__(self, settings: KubeSettings) -> None:
         """Raises ConfigError when the kubeconfig, or what a Pod is given, is not there."""
@@ -72,8 +73,7 @@ class KubeSource:
     @property
     def trusted(self) -> bool:
         """Whether every resource was listed, is followed, and nothing waits for a confirmation."""
-        failing = any(each.problem and not each.resource.optional for each in self._reflectors)
-        return self._is_given and not failing and not self.held and not self._is_empty
+        return self._is_given and self._own_problem() is None
 
     @property
     def held(self) -> int:
@@ -91,13 +91,27 @@ class KubeSource:
 
     def problems(self) -> Sequence[Message]:
         """Return what stands in the way, what waits for a confirmation, and what is wrong with objects."""
-        empty = Message("the API server lists no Service at all", KEPT)
-        failing = sorted(
-            (each.problem for each in self._reflectors if each.problem), key=lambda message: message.warning
-        )
-        held = self._held_messages()
+        own = self._own_problem()
+        absent = [
+            each.failure.message
+            for each in self._reflectors
+            if each.failure and each.resource.optional and each.failure.status  # a server that is away is said once
+        ]
         refused = [message for each in self._reflectors for message in each.cache.messages]
-        return [*([empty] if self._is_empty and not held else []), *held, *failing, *refused]
+        return [*([own] if own else ()), *absent, *refused]
+
+    @property
+    def remedy(self) -> str:
+        """What an operator does about a list that is not believed, or a server that is away."""
+        return CONFIRM if self.held or self._is_empty else REACH
+
+    def _own_problem(self) -> Message | None:
+        """Return why the source is not trusted, in one message."""
+        failures = [each.failure for each in self._reflectors if each.failure and not each.resource.optional]
+        failing, held = failure_message(failures), self._held_text()
+        if not held:
+            return failing
+        return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
 
     def resume(self) -> None:
         """Remember which Services an earlier agent knew: a first list without most of them is not believed at once."""
@@ -222,13 +236,13 @@ class KubeSource:
         known = gone + len(services)
         return needs_confirmation(known, gone, self._max_delete_ratio)
 
-    def _held_messages(self) -> list[Message]:
+    def _held_text(self) -> str:
+        """Return which lists are not believed; '' when all are."""
         missing = [(len(each.cache.held), len(each.cache), each.resource.name) for each in self._reflectors]
         if self._is_given:
             gone = len(self._remembered)
             missing.insert(0, (gone, gone + len(self._services), "services of an earlier agent"))
-        return [_held_message(*each) for each in missing if each[0]]
-
-
-def _held_message(held: int, known: int, what: str) -> Message:
-    return Message(f"{held} of {known} {what} are not in the API server's list any more, too many at once", KEPT)
+        found = ", ".join(f"{held} of {known} {what}" for held, known, what in missing if held)
+        if found:
+            return f"{found} are not in the API server's list any more, too many at once"
+        return "the API server lists no Service at all" if self._is_empty else ""
