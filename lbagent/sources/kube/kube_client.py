@@ -22,6 +22,7 @@ from lbagent.kernel.private_folder import make_private
 from lbagent.sources.kube.kube_settings import KubeSettings
 
 CONNECT_S = 5.0
+CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
 CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
 
@@ -164,7 +165,10 @@ class KubeClient:
 async def _open(settings: KubeSettings) -> Any:
     """Read the credentials and return an ApiClient. Raises what `_as_unreachable` knows."""
     try:
-        return await _new_client(settings)
+        async with asyncio.timeout(CREDENTIALS_S):
+            return await _new_client(settings)
+    except TimeoutError:
+        raise ServerUnreachable(f"no credentials within {CREDENTIALS_S:g} s") from None
     except Exception as error:  # noqa: BLE001 - the package uses a file before it looks at it: any exception may come
         raise ServerUnreachable(f"the credentials cannot be used: {' '.join(str(error).split())}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import ssl
 import stat
@@ -171,4 +172,32 @@ async def test_errors_say_status_message_and_when_to_come_again(api, pod) -> Non
         (503, "503 Service Unavailable", 0.0),
         (599, "599", 300.0),
     ]
+    await client.close()
+
+
+def use_command(path: Path, command: str) -> None:
+    """Let a kubeconfig take its credentials from a shell command; GIVE is one that gives them."""
+    version = "client.authentication.k8s.io/v1"
+    given = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "first"}}
+    path.with_name("given").write_text(json.dumps(given))
+    words = command.replace("GIVE", f"cat {path.with_name('given')}")
+    text = yaml.safe_load(path.read_text())
+    text["users"][0]["user"] = {"exec": {"apiVersion": version, "command": "sh", "args": ["-c", words]}}
+    path.write_text(yaml.safe_dump(text))
+
+
+@pytest.mark.parametrize(
+    ("command", "good"), [("sleep 5", False), ("exit 1", False), ("echo x", False), ("GIVE", True)]
+)
+async def test_a_command_that_gives_the_credentials(api, tmp_path, monkeypatch, command, good) -> None:
+    monkeypatch.setattr(kube_client, "CREDENTIALS_S", 2.0)
+    api.tokens = {"first"}
+    settings = secure(tmp_path, api.port, tmp_path / "server.crt")
+    use_command(Path(settings.kubeconfig), command)
+    client = KubeClient(settings)
+    if good:
+        assert b"node-1" in await nodes(client)
+    else:
+        with pytest.raises((ServerUnreachable, ApiError)):
+            await nodes(client)
     await client.close()
