@@ -168,9 +168,8 @@ class Reflector:
                 draft = await self._take_all(answer, draft)
         except ServerUnreachable:
             if self._heard == opened and time.monotonic() - opened >= self._timing.silence_s:
-                self._version = (
-                    ""  # not even a bookmark: it may wait for a version that a restored server has not reached
-                )
+                # Not even a bookmark: it may wait for a version that a server restored from a backup has not reached.
+                self._version = ""
             raise
         if draft is not None:
             raise ServerUnreachable("the connection ended in the middle of a list")

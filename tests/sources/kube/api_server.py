@@ -82,6 +82,7 @@ class ApiServer:
             deque()
         )  # given to the next requests, whatever these are
         self.expire_pages = 0  # continue tokens to answer with 410
+        self.on_expired: Callable[[], Any] = lambda: None
         self.stale: dict[str, tuple[int, dict[str, Obj]]] = {}  # the next list of a kind is this one
         self.mangle: Callable[[list[bytes]], list[bytes]] = lambda lines: lines  # what is sent in one go to a watch
         self.is_silent = False  # accepts requests and says nothing, and nothing more to watches
@@ -202,6 +203,7 @@ class ApiServer:
         if token := query.get("continue"):
             if self.expire_pages:
                 self.expire_pages -= 1
+                self.on_expired()
                 return web.json_response(
                     status(410, "The provided continue parameter is too old", "Expired"), status=410
                 )

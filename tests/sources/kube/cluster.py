@@ -128,6 +128,7 @@ class Follower:
     def __init__(self, source: KubeSource, api: ApiServer) -> None:
         self.source, self.api = source, api
         self.known: dict[tuple[str, str], KubeObject] = {}
+        self.deleted: set[str] = set()  # keys that were deleted at any time
         self.calls = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -138,6 +139,7 @@ class Follower:
             assert change.old != change.new
             if change.new is None:
                 del self.known[change.kind, change.key]
+                self.deleted.add(change.key)
             else:
                 assert change.new.key == change.key
                 self.known[change.kind, change.key] = change.new

@@ -232,10 +232,26 @@ async def test_after_a_fault_it_holds_what_a_fresh_list_holds(fault, follower: F
     await follower.converges()
     await follower.until(lambda: follower.source.trusted)
     assert follower.texts == ""
+    assert follower.deleted <= {
+        "default/web-2",
+        "default/web-2-x",
+        "default/web-3",
+    }  # nothing else was away for a moment
     after = sum(api.requests.values()) - api.requests["watch backendstates"] - api.requests["list backendstates"]
     assert after - before <= MOST_REQUESTS
     await api.put(service("later", "10.96.7.9"))
     await follower.converges()
+
+
+async def test_pages_that_expired_count_for_nothing(tmp_path: Path) -> None:
+    """What was on the first page may be gone by the time that everything is listed anew."""
+    async with serving(shop(8), streams=False) as api, following(api, tmp_path) as follower:
+        await follower.until(lambda: watching(api))
+        await gone_while_pages_are_read(api, follower)
+        api.on_expired = lambda: api.objects["Service"].pop("default/kubernetes", None)
+        await follower.until(lambda: not api.expire_pages)
+        await follower.converges()
+        assert "default/kubernetes" not in follower.names("Service")
 
 
 async def test_retry_after_is_kept(follower: Follower, api: ApiServer) -> None:
