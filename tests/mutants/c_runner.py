@@ -86,6 +86,11 @@ class CRun:
         if ended.result is None:
             raise RuntimeError(f"the headers with marks could not be compiled:\n{ended.error}")
         made: Artifact = ended.result
+        ended = Child.start(lambda: _loads_with_marks(made), COMPILE_S).wait()
+        if (
+            ended.result is None
+        ):  # else each test would fail, and every mutant would seem to be one that no test comes to
+            raise RuntimeError(f"the headers with marks could not be loaded:\n{ended.error}")
         return made
 
     def _place(self, mutant: Mutant) -> int | None:
@@ -162,6 +167,11 @@ class CRun:
     def _compiled_alone(self, mutant: Mutant) -> Artifact:
         c_build.compile_alone(self.trees, mutant, UNITS[:1])
         return c_build.compile_alone(self.trees, mutant)
+
+
+def _loads_with_marks(artifact: Artifact) -> bool:
+    packet_worlds.serve_loaded(packet_worlds.marked(artifact, PlaceMap().fd))
+    return True
 
 
 def _split(batch: Batch, count: int) -> list[Batch]:

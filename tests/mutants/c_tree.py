@@ -102,6 +102,7 @@ class Tree:
     text: str
     functions: list[Node]
     macros: list[Node]
+    coarse: bool = False  # a mark at each function is enough
 
 
 def type_names(texts: list[str]) -> frozenset[str]:

@@ -10,9 +10,11 @@ import time
 import pytest
 
 from tests.mutants import c_mutants, py_mutants
+from tests.mutants.__main__ import summary, try_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
 from tests.mutants.mutant import (
+    EQUIVALENT_LIST,
     ROOT,
     SURVIVORS,
     Fate,
@@ -24,6 +26,8 @@ from tests.mutants.mutant import (
     source_files,
     stale,
 )
+from tests.mutants.runner import Run
+from tests.mutants.trial import Surveys
 
 C = """\
 #define LIMIT 5 /* of something */
@@ -191,6 +195,16 @@ def test_entries_that_explain_nothing_any_more_are_found() -> None:
     assert stale(text, [Mutant("lbagent/y.py", 0, 1, "a", "b")]) == [], "of another file"
 
 
+def test_what_runs_only_while_a_module_is_imported_is_not_tried() -> None:
+    """No test could notice it: it ran before the first one."""
+    outcomes: list[Outcome] = []
+    mutants = {number: Mutant("lbagent/x.py", number, 1, "a", "b") for number in range(2)}
+    run = Run(mutants, {}, py_mutants.Switch(), outcomes.append, str)
+    run._try_python(Surveys({}), frozenset((0,)))
+    assert [outcome.fate for outcome in outcomes] == [Fate.IMPORTED, Fate.UNREACHED]
+    assert "1 mutants in 3 s; 100.0 % survived" in summary(outcomes, 3.0)
+
+
 @pytest.mark.parametrize(("work", "what"), [
     (lambda: 7, (7, "", False)),
     (lambda: 1 // 0, (None, "ZeroDivisionError", False)),
@@ -202,3 +216,10 @@ def test_how_a_child_ends(work, what) -> None:
     result, said, timed_out = what
     assert (ended.result, ended.timed_out) == (result, timed_out)
     assert said in ended.error
+
+
+def test_what_is_listed_may_be_believed() -> None:
+    """Such a mutant is not tried, and counts as explained."""
+    (path, before, after), why = next(iter(equivalents(EQUIVALENT_LIST.read_text(encoding="utf-8")).items()))
+    mutant = Mutant(path, 0, 1, before, after)
+    assert try_mutants([mutant], jobs=1, slow=False, believe=True) == [Outcome(mutant, Fate.EXPLAINED, why)]

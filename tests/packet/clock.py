@@ -1,7 +1,8 @@
 """A clock that tests set: hours pass in no time for programs that are loaded with it.
 
 The programs ask the kernel for jiffies (flows, slots, answers) and for nanoseconds (affinity). Here a number of the test's is added to
-what the kernel says: the very instructions that are shipped, but for these two calls.
+what the kernel says: the very instructions that are shipped, but for these two calls. Of a `StillClock` the number is all there is, so
+that a test can say what happens in the very tick in which a time-out ends.
 """
 
 from __future__ import annotations
@@ -86,6 +87,37 @@ class Clock:
         os.close(self.fd)
 
 
+class StillClock(Clock):
+    """A clock that stands still between two words of the test: no tick passes by itself."""
+
+    START = (1 << 20) + (40 << 8)  # ticks: a multiple of all that the programs count in
+
+    def __init__(self) -> None:
+        """Begin at START."""
+        super().__init__()
+        self.restart()
+
+    def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
+        """Return programs that go by this clock alone."""
+        instead = {number: map_value(1, self.fd, at) + insn(LDX_U64, dst=0, src=1) for number, at in HELPERS.items()}
+        programs = {name: with_calls_replaced(item, instead) for name, item in artifact.programs.items()}
+        return replace(artifact, programs=programs)
+
+    def restart(self) -> None:
+        """Go back to START; only for programs whose maps are empty."""
+        self.pass_ticks(self.START - self._ticks)
+
+    @property
+    def tick(self) -> int:
+        """The 16 bits of the present tick that entries keep."""
+        return self._ticks & (WRAP - 1)
+
+    @property
+    def passed(self) -> int:
+        """Ticks since the clock was made."""
+        return self._ticks - self.START
+
+
 def ticks_of(seconds: float) -> int:
     """Return seconds in ticks, rounded as the programs' settings are."""
     return max(1, round(seconds * 1e9 / TICK_NS))
@@ -113,9 +145,11 @@ class TimedWorld:
 
 
 @contextmanager
-def open_timed_world(options: Settings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
+def open_timed_world(
+    options: Settings = DEFAULTS, sizes: Sizes = SMALL, clock: Clock | None = None
+) -> Iterator[TimedWorld]:
     """Load every program with a clock of its own."""
-    clock = Clock()
+    clock = clock or Clock()
     try:
         with open_world(options, sizes, splice=clock.splice) as world:
             yield TimedWorld(world, clock)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from lbagent.bpf.load.program_settings import Settings
 from lbagent.errors import Unsupported
+from tests.packet.clock import StillClock, TimedWorld, open_timed_world
 from tests.packet.craft import FAMILIES, Family
-from tests.packet.harness import open_world
+from tests.packet.harness import SMALL, open_world
 from tests.packet.world import TC_INGRESS, XDP, World
 
 if TYPE_CHECKING:
@@ -41,6 +44,21 @@ def world(loaded_world: World) -> World:
     """Return the world with nothing in it."""
     loaded_world.reset()
     return loaded_world
+
+
+@pytest.fixture(scope="session")
+def loaded_still_world() -> Iterator[TimedWorld]:
+    """Load programs with one bucket of four entries and one SNAT port, for which time stands still."""
+    sizes = dataclasses.replace(SMALL, flow4=4, flow6=4, snat4=64, snat6=64)
+    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2000), sizes, StillClock()) as timed:
+        yield timed
+
+
+@pytest.fixture
+def still_world(loaded_still_world: TimedWorld) -> TimedWorld:
+    """Return it with nothing in it."""
+    loaded_still_world.reset()
+    return loaded_still_world
 
 
 @pytest.fixture(params=[4, 6], ids=["ipv4", "ipv6"])

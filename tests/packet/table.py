@@ -137,6 +137,14 @@ def slot_holder(world: World, family: Family, index: int) -> tuple[str, int] | N
     return family.text(struct.pack("=2Q", *words[1:3])), _swap(words[0] >> 48)
 
 
+def slot_stamp(world: World, family: Family) -> int:
+    """Return when the lease of the only held SNAT slot began, in units of SLOT_UNIT ticks; what was put back is taken off."""
+    (index,) = held_slot_indexes(world, family)
+    words = _SLOT_WORDS[family.version]
+    with world.maps.window(f"lb{family.version}_snat", (index + 1) * 8 * words - 8, 8) as view:
+        return int.from_bytes(view, "little") >> 4 & 0xFFF
+
+
 def held_slot_indexes(world: World, family: Family) -> list[int]:
     """Return which SNAT slots have a holder."""
     slots = world.maps.specs[f"lb{family.version}_snat"].value_size // (8 * _SLOT_WORDS[family.version])

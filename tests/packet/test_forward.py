@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, UDP, XDP, World
 
@@ -243,6 +243,113 @@ def test_packets_and_bytes_are_counted(world: World, fam: Family, hook: str) -> 
     size = sum(len(frame) for frame in [*frames, answer])
     for old, new in zip(before, (world.service_counter(service), world.backend_counter(backend)), strict=True):
         assert (new[0] - old[0], new[1] - old[1]) == (3, size)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_an_established_flow_is_counted(world: World, fam: Family, hook: str, proto: int, *, local: bool) -> None:
+    """Each packet of both directions, on the fast path as well: reason, service and backend, with all bytes of the frame."""
+    others = [world.backend(fam, fam.remote(n), 8080, proto) for n in (5, 6)]
+    world.service(fam, fam.vip2, 80, proto, others)
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, proto, local=local)
+    service = world.service(fam, fam.vip, 80, proto, [backend])
+    world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC)
+    source: tuple[str, int] = ("", 0)
+
+    def both(flags: str, answer: str, load: bytes) -> int:
+        """Let each side send a packet; return the bytes of both frames."""
+        nonlocal source
+        frame = request(fam, proto, 40000, flags, load=load)
+        out = world.run(hook, frame)
+        source = expect.source(out)
+        reason = Reason.FWD_LOCAL if local else Reason.FWD_NEW if flags == "S" else Reason.FWD_ESTABLISHED
+        assert out.counted == {reason: 1}
+        if local:
+            back = expect.local_reply(fam, proto, backend, *source, answer, load=load)
+            out = expect.at_pod(world, back)
+        else:
+            back = expect.remote_reply(fam, proto, backend, source[1], answer, load=load)
+            out = world.run(hook, back, world.net.lb1)
+        assert out.counted == {Reason.FWD_REPLY: 1}
+        return len(frame) + len(back)
+
+    counters = [*map(world.backend_counter, (*others, backend)), *map(world.service_counter, world.services)]
+    size = both("S", "SA", b"") + both("A", "PA", bytes(50))
+    for n in range(3):
+        size += both("A", "A", bytes(100 + n))
+    now = [*map(world.backend_counter, (*others, backend)), *map(world.service_counter, world.services)]
+    grown = [(new[0] - old[0], new[1] - old[1]) for old, new in zip(counters, now, strict=True)]
+    assert grown == [(0, 0), (0, 0), (10, size), (0, 0), (10, size)]
+    assert service is world.services[-1]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+@PROTOCOLS
+def test_each_packet_of_a_flow_has_right_checksums(
+    world: World, fam: Family, hook: str, proto: int, *, local: bool
+) -> None:
+    """What the checksum changes by may be kept with the flow; it depends on the address that the flow is sent from, which may change."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, proto, local=local)
+    service = world.service(fam, fam.vip, 80, proto, [backend])
+    source = expect.source(world.run(hook, request(fam, proto, 40000)))
+    if local:
+        expect.at_pod(world, expect.local_reply(fam, proto, backend, *source))
+    else:
+        world.run(hook, expect.remote_reply(fam, proto, backend, source[1]), world.net.lb1)
+    flags = 3 | (4 if local else 0) | (16 if proto == UDP else 0)  # live, selectable, local, protocol
+    hop = world.nexthop(world.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC)
+    for address in (fam.node2, fam.node2, fam.node, fam.node2, fam.node):
+        if not local:
+            world.path(backend, flags=flags, nexthop=hop, mtu=1500, snat=address)
+        for n in range(3):
+            frame = request(fam, proto, 40000, "A", load=bytes(range(60 + n)))
+            out = world.run(hook, frame)
+            if local:
+                expect.handed_up_to(out, frame, backend)
+                continue
+            wanted = expect.translated(
+                frame, src=address, sport=source[1], dst=backend.address, dport=8080, hop=1, **expect.TO_BACKEND
+            )
+            assert out.packet == wanted, expect.difference(out.packet, wanted)
+    assert service.backends == (backend,)
+
+
+def nexthop_of(world: World, fam: Family) -> int:
+    """Return the next hop towards the client that the only flow's entry names."""
+    flow = table.only(world, fam)
+    size, at = (32, 24) if fam.version == 4 else (64, 48)
+    with world.maps.window(f"lb{fam.version}_flow", flow.position * size + at + 6, 2) as view:
+        return int.from_bytes(view, "little")
+
+
+def test_a_local_flow_learns_its_next_hop(world: World, fam: Family) -> None:
+    """By the first reply after it is established; when that neighbour is retired, and another one is there, it learns the other."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    index = world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC)
+    world.run(XDP, request(fam, TCP, 40000))
+
+    def hear(flags: str) -> None:
+        frame = expect.local_reply(fam, TCP, backend, fam.client, 40000, flags)
+        out = expect.at_pod(world, frame)
+        wanted = expect.translated(frame, src=fam.vip, sport=80, hop=1, **expect.TO_CLIENT)
+        assert out.packet == wanted, expect.difference(out.packet, wanted)
+
+    hear("SA")
+    assert nexthop_of(world, fam) & 0x8000  # the handshake is under way: that is no next hop
+    hear("SA")
+    world.run(XDP, request(fam, TCP, 40000, "A"))
+    assert nexthop_of(world, fam) == 0
+    for _ in range(2):
+        hear("A")
+        assert nexthop_of(world, fam) == index
+    world.clear("lb_nexthop")
+    world.nexthops = {(0, str(n)): n for n in range(1, 10)}  # retired: no index is used again soon
+    other = world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC)
+    assert other == 10
+    for _ in range(2):
+        hear("A")
+        assert nexthop_of(world, fam) == other
 
 
 def test_next_hop_unknown_uses_the_kernels_routes(world: World, fam: Family, hook: str) -> None:

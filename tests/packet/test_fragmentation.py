@@ -118,6 +118,18 @@ def test_xdp_leaves_it_to_tc(world: World) -> None:
     assert whole[54:] == frame[54:]
 
 
+@pytest.mark.parametrize("vlans", [(5,), (5, 6)], ids=["tagged", "double"])
+def test_xdp_leaves_a_tagged_one_to_tc_as_well(world: World, vlans: tuple[int, ...]) -> None:
+    """Without DF it is not answered, whichever parser has read it; with DF it is."""
+    world.service(V4, V4.vip, 80, TCP, [world.backend(V4, V4.remote(1), 8080, mtu=MTU)])
+    plain = large(TCP, 1401)
+    for df in (False, True):
+        packet = craft.decode(plain)[IP]
+        packet.flags = "DF" if df else ""
+        out = world.run(XDP, craft.frame(IP(craft.recomputed(packet)), vlans=vlans))
+        assert out.counted == {Reason.ANSWER_TOO_BIG if df else Reason.PASS_MTU: 1}
+
+
 @PROTOCOLS
 def test_for_a_pod_the_stack_cuts(world: World, hook: str, proto: int) -> None:
     """A local backend's request is translated and handed up whatever its size; it still comes from the client."""

@@ -117,6 +117,34 @@ def test_datagrams_are_told_apart(world: World, fam: Family, hook: str) -> None:
         assert expect.parsed(first).src == expect.parsed(later).src
 
 
+def test_datagrams_of_one_number_are_told_apart(world: World, fam: Family, hook: str) -> None:
+    """One client and one identification: destination and protocol tell the datagrams apart (RFC 791 §3.2, RFC 8200 §4.5)."""
+    backends = [world.backend(fam, fam.remote(n), 53, proto) for n, proto in ((1, UDP), (2, UDP), (3, TCP))]
+    for vip, proto, backend in zip((fam.vip, fam.vip2, fam.vip), (UDP, UDP, TCP), backends, strict=True):
+        world.service(fam, vip, 53, proto, [backend])
+    pairs = [pieces(fam, fam.client, 40000, vip, 53) for vip in (fam.vip, fam.vip2)]
+    pairs.append([as_tcp(fam, packet) for packet in pairs[0]])
+    firsts = [run_all(world, hook, [pair[0]])[0] for pair in pairs]
+    laters = [run_all(world, hook, [pair[1]])[0] for pair in pairs]
+    for outs in (firsts, laters):
+        assert [wire_destination(fam, out) for out in outs] == [backend.address for backend in backends]
+
+
+def as_tcp(fam: Family, packet: bytes) -> bytes:
+    """Return a fragment as one of TCP; its checksum is not looked at."""
+    changed = bytearray(packet)
+    changed[9 if fam.version == 4 else 40] = TCP
+    changed[(20 if fam.version == 4 else 48) + 13] = 0x10  # ACK
+    return bytes(changed)
+
+
+def wire_destination(fam: Family, out: Outcome) -> str:
+    """Return where a fragment went."""
+    assert out.forwarded, out
+    at = 14 + (16 if fam.version == 4 else 24)
+    return fam.text(out.packet[at : at + (4 if fam.version == 4 else 16)])
+
+
 def test_ipv6_atomic_fragment(world: World, hook: str) -> None:
     """A fragment header on a whole packet (offset 0, no more) is just another extension header. Source: RFC 6946."""
     fam = craft.V6

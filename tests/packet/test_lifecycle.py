@@ -7,8 +7,9 @@ from scapy.layers.inet import TCP as TcpLayer
 
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, table
 from tests.packet.craft import Family
+from tests.packet.test_state import sweep
 from tests.packet.world import TCP, UDP, BackendRow, Outcome, ServiceRow, World
 
 
@@ -90,6 +91,18 @@ def test_backend_gone_resets_tcp(world: World, fam: Family, hook: str, *, local:
     assert (segment.seq, str(segment.flags)) == (555, "R")
     fresh = scene.send("S")
     assert expect.destination(fresh) == scene.other.endpoint
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """It closes with the first RST, stays as long as its client sends, and each packet is told the same."""
+    scene = Scene(world, fam, hook, TCP, local=local)
+    world.remove_backend(scene.held)
+    for _ in range(3):
+        table.age(world, fam, 15)
+        assert scene.send("A").counted == {Reason.REJECT_BACKEND_GONE: 1}
+        assert table.only(world, fam).state == table.CLOSING
+        assert sweep(world, fam) == 1
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])

@@ -155,3 +155,43 @@ def test_reply_that_may_be_fragmented_goes_up_at_xdp(world: World) -> None:
         assert out.passed
         assert out.packet == expect.translated(over, src=fam.vip, sport=80, dst=fam.client, dport=40000)
         assert out.counted == {Reason.FWD_REPLY: 1}
+
+
+def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
+    """TTL 2 is forwarded with 1, in both directions, by the first packets and by those of an established flow."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    for say, hear in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
+        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say, ttl=2, load=bytes(40)))
+        port = expect.forwarded_to(world.run(hook, frame), frame, backend)
+        answer = expect.remote_reply(fam, TCP, backend, port, hear, ttl=2, load=bytes(40))
+        expect.replied(world.run(hook, answer, world.net.lb1), answer, service, fam.client, 40000)
+        last = expect.remote_reply(fam, TCP, backend, port, "A", ttl=1, load=bytes(40))
+        out = world.run(hook, last, world.net.lb1)
+        assert out.counted == {Reason.ANSWER_TTL: 1}
+        assert fam.text(expect.parsed(out).dst) == backend.address
+
+
+def test_a_way_whose_mtu_is_not_known(world: World, fam: Family, hook: str) -> None:
+    """0 in the path record, or in the device's: nothing is too large."""
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=0)
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=0)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    for flags in ("S", "A"):
+        frame = big(fam, 1500, flags)
+        port = expect.forwarded_to(world.run(hook, frame), frame, backend)
+        answer = reply_of(fam, backend.endpoint, port, 1500, "SA" if flags == "S" else "A", df=True)
+        expect.replied(world.run(hook, answer, world.net.lb1), answer, service, fam.client, 40000)
+
+
+def test_what_fits_every_link_is_not_measured(world: World, fam: Family, hook: str) -> None:
+    """A reply of 1,280 bytes, which each IPv6 link takes (RFC 8200 §5), goes; one of 1,281 is compared with the device's MTU."""
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1270)
+    backend = world.backend(fam, fam.remote(1), 8080)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
+    for flags in ("SA", "A", "A"):
+        fits = reply_of(fam, backend.endpoint, port, 1280, flags, df=True)
+        expect.replied(world.run(hook, fits, world.net.lb1), fits, service, fam.client, 40000)
+        over = reply_of(fam, backend.endpoint, port, 1281, flags, df=True)
+        assert world.run(hook, over, world.net.lb1).counted == {Reason.ANSWER_TOO_BIG: 1}

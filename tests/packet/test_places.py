@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lbagent.bpf.run.test_run import Tc, Xdp
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
@@ -52,7 +53,7 @@ def test_one_armed_node(world: World, fam: Family, hook: str) -> None:
     backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))
-    assert out.forwarded
+    assert out.verdict == (Xdp.TX if hook == XDP else Tc.REDIRECT)
     assert out.packet[:12] == bytes.fromhex((ROUTER_MAC + NODE_MAC).replace(":", ""))
     packet = craft.tcp(fam, backend.address, 8080, fam.node2, expect.source(out)[1], "SA")
     answer = craft.frame(packet, src=ROUTER_MAC, dst=NODE_MAC)
@@ -185,3 +186,26 @@ def test_pod_that_meets_itself_prefers_another(world: World, fam: Family) -> Non
         out = expect.at_pod(world, craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC))
         assert expect.destination(out) == backends[1].endpoint
         assert expect.source(out) == (fam.local(1), sport)
+
+
+def test_by_which_device_xdp_sends(world: World, fam: Family) -> None:
+    """Back by the device a frame came in by, or on by another one; first packets and those of the fast path, tagged ones as well."""
+    world.nexthop(world.net.lb0, ROUTER_MAC, NODE_MAC)
+    hops = {
+        Xdp.TX: world.nexthop(world.net.lb0, craft.BACKEND_MAC, NODE_MAC),
+        Xdp.REDIRECT: world.nexthop(world.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC),
+    }
+    for n, (verdict, hop) in enumerate(hops.items(), 1):
+        backend = world.backend(fam, fam.remote(n), 8080, nexthop=hop)
+        world.service(fam, fam.vip, 80 + n, TCP, [backend])
+        for vlans in ((), (5,)):
+            for say, hear in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
+                packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80 + n, say, load=bytes(40))
+                out = world.run(XDP, craft.frame(packet, vlans=vlans))
+                assert out.verdict == verdict
+                back = craft.tcp(fam, *backend.endpoint, *expect.source(out), hear, load=bytes(40))
+                for device, mac, wanted in (
+                    (world.net.lb0, NODE_MAC, Xdp.TX),
+                    (world.net.lb1, craft.NODE2_MAC, Xdp.REDIRECT),
+                ):
+                    assert world.run(XDP, craft.frame(back, dst=mac), device).verdict == wanted

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
+from lbagent.maps.layout import PathFlag
 from tests.packet import craft, expect
+from tests.packet.clock import TICK_NS, TimedWorld
 from tests.packet.craft import Family
 from tests.packet.world import MAGLEV, TCP, UDP, XDP, BackendRow, World
 
@@ -37,6 +40,36 @@ def test_random_spreads_evenly(world: World, fam: Family, hook: str) -> None:
     found = Counter(choices(world, fam, hook))
     assert set(found) == {b.endpoint for b in backends}
     assert all(100 - 44 < n < 100 + 44 for n in found.values()), found
+
+
+def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -> None:
+    """The same client ports at two addresses and at two ports: each frontend spreads them anew."""
+    backends = remotes(world, fam, 4)
+    frontends = ((fam.vip, 80), (fam.vip2, 80), (fam.vip, 81))
+    for address, port in frontends:
+        world.service(fam, address, port, TCP, backends)
+    chosen = [
+        [
+            expect.destination(world.run(hook, craft.frame(craft.tcp(fam, *client(fam, n), *frontend))))
+            for n in range(60)
+        ]
+        for frontend in frontends
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        same = sum(a == b for a, b in zip(chosen[one], chosen[other], strict=True))
+        assert 2 <= same <= 32, (one, other, same)  # 15 of 60, five standard deviations (3.35)
+
+
+def test_a_backend_that_lives_is_found_beside_dead_ones(world: World, fam: Family, hook: str) -> None:
+    """Three of four slots lead to records that are gone already: every flow gets the fourth one, wherever its search begins."""
+    for lives in range(4):
+        world.reset()
+        backends = remotes(world, fam, 4)
+        world.service(fam, fam.vip, 80, TCP, backends)
+        for n, backend in enumerate(backends):
+            if n != lives:
+                world.path_flags(backend, clear=PathFlag.LIVE | PathFlag.SELECTABLE)
+        assert set(choices(world, fam, hook, 25)) == {backends[lives].endpoint}
 
 
 def test_random_takes_only_the_first_count_slots(world: World, fam: Family) -> None:
@@ -137,3 +170,50 @@ def test_maglev_without_a_table_falls_back(world: World, fam: Family, hook: str)
     out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))
     assert out.forwarded
     assert expect.destination(out) in {b.endpoint for b in backends}
+
+
+def position(fam: Family, proto: int, client: tuple[str, int], frontend_port: int, size: int) -> int:
+    """Return the entry of a Maglev table that a client is mapped to: nodes of all versions have to agree on it."""
+    golden, end = 0x9E3779B97F4A7C15, (1 << 64) - 1
+    raw = fam.packed(client[0])
+    words = sum(int.from_bytes(raw[n : n + 4], "little") for n in range(0, len(raw), 4))
+    ports = proto | int.from_bytes(frontend_port.to_bytes(2, "big"), "little") << 16
+    ports |= int.from_bytes(client[1].to_bytes(2, "big"), "little") << 32
+    mixed = words * golden & end
+    mixed = (mixed ^ mixed >> 32 ^ ports) * golden & end
+    mixed = (mixed ^ mixed >> 29) * 0x9FB21C651E98DF25 & end
+    return (mixed >> 32) * size >> 32
+
+
+def test_all_nodes_choose_alike(world: World, fam: Family, hook: str) -> None:
+    """A client that comes by another node, of another version, gets the same backend: the positions stand here for good."""
+    size = world.sizes.maglev_size
+    backends = remotes(world, fam, 7)
+    row = world.service(fam, fam.vip, 80, TCP, backends, algorithm=MAGLEV)
+    table = [backends[n * n % 7] for n in range(size)]
+    world.maglev(row, [backend.id for backend in table])
+    wanted = [table[position(fam, TCP, client(fam, n), 80, size)].endpoint for n in range(60)]
+    assert choices(world, fam, hook, 60) == wanted
+
+
+def test_affinity_to_the_nanosecond(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """With its last nanosecond the time-out is over; a tick before a new connection still goes to the same backend."""
+    ticks = 1_000_000_000 // math.gcd(TICK_NS, 1_000_000_000)  # so many are whole seconds
+    world = still_world.world
+    backends = remotes(world, fam, 2)
+    row = world.service(fam, fam.vip, 80, TCP, backends, affinity_s=ticks * TICK_NS // 1_000_000_000)
+    ports = iter(range(40000, 40100))
+
+    def choice() -> tuple[str, int]:
+        world.forget_flows()  # they hold the only port
+        out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, next(ports), fam.vip, 80)))
+        return expect.destination(out)
+
+    for n in (1, 2):
+        world.slot(row, n, target=backends[0].id)
+    assert choice() == backends[0].endpoint
+    for n in (1, 2):  # where it would go without affinity
+        world.slot(row, n, target=backends[1].id)
+    for passed, backend in ((0, 0), (ticks - 1, 0), (ticks - 1, 0), (ticks, 1), (0, 1)):
+        still_world.clock.pass_ticks(passed)
+        assert choice() == backends[backend].endpoint, passed

@@ -89,6 +89,19 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
 
 
 @BOTH_WAYS
+def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """UDP has no handshake that would be left in peace: after the sweep the next one is unreachable."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 53, UDP, local=local)
+    service = world.service(fam, fam.vip, 53, UDP, [backend])
+    frame = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53, bytes(100)))
+    for _ in range(2):
+        assert expect.destination(world.run(hook, frame)) == backend.endpoint
+    world.remove_service(service)
+    sweep(world, fam)
+    assert world.run(hook, frame).counted == {Reason.REJECT_SERVICE_GONE: 1}
+
+
+@BOTH_WAYS
 def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hook: str, *, local: bool) -> None:
     """Between the removal and the sweep both directions are translated as before: nobody waits for a lost packet."""
     for proto in (TCP, UDP):
@@ -124,6 +137,32 @@ def test_what_the_backend_says_reaches_the_client(
     assert expect.destination(answer) == (fam.client, 40000)
     told = talk.say("R")
     assert (expect.source(told), expect.destination(told)) == (talk.at_backend, talk.backend.endpoint)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("gen", [0, 0x7E, 0x7F, 0x80, 0xFE, 0xFF])
+def test_the_clients_rst_reaches_a_backend_that_is_gone(
+    world: World, fam: Family, hook: str, gen: int, *, local: bool
+) -> None:
+    """Whatever its generation was, also the last one before they begin anew: a second removal later it is nobody's."""
+    backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, local=local, gen=gen)
+    service = world.service(fam, fam.vip, 80, TCP, [backend])
+    frames = {
+        flags: craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, flags, seq=1, ack=1, load=bytes(60)))
+        for flags in ("S", "A", "R")
+    }
+    source = expect.source(world.run(hook, frames["S"]))
+    answer = (
+        expect.local_reply(fam, TCP, backend, *source) if local else expect.remote_reply(fam, TCP, backend, source[1])
+    )
+    expect.at_pod(world, answer) if local else world.run(hook, answer, world.net.lb1)
+    assert expect.destination(world.run(hook, frames["A"])) == backend.endpoint
+    world.remove_service(service)
+    world.remove_backend(backend)
+    assert world.run(hook, frames["A"]).counted == {Reason.REJECT_SERVICE_GONE: 1}
+    assert expect.destination(world.run(hook, frames["R"])) == backend.endpoint
+    world.path_flags(backend, bump=True)  # its record was another backend's meanwhile
+    assert world.run(hook, frames["R"]).dropped
 
 
 @BOTH_WAYS

@@ -13,7 +13,7 @@ from lbagent.maps import layout
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.table import CLOSING, EST, MID, NEW
-from tests.packet.world import TCP, UDP, BackendRow, Outcome, World
+from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
 TICK_S = (1 << program_settings.tick_shift(jiffies.hz())) / jiffies.hz()
 DEFAULTS = program_settings.Settings()
@@ -205,6 +205,45 @@ def test_sweeper_counts_live_flows_by_backend(world: World, fam: Family, hook: s
         offset = (world.sizes.backends + backend.id) * 4
         with world.maps.window("lb_live", offset, 4) as view:
             assert struct.unpack("=I", view)[0] == places.count(backend.endpoint)
+
+
+def test_a_run_of_the_sweeper(world: World, fam: Family) -> None:
+    """One run does 32 buckets at most and says where the next one begins; it adds up the live flows, and keeps the tick that it was given."""
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
+    for n in range(200):
+        world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 41000 + n, fam.vip, 80)))
+    buckets: dict[int, int] = {}
+    for flow in table.flows(world, fam):
+        buckets[flow.position // layout.FLOW_WAYS] = buckets.get(flow.position // layout.FLOW_WAYS, 0) + 1
+
+    def run(first: int, count: int, live: int, until: int) -> tuple[int, tuple[int, ...]]:
+        data = layout.LB_SWEEP.pack(first, count, 0, live, until)
+        result = run_xdp(world.programs[f"sweep{fam.version}"], data)
+        return result.verdict, struct.unpack_from("=5Q", result.packet)
+
+    for first, count, done in ((0, 5, 5), (7, 32, 32), (7, 33, 32), (100, 900, 32), (3, 0, 0), (20, 1, 1)):
+        found = sum(flows for bucket, flows in buckets.items() if first <= bucket < first + done)
+        verdict, record = run(first, count, 1000, 4711)
+        assert record == (first + done, count - done, 0, 1000 + found, 4711), (first, count)
+        assert verdict == 1000 + found
+    assert run(0, 1, 0, 0)[1][-1] > 1 << 15
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_the_sweeper_counts_into_one_half(world: World, fam: Family, half: int) -> None:
+    """Readers use the other one meanwhile."""
+    backends = [world.backend(fam, fam.remote(n), 8080) for n in range(1, 4)]
+    world.service(fam, fam.vip, 80, TCP, backends)
+    for n in range(30):
+        world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 41000 + n, fam.vip, 80)))
+    flows = table.flows(world, fam)
+    world.clear("lb_live")
+    assert sweep(world, fam, half=half) == 30
+    size = world.maps.specs["lb_live"].value_size
+    with world.maps.window("lb_live", 0, size) as view:
+        counted = {n: count for n, count in enumerate(struct.unpack(f"={size // 4}I", view)) if count}
+    wanted = {b.id + half * world.sizes.backends: sum(flow.backend == b.id for flow in flows) for b in backends}
+    assert counted == wanted
 
 
 def test_expired_flow_gives_its_place_to_a_new_one(world: World, fam: Family, hook: str) -> None:

@@ -34,6 +34,25 @@ def test_source_that_is_no_host(world: World, fam: Family, hook: str, proto: int
                 assert out.counted == {Reason.DROP_MALFORMED: 1}
 
 
+# next to those above, and hosts all the same
+NEARLY_NO_HOST = {
+    4: ("1.0.0.1", "126.255.255.255", "128.0.0.1", "223.255.255.254"),
+    6: ("::2", "::3", "::1:0:0:1", "0:0:0:1::", "0:0:0:1::1", "fe80::1", "fe00::", "100::", "::100"),
+}
+
+
+def test_source_next_to_one_that_is_no_host(world: World, fam: Family, hook: str) -> None:
+    """It is served like any other, by a remote backend and by one of this node."""
+    backends = [
+        world.backend(fam, address, 8080, local=n > 0) for n, address in enumerate((fam.remote(1), fam.local(1)))
+    ]
+    for port, backend in zip((80, 81), backends, strict=True):
+        world.service(fam, fam.vip, port, TCP, [backend])
+        for source in NEARLY_NO_HOST[fam.version]:
+            out = world.run(hook, craft.frame(craft.tcp(fam, source, 40000, fam.vip, port)))
+            assert expect.destination(out) == backend.endpoint, source
+
+
 def test_client_port_zero(world: World, fam: Family, hook: str) -> None:
     """Port 0 is odd and legal (RFC 768: "no port"); it is a client like any other."""
     backend = world.backend(fam, fam.remote(1), 8080)

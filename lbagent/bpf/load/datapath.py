@@ -13,7 +13,6 @@ from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
-from lbagent.bpf.load.links import linked_devices
 from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
 from lbagent.kernel import jiffies
 
@@ -63,8 +62,8 @@ class Datapath:
         return self.attachments
 
     def attached_devices(self) -> dict[str, int]:
-        """Return the interface indexes of the devices with a pinned link, by the names they had when it was made."""
-        return linked_devices(self.root)
+        """Return the interface indexes of the devices that got programs, by the names they had then."""
+        return attach.attached_indexes(self.root)
 
     def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.

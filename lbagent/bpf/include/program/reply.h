@@ -106,7 +106,11 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	value = reply_refresh(ctx, &s->pk, to, view, now);
+	s->old_value = reply_refresh(ctx, &s->pk, to, view, now);
+	s->out = out;
+	FENCE(s); /* both are loaded again: else the verifier follows each way through the states above by itself */
+	value = s->old_value;
+	out = s->out;
 	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
 		snat_view_free(view);
 	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
@@ -183,7 +187,11 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	out = reply_out(ctx, pk, &to, index, &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
+	s->old_value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
+	s->out = out;
+	FENCE(s); /* both are loaded again: else the verifier follows each way through the states above by itself */
+	value = s->old_value;
+	out = s->out;
 	rc = reply_send(ctx, s, &to, out, &nh, &learned, ct_flow_service(&f), value_backend(f.value));
 	if (learned && learned != index && !value_is_opening(value))
 		ct_flow_learn_nexthop(&f, learned); /* no other flow takes the entry of an established one */
