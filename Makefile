@@ -14,7 +14,7 @@ help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
 	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
-	  '  and 10 MB of package lists) and 41 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
+	  '  and 10 MB of package lists) and 55 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  build, demo, demo-shell, test, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 

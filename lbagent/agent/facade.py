@@ -169,7 +169,7 @@ class AgentFacade:
         refused = sum(not message.warning for message in messages)
         objects = self._components.loop.inbox.counts[source.name].objects
         return metrics.SourceSample(
-            source.name, source.synced.is_set(), objects, refused, len(messages) - refused, source.trusted
+            source.name, source.synced.is_set(), objects, refused, len(messages) - refused, source.trusted, source.held
         )
 
     def _devices(self) -> list[DeviceStatus]:

@@ -14,6 +14,7 @@ from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
 from lbagent.agent.device_keeper import require_devices
 from lbagent.agent.notify import notify
+from lbagent.agent.sources import reconfigure_sources
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize
@@ -76,6 +77,7 @@ class Reloader:
         components.network.reconfigure(layer_settings.path_settings(merged))
         if layer_settings.resolve_options(merged) != layer_settings.resolve_options(old):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged)))
+        reconfigure_sources(components.sources, merged)
         components.bpf.resync_s = merged.resync_interval
         components.bpf.linger_s = layer_settings.linger_s(merged)
         if components.sweeper is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError
@@ -13,6 +13,9 @@ from lbagent.objects.source import Source
 from lbagent.sources import synthetic
 from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.source import FolderSource
+from lbagent.sources.kube import object_cache
+from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.sources.kube.source import KubeSource
 from lbagent.sources.operator import OperatorSource
 
 
@@ -20,6 +23,7 @@ class _SourceKind(NamedTuple):
     name: str
     is_configured: Callable[[Config], bool]
     build: Callable[[Config], Source]
+    reconfigure: Callable[[Any, Config], None] = lambda _source, _config: None  # at SIGHUP
 
 
 def _folder(config: Config) -> Source:
@@ -30,10 +34,27 @@ def _synthetic(config: Config) -> Source:
     return synthetic.SyntheticSource(*synthetic.parse_synthetic(config.synthetic))
 
 
+def _kube(config: Config) -> Source:
+    settings = KubeSettings(
+        kubeconfig=config.kubeconfig,
+        node_name=config.name_of_node,
+        state_dir=config.state_dir,
+        max_delete_ratio=config.max_delete_ratio,
+    )
+    return KubeSource(settings)
+
+
+def _reconfigure_kube(source: KubeSource, config: Config) -> None:
+    source.set_max_delete_ratio(config.max_delete_ratio)
+
+
 # In the order in which they win: of an object that two sources give, the one of the first source holds. The operator, who gives
 # no Services, comes before them all.
 _KINDS = (
     _SourceKind(manifest_files.SOURCE, lambda config: bool(config.manifests), _folder),
+    _SourceKind(
+        object_cache.SOURCE, lambda config: bool(config.kubeconfig or config.in_cluster), _kube, _reconfigure_kube
+    ),
     _SourceKind(synthetic.SOURCE, lambda config: bool(config.synthetic), _synthetic),
 )
 
@@ -51,5 +72,13 @@ def build_sources(config: Config) -> tuple[OperatorSource, list[Source]]:
     operator = OperatorSource(config.state_dir)
     services = [kind.build(config) for kind in _KINDS if kind.is_configured(config)]
     if not services:
-        raise ConfigError("no source of services: give --manifests DIR")
+        raise ConfigError("no source of services: give --manifests DIR, --kubeconfig FILE or --in-cluster")
     return operator, [operator, *services]
+
+
+def reconfigure_sources(sources: Sequence[Source], config: Config) -> None:
+    """Let the sources take over what can change while they run."""
+    kinds = {kind.name: kind for kind in _KINDS}
+    for source in sources:
+        if source.name in kinds:
+            kinds[source.name].reconfigure(source, config)

@@ -41,6 +41,8 @@ def check(config: Config, places: Mapping[str, str]) -> None:
 
 
 def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
+    if config.kubeconfig and config.in_cluster:
+        refuse("in-cluster", "it cannot be given beside kubeconfig: there is one Kubernetes API")
     if config.synthetic and not re.fullmatch("[0-9]+:[0-9]+", config.synthetic):
         refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
 

@@ -18,7 +18,7 @@ RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "strict_source", "snat_ports",
         "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
-        "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size",
+        "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
     }
 )  # fmt: skip
 
@@ -30,6 +30,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     """Every setting of the agent. Times are seconds, sizes are entries."""
 
     manifests: Annotated[str, Meta(description="Folder with the Kubernetes manifests to serve.")] = ""
+    kubeconfig: Annotated[
+        str, Meta(description="Kubeconfig of the Kubernetes API to serve; its current context is used.")
+    ] = ""
+    in_cluster: Annotated[
+        bool, Meta(description="Whether the Kubernetes API is reached as a Pod of it, by service account.")
+    ] = False
+    max_delete_ratio: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Percent of at least 20 Services, or EndpointSlices, that may be missing in a list of the Kubernetes API;"
+            " of more the deletion waits until this is raised.",
+            extra={"unit": "%"},
+        ),
+    ] = 50
     synthetic: Annotated[
         str, Meta(description="Generated Services for measurements, SERVICES:BACKENDS (10000:10).")
     ] = ""

@@ -1,4 +1,4 @@
-"""Source: where objects come from. A folder of manifests, the operator, later the Kubernetes API.
+"""Source: where objects come from. A folder of manifests, the operator, the Kubernetes API.
 
 A source never reports a list that failed or is empty as "everything was deleted": what was there stays, `problems` says so,
 and `trusted` is false until a good list is there again. While it is, a restarted agent takes nothing away that may be of its
@@ -29,6 +29,14 @@ class Source(Protocol):
     @property
     def trusted(self) -> bool:
         """Whether the last list was good and not empty."""
+
+    @property
+    def remedy(self) -> str:
+        """What an operator can do about a source that is not trusted."""
+
+    @property
+    def held(self) -> int:
+        """How many objects the last list did not hold, which are kept until an operator confirms that they were deleted."""
 
     def snapshot(self) -> ObjectSnapshot:
         """Return every object of this source now."""

@@ -30,6 +30,7 @@ class SourceSample(Struct, frozen=True, gc=False):
     messages: int  # errors: something was left out or kept as it was
     warnings: int = 0
     trusted: bool = True
+    held: int = 0
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -144,6 +145,12 @@ def _sync(s: Snapshot) -> Iterator[MetricFamily]:
         "gauge",
         "Whether objects that are not in the last list count as deleted.",
         [(n, x.trusted) for n, x in named],
+    )
+    yield MetricFamily(
+        "lbagent_source_held_objects",
+        "gauge",
+        "Objects that the last list lacks and that are kept until that is confirmed.",
+        [(n, x.held) for n, x in named],
     )
     by_state = [((("state", x.text),), s.states.get(x, 0)) for x in BackendState if x is not BackendState.INVALID]
     yield MetricFamily("lbagent_backends", "gauge", "Backends, by state.", by_state)

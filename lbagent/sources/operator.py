@@ -35,6 +35,7 @@ class OperatorSource:
 
     name = OPERATOR
     trusted = True
+    remedy, held = "", 0
 
     def __init__(self, state_dir: str) -> None:
         """Read the states that were set before; `problems` names a file that cannot be read, and the next write puts it aside."""

@@ -17,6 +17,7 @@ HEADERS = ROOT / "lbagent" / "bpf" / "include"
 MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 # in backquotes with a slash or a suffix, and no file of the checkout: installed files, references, pins
 NOT_OURS = {
+    "service.kubernetes.io/service-proxy-name",
     "lib/systemd/system/lbagent.service",
     "share/lbagent/lbagent.yaml",
     "pod/shop/web-0",

@@ -32,7 +32,14 @@ def test_config_check_accepts_the_example(tmp_path):
 
 def test_commented_values_are_the_defaults():
     defaults = {option.key: option.default for option in config.options()}
-    examples = {"device", "pod-device", "node-name", "node-ip", "metrics-address"}  # have no useful default to show
+    examples = {
+        "kubeconfig",
+        "device",
+        "pod-device",
+        "node-name",
+        "node-ip",
+        "metrics-address",
+    }  # have no useful default to show
     derived = {"flow6-table-size": 1 << 19}  # 0 stands for half of IPv4's
     for key, text in re.findall(r"^#([a-z0-9-]+): (.*)$", EXAMPLE.read_text(), re.MULTILINE):
         if key not in examples:

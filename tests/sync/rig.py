@@ -39,6 +39,7 @@ class ListSource:
         self.name = name
         self.synced = asyncio.Event()
         self.trusted = True
+        self.remedy, self.held = "", 0
         self.changed = lambda _changes: None
         self.objects: dict[tuple[str, str], object] = {}
 

@@ -24,7 +24,7 @@ def check_sources(components: AgentComponents) -> Iterator[Condition]:
                 ConditionName.SOURCE_UNTRUSTED,
                 source.name,
                 f"source {source.name}: {why}; nothing counts as deleted until it is back",
-                "bring the folder back with its manifests; an empty List in a file says that there are none",
+                source.remedy,
             )
             refused = [message for message in refused if message is not messages[0]]
         if refused:

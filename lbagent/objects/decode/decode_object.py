@@ -1,6 +1,7 @@
 """From a Kubernetes object, as a mapping or as JSON, to a record: which kinds are used, and which module decodes each.
 
-The one entry for every source: `decode_object`. What it cannot use it leaves out and says so; it raises nothing.
+The entries for every source: `decode_object`, and `decode_json` where the kind is known. What they cannot use they leave out
+and say so; they raise nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def decode_object(
         if not isinstance(value, str):
             return _unidentified(Report(origin, "", locate), (field,), wrong_type(value, "str"))
     if is_used(raw["apiVersion"], raw["kind"]):
-        return _decode(raw, origin, locate, last)
+        return _decode(raw["kind"], raw, origin, locate, last)
     if not raw["apiVersion"].startswith(OURS):
         return DecodedObject(None, raw["kind"])
     kind, version = (text if text.isprintable() else ascii(text) for text in (raw["kind"], raw["apiVersion"]))
@@ -101,19 +102,46 @@ def decode_object(
     return DecodedObject(None, raw["kind"], messages=(message,))
 
 
+def decode_json(
+    kind: str,
+    raw: msgspec.Raw | bytes,
+    origin: Origin,
+    last: Callable[[str, str], LastGoodObject | None] = lambda _kind, _key: None,
+) -> DecodedObject:
+    """Decode the JSON of an object of a kind that is used and that it need not say: in lists of the API it does not.
+
+    Quicker than `decode_object`, with the same result: only an object with values of a wrong type becomes a mapping first.
+    """
+    try:
+        converted = _DECODERS[kind].decode(raw)
+    except msgspec.ValidationError:
+        mapping = msgspec.json.decode(raw)
+        if isinstance(mapping, dict):
+            return _decode(kind, mapping, origin, None, last)
+        return _unidentified(Report(origin, "", None), (), wrong_type(mapping, "object"))
+    except msgspec.DecodeError as error:
+        return _unidentified(Report(origin, "", None), (), f"not JSON: {error}")
+    meta = converted.metadata or wire.Meta()
+    return _decode(kind, {"metadata": {"name": meta.name, "namespace": meta.namespace}}, origin, None, last, converted)
+
+
+_DECODERS = {kind: msgspec.json.Decoder(known.wire) for kind, known in _KINDS.items()}
+
+
 def _unidentified(report: Report, path: FieldPath, problem: str) -> DecodedObject:
     report.error(path, problem, "the document is left out")
     return DecodedObject(None, "", messages=tuple(report.messages), is_unidentified=True)
 
 
 def _decode(
+    kind: str,
     raw: dict[str, Any],
     origin: Origin,
     locate: Callable[[FieldPath], int] | None,
     last: Callable[[str, str], LastGoodObject | None],
+    converted: Any = None,
 ) -> DecodedObject:
-    """Decode an object of a kind that is used."""
-    kind = raw["kind"]
+    """Decode an object of a kind that is used; `converted` is what it is in Kubernetes' shape, where that is known."""
     known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
@@ -124,7 +152,8 @@ def _decode(
             report.subject = kind
             report.error(("metadata", field), problem, "the object is left out")
             return DecodedObject(None, kind, "", tuple(report.messages), is_unidentified=True)
-    converted = convert_leniently(raw, known.wire, report.wrong_type)
+    if converted is None:
+        converted = convert_leniently(raw, known.wire, report.wrong_type)
     if converted is not None and not (report.wrong_type_fields & _WHOLE and report.last):
         obj = known.decode(converted, namespace, name, report)
         if obj is not None or not report.messages:

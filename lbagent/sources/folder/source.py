@@ -36,6 +36,8 @@ class FolderSource:
     """The objects of a folder of manifests."""
 
     name = SOURCE
+    remedy = "bring the folder back with its manifests; an empty List in a file says that there are none"
+    held = 0
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The Kubernetes API as a source: to come, and its place.
+"""The Kubernetes API as a source: Services, EndpointSlices, the own Node, its Pods, and BackendStates where their CRD is installed.
 
-`source.py` will implement `objects.source.Source` (list, then watch; `resume` when a file of the last list is kept), and give
-each object to `objects.decode.decode_object` with an Origin whose `source` is "kube". Nothing else in the program changes but
-one line in the table of sources (agent/sources.py).
+`kube_client.py` asks (the one door to the package `kubernetes`), `reflector.py` lists and watches one resource, `object_cache.py`
+holds its objects, `deletion_guard.py` says which deletions wait for a confirmation, `source.py` joins them to an
+`objects.source.Source`. `resources.py` is the list of what is read, `kube_settings.py` what can be set.
 """

@@ -151,7 +151,13 @@ def test_devices() -> None:
 
 
 def source(*messages: Message, trusted: bool = True) -> list[Condition]:
-    one = Some(name="folder", synced=Some(is_set=lambda: True), trusted=trusted, problems=lambda: list(messages))
+    one = Some(
+        name="folder",
+        synced=Some(is_set=lambda: True),
+        trusted=trusted,
+        problems=lambda: list(messages),
+        remedy="mend the source",
+    )
     return list(check_sources(Some(sources=[one])))
 
 
@@ -160,7 +166,9 @@ def test_sources() -> None:
     bad, odd = Message("bad port", file="a.yaml", line=3), Message("has no effect", warning=True)
     assert source() == []
     assert source(odd) == []
-    assert brief(source(gone, trusted=False)) == [("source-untrusted", "folder")]
+    (found,) = source(gone, trusted=False)
+    assert brief([found]) == [("source-untrusted", "folder")]
+    assert found.remedy == "mend the source"
     (found,) = source(odd, bad, bad)
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"

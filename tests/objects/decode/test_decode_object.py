@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lbagent.objects.decode.decode_object import decode_object
+from lbagent.objects.decode.decode_object import decode_json, decode_object
 from lbagent.objects.records import Origin, StateOverride, kind_of
 
 HERE = Origin(source="kube")
@@ -89,3 +89,49 @@ def test_backend_states_that_are_refused(spec: dict[str, object], field: str, pr
     assert decoded.obj is None
     assert decoded.messages[0].field == field
     assert decoded.messages[0].problem.startswith(problem)
+
+
+META = {
+    "name": "a",
+    "namespace": "b",
+    "labels": {"kubernetes.io/service-name": "a"},
+    "uid": "x",
+    "managedFields": [{"f": 1}],
+}
+SAMPLES = [
+    {"kind": "Service", "spec": {"clusterIPs": ["10.0.0.1"], "ports": [{"port": 80}], "unknown": {"a": [1]}}},
+    {"kind": "Service", "spec": {"clusterIPs": ["10.0.0.1", 5], "ports": [{"port": "http"}, {"port": 81}]}},
+    {"kind": "Service", "spec": {"clusterIPs": "10.0.0.1"}, "status": 7},
+    {"kind": "Service", "spec": {"clusterIPs": ["010.0.0.1"], "ports": [{"port": 80000, "protocol": "x"}]}},
+    {"kind": "Service", "spec": []},
+    {
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.2"]}],
+        "ports": [{"port": 8}],
+    },
+    {"kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [{"addresses": [2]}, {"addresses": ["10.0.0.2"]}]},
+    {"kind": "Pod", "spec": {"nodeName": "n", "containers": [{"ports": [{"hostPort": 1, "containerPort": 2}]}]}},
+    {"kind": "Node", "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.3"}]}},
+    {"kind": "BackendState", "spec": {"address": "10.0.0.1:80/TCP", "state": "maintenance"}},
+    {"kind": "BackendState", "spec": {"address": "10.0.0.1:80/TCP", "state": "gone"}},
+]
+API_VERSIONS = {"EndpointSlice": "discovery.k8s.io/v1", "BackendState": "lbagent.io/v1alpha1"}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample["kind"])
+@pytest.mark.parametrize("meta", [META, {"name": "a"}, {}, {"name": 5, "namespace": []}, None])
+def test_an_object_that_does_not_say_its_kind_gives_the_same(sample: dict, meta: dict | None) -> None:
+    """As items of the API's lists: the same record, the same messages, whatever is wrong."""
+    kind, origin = sample["kind"], Origin(source="kube")
+    bare = {key: value for key, value in sample.items() if key != "kind"} | (
+        {"metadata": meta} if meta is not None else {}
+    )
+    whole = {"apiVersion": API_VERSIONS.get(kind, "v1"), "kind": kind, **bare}
+    assert decode_json(kind, json.dumps(bare).encode(), origin) == decode_object(whole, origin)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"5", b"[]", b"null"])
+def test_json_that_is_no_object_is_unidentified(raw: bytes) -> None:
+    found = decode_json("Service", raw, Origin(source="kube"))
+    assert (found.obj, found.is_unidentified, len(found.messages)) == (None, True, 1)

@@ -1,0 +1,70 @@
+"""Which deletions wait for a confirmation: a server restored from an old backup lists few objects, and that looks like a deletion.
+
+Only what a list does not hold any more is meant; what a watch says was deleted was deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from lbagent.kernel.private_folder import make_private
+
+MIN_OBJECTS = 20  # with fewer, a list without most of them is an ordinary day
+FILE = "kube-services.json"
+DELAY_S = 5.0  # names are written so long after they changed
+
+
+def needs_confirmation(known: int, gone: int, max_percent: int) -> bool:
+    """Return whether so many objects that vanish at once wait for the operator.
+
+    An empty list is none in any cluster (each has default/kubernetes), so it waits whatever the number; 100 % never waits.
+    """
+    if not gone or max_percent >= 100:
+        return False
+    return gone == known or (known >= MIN_OBJECTS and gone * 100 > known * max_percent)
+
+
+class ServiceNames:
+    """The keys of the Services that were known last, in a file: so the first list after a restart is measured too."""
+
+    def __init__(self, state_dir: str, keys: Callable[[], Collection[str]]) -> None:
+        """`state_dir` is '' to remember nothing; `keys` gives what is known now."""
+        self._path = os.path.join(state_dir, FILE) if state_dir else ""
+        self._keys = keys
+        self._changed = asyncio.Event()
+
+    def recall(self) -> frozenset[str]:
+        """Return what an earlier agent knew; nothing when that cannot be read."""
+        try:
+            with open(self._path, "rb") as file:
+                return frozenset(msgspec.json.decode(file.read(), type=list[str]))
+        except (OSError, msgspec.MsgspecError):
+            return frozenset()
+
+    def note(self) -> None:
+        """Say that the keys changed: they are written a moment later."""
+        if self._path:
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Write the keys when they have changed, until cancelled."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(DELAY_S)
+            self._changed.clear()
+            await asyncio.to_thread(self._write, msgspec.json.encode(sorted(self._keys())))
+
+    def _write(self, data: bytes) -> None:
+        """Replace the file whole. What cannot be written is left: `status` says when the folder is not writable."""
+        try:
+            make_private(os.path.dirname(self._path))
+            draft = self._path + ".new"
+            with open(draft, "wb") as file:
+                file.write(data)
+            os.replace(draft, self._path)
+        except OSError:
+            return

@@ -1,0 +1,227 @@
+"""GET from the API server: the one door to the package `kubernetes`, of which only configuration and transport are used.
+
+Its generated classes stay unloaded (1.2 s and 26 MiB), answers are raw bytes. Every failure is a `ServerUnreachable` or an
+`ApiError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.errors import LbError
+from lbagent.kernel.private_folder import make_private
+from lbagent.sources.kube.kube_settings import KubeSettings
+
+CONNECT_S = 5.0
+CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
+CREDENTIALS = "kube-credentials"  # folder below the state directory
+MAX_RETRY_AFTER_S = 300.0
+
+
+class ServerUnreachable(LbError):
+    """No answer: no connection, or one that broke or went silent."""
+
+
+class ApiError(LbError):
+    """The server answered, but not with what was asked for. `retry_after_s` is 0 when it names no time."""
+
+    def __init__(self, status: int, message: str = "", retry_after_s: float = 0.0) -> None:
+        known = {each.value: each.phrase for each in HTTPStatus}
+        super().__init__(f"{status} {known.get(status, '')}".strip() + (f": {message}" if message else ""))
+        self.status = status
+        self.retry_after_s = min(retry_after_s, MAX_RETRY_AFTER_S)
+
+
+class _Status(Struct):
+    """metav1.Status."""
+
+    kind: str = ""
+    message: str = ""
+
+
+class Answer:
+    """A good answer whose body has not been read yet."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw  # aiohttp.ClientResponse
+
+    async def read(self) -> bytes:
+        """Return the whole body."""
+        data: bytes = await self._raw.read()
+        return data
+
+    async def lines(self) -> AsyncIterator[list[bytes]]:
+        """Yield whole lines as they arrive, all of a moment together. What a broken connection left of a line is dropped."""
+        rest: list[bytes] = []
+        async for chunk in self._raw.content.iter_any():
+            first, *others = chunk.split(b"\n")
+            rest.append(first)
+            if others:
+                yield [line for line in (b"".join(rest), *others[:-1]) if line]
+                rest = [others[-1]]
+
+
+class _Connection:
+    """An ApiClient, which stays open until the last one who reads from it is done."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.readers = 0
+        self.is_retired = False
+
+    async def close_if_unused(self) -> None:
+        if self.is_retired and not self.readers:
+            await self.client.close()
+
+
+class KubeClient:
+    """Asks the server of the settings. Credentials are read again when they were refused, or when no connection could be made."""
+
+    def __init__(self, settings: KubeSettings) -> None:
+        self._settings = settings
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._has_connected = False
+
+    @asynccontextmanager
+    async def get(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncIterator[Answer]:
+        """Open a GET. A server that says nothing for `silence_s` counts as gone, also while the body is read.
+
+        Raises ServerUnreachable, and ApiError for a status of 400 or above.
+        """
+        connection = await self._connect()
+        connection.readers += 1
+        raw = None
+        try:
+            with _as_unreachable():
+                raw = await self._ask(connection.client, path, query, silence_s)
+                if raw.status >= HTTPStatus.BAD_REQUEST:
+                    raise _api_error(raw, await raw.read())
+                yield Answer(raw)
+        except ServerUnreachable:
+            if raw is None:
+                await self._retire(connection)
+            raise
+        except ApiError as error:
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                await self._retire(connection)
+            raise
+        finally:
+            if raw is not None:
+                raw.close()
+            connection.readers -= 1
+            await connection.close_if_unused()
+
+    async def close(self) -> None:
+        """Close what is open."""
+        if self._connection is not None:
+            await self._connection.client.close()
+            self._connection = None
+
+    async def _ask(self, client: Any, path: str, query: Mapping[str, str], silence_s: float) -> Any:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, connect=2 * CONNECT_S, sock_connect=CONNECT_S, sock_read=silence_s)
+        words = await client.param_serialize(
+            "GET",
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+        )
+        answer = await client.call_api(*words, _preload_content=False, _request_timeout=timeout)
+        return answer.response
+
+    async def _connect(self) -> _Connection:
+        async with self._connecting:  # all reflectors begin at once: one of them reads the credentials
+            if self._connection is None:
+                await asyncio.to_thread(_load_package)  # 0.8 s of imports, once
+                self._forget_old_credentials()
+                with _as_unreachable():
+                    self._connection = _Connection(await _open(self._settings))
+            return self._connection
+
+    def _forget_old_credentials(self) -> None:
+        """Remove what an agent left that was killed; this one's are removed when it ends."""
+        if self._settings.state_dir and not self._has_connected:
+            shutil.rmtree(os.path.join(self._settings.state_dir, CREDENTIALS), ignore_errors=True)
+        self._has_connected = True
+
+    async def _retire(self, connection: _Connection) -> None:
+        connection.is_retired = True
+        if self._connection is connection:
+            self._connection = None
+
+
+async def _open(settings: KubeSettings) -> Any:
+    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` knows."""
+    try:
+        async with asyncio.timeout(CREDENTIALS_S):
+            return await _new_client(settings)
+    except TimeoutError:
+        raise ServerUnreachable(f"no credentials within {CREDENTIALS_S:g} s") from None
+    except Exception as error:  # noqa: BLE001 - the package uses a file before it looks at it: any exception may come
+        raise ServerUnreachable(f"the credentials cannot be used: {' '.join(str(error).split())}") from None
+
+
+async def _new_client(settings: KubeSettings) -> Any:
+    config, client = _load_package()
+    configuration = client.Configuration()
+    configuration.retries = None  # pauses are the reflector's
+    if settings.kubeconfig:
+        await config.load_kube_config(
+            config_file=settings.kubeconfig,
+            client_configuration=configuration,
+            persist_config=False,
+            temp_file_path=_credentials_folder(settings),
+        )
+    else:
+        config.load_incluster_config(client_configuration=configuration)
+    return client.ApiClient(configuration)
+
+
+def _credentials_folder(settings: KubeSettings) -> str | None:
+    """Return where certificates and keys are written that a kubeconfig holds as text: OpenSSL reads files only. Raises OSError."""
+    if not settings.state_dir:
+        return None
+    folder = os.path.join(settings.state_dir, CREDENTIALS)
+    make_private(folder)
+    return folder
+
+
+def _load_package() -> tuple[Any, Any]:
+    from kubernetes.aio import client, config
+
+    return config, client
+
+
+@contextmanager
+def _as_unreachable() -> Iterator[None]:
+    """Turn what the package, its transport and the system raise into one sentence."""
+    import aiohttp
+    from kubernetes.aio.config.config_exception import ConfigException
+
+    try:
+        yield
+    except TimeoutError:
+        raise ServerUnreachable("it does not answer in time") from None
+    except (aiohttp.ClientError, ConfigException, OSError) as error:
+        raise ServerUnreachable(str(error) or type(error).__name__) from None
+
+
+def _api_error(raw: Any, body: bytes) -> ApiError:
+    status = _Status()
+    with suppress(msgspec.MsgspecError):
+        status = msgspec.json.decode(body, type=_Status)
+    after = raw.headers.get("Retry-After", "")
+    message = status.message if status.kind == "Status" else ""
+    return ApiError(raw.status, message, float(after) if after.isdecimal() else 0.0)

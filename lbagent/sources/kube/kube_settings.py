@@ -1,0 +1,141 @@
+"""What can be set of the Kubernetes source, and a kubeconfig checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.errors import ConfigError
+from lbagent.wrong_value import wrong_type
+
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a folder
+SERVER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+
+
+class KubeTiming(Struct, frozen=True, kw_only=True):
+    """Seconds, and objects a page. Source: client-go's reflector; a silent watch gets a bookmark each minute."""
+
+    first_pause_s: float = 0.8
+    max_pause_s: float = 30.0
+    healthy_s: float = 60.0  # after so long without a failure, pauses begin anew
+    silence_s: float = 150.0  # a watch that says nothing for so long is dead
+    list_silence_s: float = 60.0  # the same of a list
+    alive_s: float = 1.0  # a watch that has lived so long without a word is no failure
+    standing_s: float = 10.0  # a failure that lasts so long is shown
+    first_list_s: float = 10.0  # an agent that goes on from its maps waits so long for the first lists
+    watch_s: tuple[int, int] = (300, 600)  # a watch is asked to end by itself in this range
+    absent_s: float = 300.0  # a resource that is not installed is asked for again
+    page: int = 500
+
+
+class KubeSettings(Struct, frozen=True, kw_only=True):
+    """Where the API server is, which node this is, and what is kept over restarts.
+
+    `kubeconfig` is '' for the service account of a Pod. `max_delete_ratio` is in percent.
+    """
+
+    kubeconfig: str = ""
+    node_name: str
+    state_dir: str = ""
+    max_delete_ratio: int = 50
+    timing: KubeTiming = KubeTiming()
+
+    def check(self) -> None:
+        """Refuse what can be seen without asking the server. Raises ConfigError naming the file or variable."""
+        if self.kubeconfig:
+            check_kubeconfig(self.kubeconfig)
+        else:
+            check_in_cluster()
+
+
+class _Named(Struct):
+    name: str
+
+
+class _Cluster(Struct):
+    server: str
+
+
+class _NamedCluster(Struct):
+    name: str
+    cluster: _Cluster
+
+
+class _Context(Struct):
+    cluster: str
+    user: str = ""
+
+
+class _NamedContext(Struct):
+    name: str
+    context: _Context
+
+
+class _Kubeconfig(Struct):
+    current_context: str | None = msgspec.field(name="current-context", default=None)
+    contexts: list[_NamedContext] | None = None
+    clusters: list[_NamedCluster] | None = None
+    users: list[_Named] | None = None
+
+
+def check_kubeconfig(path: str) -> None:
+    """Follow a kubeconfig from its current context to a server. Raises ConfigError."""
+    config = _read(path)
+    if not config.current_context:
+        raise ConfigError(f"--kubeconfig {path}: current-context is missing; nothing was loaded")
+    contexts = {each.name: each.context for each in config.contexts or ()}
+    context = contexts.get(config.current_context)
+    if context is None:
+        found = ", ".join(sorted(contexts)) or "none"
+        raise ConfigError(
+            f"--kubeconfig {path}: current-context {config.current_context!r} is not among its contexts ({found})"
+        )
+    where = f"--kubeconfig {path}: context {config.current_context!r}"
+    clusters = {each.name: each.cluster for each in config.clusters or ()}
+    if context.cluster not in clusters:
+        raise ConfigError(f"{where} names the cluster {context.cluster!r}, which is not in the file")
+    if not clusters[context.cluster].server.startswith(("https://", "http://")):
+        raise ConfigError(
+            f"{where}: the server of cluster {context.cluster!r} is not a URL like https://192.0.2.1:6443"
+        )
+    if context.user and context.user not in {each.name for each in config.users or ()}:
+        raise ConfigError(f"{where} names the user {context.user!r}, which is not in the file")
+
+
+def _read(path: str) -> _Kubeconfig:
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            raw: Any = yaml.load(stream, yaml.CSafeLoader)
+    except OSError as error:
+        raise ConfigError(f"--kubeconfig {path}: {error.strerror}; nothing was loaded") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"--kubeconfig {path}{line}: not YAML; nothing was loaded") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"--kubeconfig {path}: {wrong_type(raw, 'object')}")
+    try:
+        return msgspec.convert(raw, _Kubeconfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--kubeconfig {path}: {error}") from None
+
+
+def check_in_cluster() -> None:
+    """Look for what Kubernetes gives to a Pod: the server's address and a token. Raises ConfigError."""
+    for name in SERVER_VARIABLES:
+        if not os.environ.get(name):
+            raise ConfigError(f"--in-cluster: {name} is not set; outside a Pod use --kubeconfig FILE")
+    for name in ("token", "ca.crt"):
+        path = os.path.join(TOKEN_FOLDER, name)
+        try:
+            with open(path, "rb") as file:
+                is_empty = not file.read(1)
+        except OSError as error:
+            raise ConfigError(f"--in-cluster: {path}: {error.strerror}; has the Pod a service account?") from None
+        if is_empty:
+            raise ConfigError(f"--in-cluster: {path} is empty")

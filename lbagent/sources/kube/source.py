@@ -1,0 +1,248 @@
+"""The Kubernetes API as a source: a reflector for each resource, and what they mean together.
+
+Nothing is given before every resource was listed once. An agent that goes on from the maps of an earlier one does not wait
+for that longer than a moment: it goes on untrusted, so that everything stays, and the network and the devices are followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.errors import LbError, NotFound
+from lbagent.objects.message_log import MessageLog
+from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.source import OnChange, initial_changes
+from lbagent.sources.kube.api_failure import failure_message
+from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
+from lbagent.sources.kube.kube_client import KubeClient
+from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.sources.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
+from lbagent.sources.kube.reflector import Reflector
+from lbagent.sources.kube.resources import NODES, Resource, resources
+
+log = logging.getLogger(__name__)
+MAX_NAMED_NODES = 20
+CONFIRM = "if it was deleted on purpose, set --max-delete-ratio to 100, send SIGHUP, and set it back"
+REACH = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
+
+
+class _NodeItem(Struct):
+    metadata: ObjectMeta
+
+
+class _NodeList(Struct):
+    items: list[_NodeItem] | None = None
+
+
+class KubeSource:
+    """The objects of the API server."""
+
+    name = SOURCE
+
+    def __init__(self, settings: KubeSettings) -> None:
+        """Raises ConfigError when the kubeconfig, or what a Pod is given, is not there."""
+        settings.check()
+        self.synced = asyncio.Event()
+        self._settings = settings
+        self._max_delete_ratio = settings.max_delete_ratio
+        self._client = KubeClient(settings)
+        self._reflectors = [self._reflector(each) for each in resources(settings.node_name)]
+        self._services = self._reflectors[0].cache
+        self._names = ServiceNames(settings.state_dir, lambda: self._services.keys | self._remembered)
+        self._resumes = False
+        self._remembered: frozenset[str] = frozenset()  # Services that an earlier agent knew and no list has held yet
+        self._all_listed = asyncio.Event()
+        self._is_given = False  # the first lists were given
+        self._generation = 0
+        self._on_change: OnChange | None = None
+        self._message_log = MessageLog(log, "object of the API refused")
+
+    def _reflector(self, resource: Resource) -> Reflector:
+        cache = ObjectCache(resource, lambda: self._generation + 1)
+        return Reflector(
+            self._client, resource, self._settings.timing, cache, on_list=self._take_list, on_changes=self._publish
+        )
+
+    # --- the protocol of a source ---
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every resource was listed, is followed, and nothing waits for a confirmation."""
+        return self._is_given and self._own_problem() is None
+
+    @property
+    def held(self) -> int:
+        """How many objects the last lists did not hold and are kept until that is confirmed."""
+        return len(self._remembered) + sum(len(each.cache.held) for each in self._reflectors)
+
+    def snapshot(self) -> ObjectSnapshot:
+        """Return every object; nothing before the first lists are whole."""
+        if not self._is_given:
+            return ObjectSnapshot()
+        kinds: dict[str, dict[str, KubeObject]] = {
+            FIELD_OF_KIND[each.resource.kind]: each.cache.objects for each in self._reflectors
+        }
+        return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
+
+    def problems(self) -> Sequence[Message]:
+        """Return what stands in the way, what waits for a confirmation, and what is wrong with objects."""
+        own = self._own_problem()
+        absent = [
+            each.failure.message
+            for each in self._reflectors
+            if each.failure and each.resource.optional and each.failure.status  # a server that is away is said once
+        ]
+        refused = [message for each in self._reflectors for message in each.cache.messages]
+        return [*([own] if own else ()), *absent, *refused]
+
+    @property
+    def remedy(self) -> str:
+        """What an operator does about a list that is not believed, or a server that is away."""
+        return CONFIRM if self.held or self._is_empty else REACH
+
+    def _own_problem(self) -> Message | None:
+        """Return why the source is not trusted, in one message."""
+        failures = [each.failure for each in self._reflectors if each.failure and not each.resource.optional]
+        failing, held = failure_message(failures), self._held_text()
+        if not held:
+            return failing
+        return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
+
+    def resume(self) -> None:
+        """Remember which Services an earlier agent knew: a first list without most of them is not believed at once."""
+        self._resumes = True
+        self._remembered = self._names.recall()
+
+    async def run(self, on_change: OnChange) -> None:
+        """List and watch until cancelled. Raises NotFound when the server has other nodes, but not this one."""
+        self._on_change = on_change
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for reflector in self._reflectors:
+                    tasks.create_task(reflector.run())
+                tasks.create_task(self._names.run())
+                await self._give_first_lists()
+        finally:
+            await self._client.close()
+
+    def set_max_delete_ratio(self, percent: int) -> None:
+        """Use another limit from now on; deletions that wait and are within it are done."""
+        self._max_delete_ratio = percent
+        if self._remembered and not self._is_too_much(self._services, self._remembered):
+            self._remembered = frozenset()
+            self._names.note()
+        self._publish([])
+        for reflector in self._reflectors:
+            cache = reflector.cache
+            if cache.held and not needs_confirmation(len(cache), len(cache.held), percent):
+                self._publish(cache.release())
+
+    # --- first lists ---
+
+    async def _give_first_lists(self) -> None:
+        if self._resumes:
+            try:
+                async with asyncio.timeout(self._settings.timing.first_list_s):
+                    await self._all_listed.wait()
+            except TimeoutError:
+                log.warning("no list of the Kubernetes API yet: what the maps hold is served")
+                self._tell([])
+                self.synced.set()
+        await self._all_listed.wait()
+        await self._require_node()
+        self._is_given = True
+        self._measure_remembered()
+        self._publish(initial_changes(self.snapshot()))
+        self.synced.set()
+
+    async def _require_node(self) -> None:
+        """Refuse a node name that the server does not know, if it knows others: an empty server says nothing about names."""
+        (nodes,) = (each.cache for each in self._reflectors if each.resource.path == NODES)
+        name = self._settings.node_name
+        if len(nodes):
+            return
+        try:
+            async with self._client.get(NODES, {"limit": "500"}, silence_s=10.0) as answer:
+                found = msgspec.json.decode(await answer.read(), type=_NodeList)
+        except (LbError, msgspec.MsgspecError) as error:
+            log.warning("the API server does not know this node, and does not list others", extra={"error": str(error)})
+            return
+        names = sorted(item.metadata.name for item in found.items or ())
+        if names:
+            more = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
+            raise NotFound(
+                f"the API server has no node {name!r}; it has {', '.join(names[:MAX_NAMED_NODES])}{more}."
+                " Give this one's name with --node-name; nothing was changed"
+            )
+
+    # --- lists and changes ---
+
+    def _take_list(self, reflector: Reflector, draft: Draft) -> None:
+        """Take over a list; what it lacks beyond the limit is held."""
+        cache = reflector.cache
+        missing = cache.missing(draft)
+        known = len(cache)
+        hold = reflector.resource.guarded and needs_confirmation(known, len(missing), self._max_delete_ratio)
+        if hold and not cache.held:
+            fields = {"resource": reflector.resource.name, "missing": len(missing), "of": known}
+            log.error("a list lacks so many objects that they are kept", extra=fields)
+        changes = cache.accept(draft, missing if hold else frozenset())
+        reflector.listed.set()
+        if all(each.listed.is_set() for each in self._reflectors):
+            self._all_listed.set()
+        self._measure_remembered()
+        self._publish(changes)
+
+    def _publish(self, changes: Sequence[ObjectChange]) -> None:
+        """Report changes once the first lists were given; until then only that something is wrong."""
+        if not self._is_given:
+            changes = ()
+        if self._remembered and self._is_given:
+            self._remembered -= set(self._services.keys)
+        self._generation += bool(changes)
+        self._tell(changes)
+        if any(change.kind == "Service" for change in changes):
+            self._names.note()
+        self._message_log.update([message for each in self._reflectors for message in each.cache.messages])
+
+    def _tell(self, changes: Sequence[ObjectChange]) -> None:
+        if self._on_change is not None:
+            self._on_change(changes)
+
+    # --- deletions that wait ---
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether an agent that goes on from its maps was given no Service at all, and does not know which there were."""
+        return self._resumes and self._is_given and not len(self._services) and self._max_delete_ratio < 100
+
+    def _measure_remembered(self) -> None:
+        """Compare the Services with those that an earlier agent knew; an agent that begins anew knows none."""
+        if not self._is_given or not self._remembered:
+            return
+        if not self._is_too_much(self._services, self._remembered):
+            self._remembered = frozenset()
+        else:
+            self._remembered -= set(self._services.keys)
+
+    def _is_too_much(self, services: ObjectCache, remembered: Collection[str]) -> bool:
+        there = services.keys
+        gone = sum(key not in there for key in remembered)
+        known = gone + len(services)
+        return needs_confirmation(known, gone, self._max_delete_ratio)
+
+    def _held_text(self) -> str:
+        """Return which lists are not believed; '' when all are."""
+        missing = [(len(each.cache.held), len(each.cache), each.resource.name) for each in self._reflectors]
+        if self._is_given:
+            gone = len(self._remembered)
+            missing.insert(0, (gone, gone + len(self._services), "services of an earlier agent"))
+        found = ", ".join(f"{held} of {known} {what}" for held, known, what in missing if held)
+        if found:
+            return f"{found} are not in the API server's list any more, too many at once"
+        return "the API server lists no Service at all" if self._is_empty else ""

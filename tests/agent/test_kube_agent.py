@@ -1,0 +1,164 @@
+"""The real agent over an API server: what it serves while that comes, goes, is another one, or does not know the node."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import Box, endpoints, service
+from tests.lab.agent import Agent, program
+from tests.lab.netns import wait_for
+from tests.lab.topology import ROOT, end
+from tests.sources.kube.api_server import Obj
+from tests.sources.kube.cluster import kubeconfig, node
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+PORT = 16443
+NAME = "demo-node"  # as tests/lab/agent.py calls it
+
+
+class KubeAgent(Agent):
+    """The agent of a box, with an API server in place of the folder."""
+
+    name = NAME
+
+    def argv(self) -> list[str]:
+        words = super().argv()
+        at = words.index("--manifests")
+        words[at : at + 2] = ["--kubeconfig", str(self.lab.folder / "kubeconfig")]
+        words[words.index("--node-name") + 1] = self.name
+        return words
+
+
+class Cluster:
+    """A box, an API server in it, and its objects."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        box.node.ip("link set lo up")
+        self.objects = box.folder / "objects.json"
+        kubeconfig(box.folder, PORT)
+        self.agent = KubeAgent(box, box.manifests, attach="tc")  # type: ignore[arg-type]
+        self.agent.devices = ["eth0"]
+        self.server = None
+
+    def set(self, *objs: Obj) -> None:
+        draft = self.objects.with_suffix(".new")
+        draft.write_text(json.dumps([node(NAME), *objs]))
+        draft.rename(self.objects)
+
+    def start(self) -> None:
+        argv = [sys.executable, "-m", "tests.sources.kube.api_server", str(PORT), str(self.objects)]
+        self.server = self.box.node.popen(argv, cwd=ROOT)
+        self.box.closing.callback(self.stop)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            end(self.server)
+        self.server = None
+
+    def until(self, words: str) -> None:
+        wait_for(lambda: words in "\n".join(self.agent.dump()), words, 20)
+
+
+@pytest.fixture
+def cluster(box: Box) -> Iterator[Cluster]:
+    one = Cluster(box)
+    one.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2"))
+    yield one
+    one.agent.remove()
+
+
+def test_the_maps_follow_the_server_and_stay_while_it_is_away(cluster: Cluster) -> None:
+    cluster.start()
+    agent = cluster.agent
+    agent.start()
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+    listed = agent.cli("svc", "list").stdout
+    assert "web" in listed
+    cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2"), service("more", "10.96.0.11"))
+    cluster.until("ADDR=10.96.0.11:80/TCP")
+    dump = agent.dump()
+    cluster.stop()
+    wait_for(lambda: "source-untrusted" in agent.cli("status", "-o", "json", check=False).stdout, "untrusted", 30)
+    assert agent.dump() == dump
+    agent.kill()
+    agent.start(wait=False)  # goes on from the maps
+    wait_for(lambda: "what the maps hold is served" in agent.tail(60), "a start without the server", 60)
+    wait_for(lambda: agent.cli("status", check=False).returncode == 1, "status", 20)
+    status = agent.cli("status", "-o", "json", check=False)
+    assert json.loads(status.stdout)["ready"] is False
+    assert "the API server does not answer" in status.stdout
+    assert agent.dump() == dump
+    cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2"))  # one Service went meanwhile
+    cluster.start()
+    agent.wait_ready()
+    wait_for(lambda: not any("10.96.0.11" in line for line in agent.dump()), "the deletion", 20)
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+    wait_for(lambda: agent.cli("status", check=False).returncode == 0, "a good status", 20)
+
+
+def test_it_is_not_ready_before_it_was_told_anything(cluster: Cluster) -> None:
+    agent = cluster.agent
+    agent.start(wait=False)
+    wait_for(
+        lambda: "the API server does not answer" in agent.cli("status", "-o", "json", check=False).stdout, "status", 60
+    )
+    status = json.loads(agent.cli("status", "-o", "json", check=False).stdout)
+    assert status["ready"] is False
+    assert "waiting for the first list of kube" in " ".join(status["problems"])
+    cluster.start()
+    agent.wait_ready()
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+
+
+def test_a_server_that_was_replaced_takes_nothing_away_until_that_is_confirmed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    shop = [obj for n in range(20) for obj in (service(f"s{n}", f"10.96.1.{n}"), endpoints(f"s{n}", "10.7.0.2"))]
+    cluster.set(*shop)
+    cluster.start()
+    config = tmp_path / "lbagent.yaml"
+    config.write_text("max-delete-ratio: 50\n")
+    agent = cluster.agent
+    agent.arguments = ["--config", str(config)]
+    agent.start()
+    cluster.until("ADDR=10.96.1.19:80/TCP")
+    dump = agent.dump()
+    kept = cluster.box.folder / "state" / "kube-services.json"
+    wait_for(kept.exists, "the names of the Services", 20)
+    cluster.stop()
+    agent.kill()
+    cluster.set()
+    cluster.start()
+    agent.start(wait=False)
+    wait_for(lambda: "of an earlier agent" in agent.cli("status", check=False).stdout, "the condition", 60)
+    assert agent.dump() == dump
+    assert 'lbagent_source_held_objects{source="kube"} 20' in agent.cli("metrics").stdout
+    config.write_text("max-delete-ratio: 100\n")
+    assert agent.process is not None
+    agent.process.send_signal(1)  # SIGHUP
+    wait_for(lambda: not any("SVC" in line for line in agent.dump()), "no Service", 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "words"),
+    [
+        ("other", None, 3, ("no node 'other'", "it has demo-node", "--node-name")),
+        (NAME, "", 2, ("kubeconfig",)),
+        (NAME, "current-context: x\n", 2, ("'x' is not among its contexts",)),
+    ],
+)
+def test_what_ends_a_start(cluster: Cluster, name: str, text: str | None, code: int, words: tuple[str, ...]) -> None:
+    cluster.start()
+    cluster.agent.name = name
+    if text is not None:
+        (cluster.box.folder / "kubeconfig").write_text(text)
+    done = cluster.box.run(*cluster.agent.argv()[len(program()) :])
+    assert done.returncode == code, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,205 @@
+"""The client over TLS: certificates of a kubeconfig, a Pod's service account, tokens that change, servers that say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import ssl
+import stat
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from lbagent.sources.kube import kube_client, kube_settings
+from lbagent.sources.kube.kube_client import ApiError, KubeClient, ServerUnreachable
+from lbagent.sources.kube.kube_settings import KubeSettings
+from tests.sources.kube.api_server import ApiServer, status
+from tests.sources.kube.cluster import kubeconfig, node
+
+NODES = "/api/v1/nodes"
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate that signs itself, for 127.0.0.1."""
+    key, cert = folder / f"{name}.key", folder / f"{name}.crt"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
+    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*words.split(), *extra], check=True, capture_output=True)
+    return key, cert
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[ApiServer]:
+    key, cert = certificate(tmp_path, "server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    server = ApiServer()
+    await server.put(node())
+    await server.start(tls=context)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+def pod(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What Kubernetes gives to a Pod; returns the file of its token."""
+    from kubernetes.aio.config import incluster_config
+
+    token = tmp_path / "token"
+    token.write_text("first")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "server.crt"))
+    assert Path(kube_settings.TOKEN_FOLDER, "token") == Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+    return token
+
+
+async def nodes(client: KubeClient, *, silence_s: float = 5.0) -> bytes:
+    async with client.get(NODES, {"limit": "5"}, silence_s=silence_s) as answer:
+        return await answer.read()
+
+
+def secure(folder: Path, port: int, authority: Path) -> KubeSettings:
+    path = Path(kubeconfig(folder, port, token="first"))
+    text = yaml.safe_load(path.read_text())
+    data = base64.b64encode(authority.read_bytes()).decode()
+    text["clusters"][0]["cluster"] = {"server": f"https://127.0.0.1:{port}", "certificate-authority-data": data}
+    path.write_text(yaml.safe_dump(text))
+    return KubeSettings(kubeconfig=str(path), node_name="n", state_dir=str(folder / "state"))
+
+
+async def test_certificates_of_a_kubeconfig_are_written_where_only_the_agent_reads(api, tmp_path) -> None:
+    folder = tmp_path / "state" / kube_client.CREDENTIALS
+    folder.mkdir(parents=True)
+    (folder / "left-by-an-agent-that-was-killed").write_text("key")
+    api.tokens = {"first"}
+    client = KubeClient(secure(tmp_path, api.port, tmp_path / "server.crt"))
+    assert b"node-1" in await nodes(client)
+    (file,) = folder.iterdir()
+    assert file.read_bytes() == (tmp_path / "server.crt").read_bytes()
+    assert [stat.S_IMODE(os.stat(each).st_mode) for each in (folder, file)] == [0o700, 0o600]
+    await client.close()
+
+
+async def test_a_server_with_another_certificate_is_not_spoken_to(api, tmp_path) -> None:
+    _, other = certificate(tmp_path, "other")
+    client = KubeClient(secure(tmp_path, api.port, other))
+    with pytest.raises(ServerUnreachable, match="certificate verify failed"):
+        await nodes(client)
+    secure(tmp_path, api.port, tmp_path / "server.crt")  # the kubeconfig is mended
+    assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+async def test_a_service_account_and_its_new_token(api, pod) -> None:
+    api.tokens = {"first"}
+    client = KubeClient(KubeSettings(node_name="n"))
+    assert b"node-1" in await nodes(client)
+    pod.write_text("second")
+    api.tokens = {"second"}
+    with pytest.raises(ApiError) as caught:
+        await nodes(client)
+    assert caught.value.status == 401
+    assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+async def test_a_refused_token_does_not_end_what_is_being_read(api, pod) -> None:
+    api.tokens = {"first"}
+    client = KubeClient(KubeSettings(node_name="n"))
+    query = {"watch": "1", "resourceVersion": str(api.version)}
+    async with client.get(NODES, query, silence_s=5) as answer:
+        lines = answer.lines()
+        api.tokens = {"second"}
+        with pytest.raises(ApiError):
+            await nodes(client)
+        pod.write_text("second")
+        assert b"node-1" in await nodes(client)
+        await api.put(node(zone="b"))
+        while b"MODIFIED" not in b"".join(await anext(lines)):  # bookmarks come first
+            pass
+    await client.close()
+
+
+async def test_a_token_that_is_gone(api, pod) -> None:
+    pod.unlink()
+    client = KubeClient(KubeSettings(node_name="n"))
+    with pytest.raises(ServerUnreachable, match="token file does not exist"):
+        await nodes(client)
+    pod.write_text("first")
+    assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+@pytest.mark.parametrize("silence_s", [0.2])
+async def test_a_silent_server_counts_as_gone(api, pod, silence_s) -> None:
+    client = KubeClient(KubeSettings(node_name="n"))
+    assert b"node-1" in await nodes(client)
+    api.is_silent = True
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable, match="does not answer in time"):
+        await nodes(client, silence_s=silence_s)
+    assert time.monotonic() - began < 4
+    api.is_silent = False
+    assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+async def test_errors_say_status_message_and_when_to_come_again(api, pod) -> None:
+    client = KubeClient(KubeSettings(node_name="n"))
+    headers = {"Retry-After": "7"}
+    api.answers.append(web.json_response(status(429, "too many requests"), status=429, headers=headers))
+    api.answers.append(
+        web.Response(status=503, text="<html>", headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+    )
+    api.answers.append(web.json_response(status(599), status=599, headers={"Retry-After": "999999"}))
+    found = []
+    for _ in range(3):
+        with pytest.raises(ApiError) as caught:
+            await nodes(client)
+        found.append((caught.value.status, str(caught.value), caught.value.retry_after_s))
+    assert found == [
+        (429, "429 Too Many Requests: too many requests", 7.0),
+        (503, "503 Service Unavailable", 0.0),
+        (599, "599", 300.0),
+    ]
+    await client.close()
+
+
+def use_command(path: Path, command: str) -> None:
+    """Let a kubeconfig take its credentials from a shell command; GIVE is one that gives them."""
+    version = "client.authentication.k8s.io/v1"
+    given = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "first"}}
+    path.with_name("given").write_text(json.dumps(given))
+    words = command.replace("GIVE", f"cat {path.with_name('given')}")
+    text = yaml.safe_load(path.read_text())
+    text["users"][0]["user"] = {"exec": {"apiVersion": version, "command": "sh", "args": ["-c", words]}}
+    path.write_text(yaml.safe_dump(text))
+
+
+@pytest.mark.parametrize(
+    ("command", "good"), [("sleep 1", False), ("exit 1", False), ("echo x", False), ("GIVE", True)]
+)
+async def test_a_command_that_gives_the_credentials(api, tmp_path, monkeypatch, command, good) -> None:
+    monkeypatch.setattr(kube_client, "CREDENTIALS_S", 0.3 if "sleep" in command else 10.0)
+    api.tokens = {"first"}
+    settings = secure(tmp_path, api.port, tmp_path / "server.crt")
+    use_command(Path(settings.kubeconfig), command)
+    client = KubeClient(settings)
+    if good:
+        assert b"node-1" in await nodes(client)
+    else:
+        with pytest.raises((ServerUnreachable, ApiError)):
+            await nodes(client)
+    await client.close()
+    await asyncio.sleep(1.5 if "sleep" in command else 0)  # the command ends before the loop that watches it
