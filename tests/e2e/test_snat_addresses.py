@@ -28,9 +28,8 @@ def options(*addresses: str) -> tuple[str, ...]:
 def add(cluster: Cluster, *addresses: str, how: str = "add") -> None:
     """Give the node addresses on the device that leads to b1, or take them away."""
     for address in addresses:
-        cluster.lab.node.ip(
-            f"addr {how} {address}/64 dev lan1 nodad" if ":" in address else f"addr {how} {address}/24 dev lan1"
-        )
+        rest = "/64 dev lan1 nodad preferred_lft 0" if ":" in address else "/24 dev lan1"
+        cluster.lab.node.ip(f"addr {how} {address}{rest}")
 
 
 def connect(cluster: Cluster, vip: str, count: int) -> list[socket.socket]:
