@@ -173,7 +173,7 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily(
         "lbagent_snat_further_addresses",
         "gauge",
-        "Addresses of --snat-address that the node has: so many times more SNAT ports has a remote backend.",
+        "Addresses of --snat-address that the node has: each gives a remote backend as many SNAT ports again.",
         [((("family", f"ipv{family}"),), count) for family, count in s.snat_addresses.items()],
     )
     yield _one(

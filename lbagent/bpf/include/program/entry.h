@@ -83,14 +83,13 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 		if (concern == CONCERN_SOURCE)
 			return TO_REPLY;
 		PKT_REPARSE(q->data, &pk);
-		if (!ENTRY_PREFILTERS || is_snat_port(pk.dport)) { /* without the prefilter only SNAT ports come here */
-			bool found = snat_find(&pk, &view);
-
-			if (UNLIKELY(!found) && FURTHER_SOURCES) {
-				PKT_REPARSE(q->data, &pk);
-				found = snat_find_further(&pk, &view);
-			}
-			if (LIKELY(found)) {
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports come here */
+			rc = fast_path_reply(ctx, q, &view);
+			return LIKELY(rc >= 0) ? rc : TO_REPLY;
+		}
+		if (FURTHER_SOURCES) { /* the reply is written once more: joined, the two ways would cost the first one some moves */
+			PKT_REPARSE(q->data, &pk);
+			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_further(&pk, &view)) {
 				rc = fast_path_reply(ctx, q, &view);
 				return LIKELY(rc >= 0) ? rc : TO_REPLY;
 			}
