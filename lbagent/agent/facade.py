@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent.operator_states import OperatorStates, unwritable
-from lbagent.api.agent_api import FlowCounts, SetBy
+from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.types import (
     ConditionStatus,
     DeviceStatus,
@@ -27,9 +27,11 @@ from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.state import State
+from lbagent.net.paths import NO_OUTPUT
+from lbagent.net.xdp_output import Way, way_by
 from lbagent.observe import metrics
 
 if TYPE_CHECKING:
@@ -188,15 +190,35 @@ class AgentFacade:
 
     def _outputs(self) -> list[OutputStatus]:
         """Return how packets leave to remote backends, by device."""
-        follower, keeper = self._components.network, self._components.devices
-        xdp = keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
+        follower, xdp = self._components.network, self._xdp_in_use()
         out = []
         for index in sorted(follower.finder.outputs):
             link = follower.network.links.get(index)
             if link is not None:
-                why = follower.refusing.get(index, "") if xdp else ""
-                out.append(OutputStatus(link.name, link.kind, "xdp" if xdp and not why else "tc", why))
+                way, why = way_by(index, follower.refusing, xdp=xdp)
+                out.append(OutputStatus(link.name, link.kind, way, why))
         return out
+
+    def _xdp_in_use(self) -> bool:
+        keeper = self._components.devices
+        return keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
+
+    def backend_ways(self) -> WayOf:
+        """Return a function that says, as of now, how packets get to a backend: one answer for each device."""
+        follower, xdp = self._components.network, self._xdp_in_use()
+        known = {NO_OUTPUT: BackendWay(Way.STACK)}
+
+        def way_of(backend: Backend) -> BackendWay:
+            index = follower.finder.output(backend)
+            if index is None:
+                return BackendWay()
+            if index not in known:
+                way, why = way_by(index, follower.refusing, xdp=xdp)
+                link = follower.network.links.get(index)
+                known[index] = BackendWay(way, link.name if link else "", why)
+            return known[index]
+
+        return way_of
 
     def _devices_attached(self) -> dict[str, bool]:
         """Return whether each device takes traffic; a pattern that matches none is no device."""

@@ -17,7 +17,7 @@ from lbagent.agent.notify import notify
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize
-from lbagent.bpf.run.size_change import ResizeOutcome
+from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.maps.kernel_maps import KernelMaps
@@ -93,12 +93,17 @@ class Reloader:
             return []
         devices, outcome = self._components.devices, ResizeOutcome(sizes, [])
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
-            if is_unfinished(maps):
-                outcome = await asyncio.to_thread(finish_resize, maps, lambda: datapath.artifact, settings)
-                _take(outcome, maps, datapath)
-            if sizes != maps.sizes:
-                outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
-                _take(outcome, maps, datapath)
+            try:
+                if is_unfinished(maps):
+                    outcome = await asyncio.to_thread(finish_resize, maps, lambda: datapath.artifact, settings)
+                    _take(outcome, maps, datapath)
+                if sizes != maps.sizes:
+                    outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
+                    _take(outcome, maps, datapath)
+            except ResizeStopped as stopped:
+                if stopped.programs is not None:
+                    datapath.leave_hooks_to(stopped.programs)
+                raise
             await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
         return outcome.problems
 

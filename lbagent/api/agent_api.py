@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lbagent.api.types import Status
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.state import State
 
 
@@ -24,6 +24,17 @@ class SetBy(NamedTuple):
     state: BackendState
     what: str
     at: float = 0.0
+
+
+class BackendWay(NamedTuple):
+    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
+
+    way: str = ""
+    device: str = ""
+    reason: str = ""
+
+
+WayOf = Callable[[Backend], BackendWay]
 
 
 class AgentApi(Protocol):
@@ -43,6 +54,10 @@ class AgentApi(Protocol):
 
     async def count_flows(self) -> FlowCounts:
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
+        ...
+
+    def backend_ways(self) -> WayOf:
+        """Return a function that says, as of now, how packets get to a backend."""
         ...
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:

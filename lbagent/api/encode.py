@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from lbagent.api.agent_api import FlowCounts, SetBy
+from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.types import BackendRow, FrontendBackendRow, FrontendRow
 from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
 from lbagent.model.backend import Backend
@@ -118,7 +118,10 @@ _NONE_SET: Mapping[L3n4Addr, SetBy] = {}
 
 
 def backend_rows(
-    used: Iterable[Used], flows: FlowCounts = NOT_COUNTED, states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET
+    used: Iterable[Used],
+    flows: FlowCounts = NOT_COUNTED,
+    states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
+    way_of: WayOf = lambda _backend: BackendWay(),
 ) -> Iterator[BackendRow]:
     """Yield the row of each. What it does not say is left as it is by default, and so out of the JSON."""
     for backend, services in used:
@@ -140,6 +143,7 @@ def backend_rows(
             row.set_by = by.what
             if by.at:
                 row.set_at = by.at
+        row.way, row.device, row.way_reason = way_of(backend)
         yield row
 
 

@@ -142,7 +142,7 @@ class ApiServer:
         """Return the rows of backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._view.count_flows(), await self._view.states_set()
         used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
-        return backend_rows(used, flows, states_set)
+        return backend_rows(used, flows, states_set, self._view.backend_ways())
 
     async def _set_state(self, request: Request) -> Response:
         wanted = _body(request, SetState, "set-state")

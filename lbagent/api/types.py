@@ -58,6 +58,9 @@ class BackendRow(Struct, gc=False, omit_defaults=True):
         ""  # what set the state: operator, FILE:LINE of a BackendState; left out when the endpoint alone says it
     )
     set_at: float = 0.0  # since when, in seconds since the epoch; left out when it is not known
+    way: str = ""  # of its packets: stack (it is on this node), xdp, tc; left out where none can be sent to it
+    device: str = ""  # by which they leave; left out where `way` is stack, and with it
+    way_reason: str = ""  # why tc, where XDP programs run; else left out
 
 
 class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):

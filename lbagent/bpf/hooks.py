@@ -102,9 +102,17 @@ def link_pin(target: AttachTarget, hook: Hook) -> str:
 
 
 def parse_link_pin(name: str) -> tuple[AttachTarget, Hook]:
-    """Return target and hook of a pinned link (of both XDP modes `XDP`). Raises ValueError when no hook is called so."""
+    """Return target and hook of a pinned link (of both XDP modes `XDP`: `in_mode` tells them apart).
+
+    Raises ValueError when no hook is called so.
+    """
     target, _, program = name.rpartition("-")
     for hook in HOOKS:
         if hook.program == program:
             return AttachTarget.from_pin_name(hook.target, target), hook
     raise ValueError(f"{name} is not the pin of a link")
+
+
+def in_mode(hook: Hook, xdp_mode: str) -> Hook:
+    """Return the hook of the same program that a device in this XDP mode runs; `hook` itself where there is none."""
+    return next((other for other in HOOKS if (other.program, other.xdp_mode) == (hook.program, xdp_mode)), hook)

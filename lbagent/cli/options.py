@@ -16,6 +16,10 @@ from lbagent.errors import LbError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FITTING = (
+    "Format of the output. A table cuts long names to fit the terminal, else 80 columns ($COLUMNS says another number); all other"
+    " formats have them whole."
+)
 _ASK_S = 2.0
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -63,7 +67,7 @@ def _pins_of_the_agent() -> str:
         return DEFAULT_BPFFS
 
 
-def form_option(*forms: str) -> Callable[[F], F]:
+def form_option(*forms: str, text: str = "Format of the output.") -> Callable[[F], F]:
     """Add -o with these words, the first one the default."""
     return click.option(
         "-o",
@@ -72,14 +76,14 @@ def form_option(*forms: str) -> Callable[[F], F]:
         type=click.Choice(forms),
         default=forms[0],
         show_default=True,
-        help="Format of the output.",
+        help=text,
     )
 
 
 def list_options(command: F) -> F:
     """Add -o, -w, --no-headers and --sort-by; the command gets them as `style`."""
 
-    @form_option(*FORMATS)
+    @form_option(*FORMATS, text=FITTING)
     @click.option("-w", "--watch", is_flag=True, help="Keep running and print each row again when it changes.")
     @click.option("--no-headers", is_flag=True, help="Print no header line.")
     @click.option("--sort-by", default="", metavar="COLUMN", help="Sort by this column or JSON field.")

@@ -1,7 +1,7 @@
 """How rows are printed: tables without borders, JSON, YAML, names; sorting and watching.
 
 Data goes to stdout, everything else to stderr. Columns are 3 spaces apart, fewer where that lets a table fit into 80 columns
-(or the terminal's), headers upper-case, the order stable.
+(or the terminal's); long names are cut where even that is too wide, also in a pipe. Headers are upper-case, the order is stable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 GAP = "   "
 WIDTH = 80  # columns that a table should fit into when no terminal says its own
-LEAST_CUT = 12  # characters that are left of a cell cut to the terminal's width
+LEAST_CUT = 12  # characters that are left of a cell that is cut
 FORMATS = ("table", "wide", "json", "yaml", "name")
 RETRY_S = 1.0  # while watching, after the agent went away
 POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
@@ -33,7 +33,7 @@ REFRESH_S = 30.0  # flows change without a generation
 
 
 class Column(NamedTuple):
-    """One column: `value` makes the cell of a row; `wide` shows it with -o wide only; on a terminal its cells may be `cut`."""
+    """One column: `value` makes the cell of a row; `wide` shows it with -o wide only; its cells may be `cut`."""
 
     header: str
     value: Callable[[Row], object]
@@ -99,7 +99,7 @@ def say_nothing_found(what: str, rows: list[Row], asked: dict[str, str], style: 
 def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool, fit: bool = False) -> list[str]:
     """Return the lines of a table; the last column is not padded, an empty cell is `-`.
 
-    With `fit`, columns move together where the table would be too wide; on a terminal, cells are cut too.
+    With `fit`, columns move together where the table would be too wide, and then cells are cut.
     """
     shown = [column for column in columns if wide or not column.wide]
     grid = [[cell(column.value(row)) for column in shown] for row in rows]
@@ -111,32 +111,31 @@ def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers
 
 
 def _fit(grid: list[list[str]], widths: list[int], cut: list[bool]) -> str:
-    """Return the widest gap with which a table fits; when none does, the usual one, or on a terminal cut cells of one column."""
-    width, is_terminal = _output_width()
+    """Return the widest gap with which a table fits; when none does, cut the cells of one column, as far as LEAST_CUT."""
+    width = _output_width()
     for gap in (GAP, GAP[:2], GAP[:1]):
         if sum(widths) + len(gap) * (len(widths) - 1) <= width:
             return gap
-    if not (is_terminal and True in cut):
+    if True not in cut:
         return GAP
     at = cut.index(True)
     room = width - sum(widths) - len(widths) + 1 + widths[at]
-    widths[at] = max(room, LEAST_CUT)
+    widths[at] = min(max(room, LEAST_CUT), widths[at])
     for line in grid:
         if len(line[at]) > widths[at]:
             line[at] = line[at][: widths[at] - 1] + ("…" if _unicode() else "~")
     return GAP[:1]
 
 
-def _output_width() -> tuple[int, bool]:
-    """Return the columns that a line may have ($COLUMNS, else the terminal's, else 80), and whether a terminal shows it."""
-    is_terminal = sys.stdout.isatty()
+def _output_width() -> int:
+    """Return the columns that a line may have: $COLUMNS, else the terminal's, else 80."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
-        return int(given), is_terminal
+        return int(given)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or WIDTH, is_terminal
+        return os.get_terminal_size(sys.stdout.fileno()).columns or WIDTH
     except (OSError, ValueError):  # a pipe; a test's stream
-        return WIDTH, is_terminal
+        return WIDTH
 
 
 def cell(value: object) -> str:

@@ -71,6 +71,13 @@ def _mount(target: Path, bpffs: str | Path) -> None:
         raise kernel_error("mount a bpf file system", number, str(target))
 
 
+def mounts() -> list[Path]:
+    """Return where bpf file systems are mounted, as far as this process sees."""
+    lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    places = [parts[1] for parts in (line.split() for line in lines) if parts[2] == "bpf"]
+    return [Path(place.replace(r"\040", " ")) for place in dict.fromkeys(places)]
+
+
 def is_bpffs(path: Path) -> bool:
     """Say whether a path, or the nearest directory above it that exists, is on a bpf file system. Raises PermissionError."""
     while not path.exists() and path != path.parent:

@@ -124,7 +124,7 @@ def feature_events() -> socket.socket | None:
 
 
 def drain(netlink: socket.socket) -> None:
-    """Read what came, without a look at it: whoever waits asks for the features anew."""
+    """Read what came, without a look at it: the reader asks for all features anew."""
     with contextlib.suppress(OSError):  # BlockingIOError: no more; ENOBUFS: some were lost, which is as good
         while netlink.recv(1 << 16):
             pass

@@ -57,6 +57,9 @@ class FrontendEntries(Struct):
         return {U32.unpack_from(value)[0] for slot, value in self.slots.items() if slot}
 
 
+NO_ENTRIES = FrontendEntries(0, {})  # of a frontend that is not there; do not change it
+
+
 def encode(svc: SVC) -> FrontendEntries:
     """Return the rows of a frontend whose ids are assigned."""
     rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)

@@ -27,7 +27,7 @@ class Reason(IntEnum):
     PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
-    PASS_MTU = 19  # larger than the MTU on its way, DF clear: XDP leaves it to tc_after_xdp, which fragments it
+    PASS_MTU = 19  # too large for its way, DF clear: left to tc_after_xdp, which cuts it and counts it once more
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
     PASS_FOREIGN_SOURCE = 22  # from a local backend's address, but not by the device behind which it lives
     # answered by the program

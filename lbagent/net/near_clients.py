@@ -36,7 +36,7 @@ class NearClients:
         return [hop for hop in self._seen if hop[0] in network.links]
 
     def next_look_s(self, network: NodeNetwork) -> float | None:
-        """Return the seconds after which somebody may have been silent for too long; None: all answer."""
+        """Return the seconds after which a client may have been silent for too long; None: all answer."""
         return SILENT_S if any(hop not in network.neighbours for hop in self._seen) else None
 
 

@@ -21,6 +21,7 @@ from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 MAX_MTU = 0xFFFF  # the path record's field
 ETHERNET_ADDRESS = 6  # bytes
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
+NO_OUTPUT = 0  # no index of a device: packets stay on this node
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
 
@@ -63,7 +64,7 @@ class PathFinder:
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
-        address, node_name, network = backend.address.address, backend.node_name, self.network
+        address, network = backend.address.address, self.network
         if network.is_own(address):
             return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))
         route = network.route(address)
@@ -73,14 +74,29 @@ class PathFinder:
             why = self._faults[id(route)] = self._fault(route)
         if why:
             self.unusable[address] = why
-        pod = route is not None and route.ifindex in self._pods
-        local = node_name == self.settings.node_name if node_name else pod
+        local = self._is_on_this_node(backend, route)
         if local or route is None or not route.gateway:
             return self._share(self._find(address, route, local=local))
         known = self._behind.get(id(route))
         if known is None:
             known = self._behind[id(route)] = self._share(self._find(address, route, local=False))
         return known
+
+    def output(self, backend: Backend) -> int | None:
+        """Return the device by which packets leave to a backend, NO_OUTPUT for one on this node, None where no packet can.
+
+        Of a route with several next hops it is the first one's. Nothing is noted in `hops` and the other fields.
+        """
+        route = self.network.route(backend.address.address)
+        if self.network.is_own(backend.address.address) or self._is_on_this_node(backend, route):
+            return NO_OUTPUT
+        return None if route is None or self._fault(route) else route.ifindex
+
+    def _is_on_this_node(self, backend: Backend, route: Route | None) -> bool:
+        """Say whether a backend that has no address of this node is one of its pods."""
+        if backend.node_name:
+            return backend.node_name == self.settings.node_name
+        return route is not None and route.ifindex in self._pods
 
     def _fault(self, route: Route | None) -> str:
         """Return why no packet takes this route; '' when one does."""

@@ -32,10 +32,6 @@ class Failures:
         """Return the failing frontends whose retry is later."""
         return {frontend for frontend, failure in self.frontends.items() if failure.retry_at > now}
 
-    def due(self, now: float) -> set[L3n4Addr]:
-        """Return the failing frontends to be tried again."""
-        return {frontend for frontend, failure in self.frontends.items() if failure.retry_at <= now}
-
     def written(self, frontends: Iterable[L3n4Addr]) -> None:
         """Forget the failures of frontends that were written, or are no longer asked for."""
         for frontend in frontends:
@@ -48,10 +44,13 @@ class Failures:
             failure = self.frontends[frontend] = failed_again(before, error, now, delays)
             self.count += 1
             if number < MAX_LOGGED and (before is None or str(before.error) != str(error)):
-                retry_s = round(failure.retry_at - now, 2)
                 log.error(
                     "a frontend could not be written",
-                    extra={"frontend": frontend.with_protocol(), "error": str(error), "retry_s": retry_s},
+                    extra={
+                        "frontend": frontend.with_protocol(),
+                        "error": str(error),
+                        "retry_s": round(failure.retry_at - now, 2),
+                    },
                 )
 
     def failed_in_general(self, errors: Sequence[LbError], now: float) -> None:

@@ -99,8 +99,7 @@ class SyncLoop:
             self._resolver.replace(self.inbox.store.snapshot())
         else:
             self._resolver.update(changes)
-        if restored:
-            self._resolver.set_restored_backends(restored)
+        self._resolver.set_restored_backends(restored)
 
     def _find_provenance(self) -> Provenance | None:
         """Return which sources the objects come from; None where it does not matter.

@@ -1,4 +1,4 @@
-"""Run the agent so that its first change of map sizes fails half-way: python -m tests.agent.clumsy agent ..."""
+"""Run the agent so that its first change of map sizes fails half-way, twice: python -m tests.agent.clumsy agent ..."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _count = itertools.count()
 
 
 def failing(*args: object, **kwargs: object) -> object:
-    """Move nothing the first time."""
-    if next(_count) == 0:
+    """Move nothing the first two times."""
+    if next(_count) < 2:
         raise LbError("the mover stopped 5 positions early")
     return migrate_flows(*args, **kwargs)  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import FlowCounts, SetBy
+from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
 from lbagent.api.types import MapUsage, SourceStatus, Status
@@ -78,6 +78,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.flows_age_s = 0.0
         self.set_by: dict[L3n4Addr, SetBy] = {}
+        self.ways: dict[int, BackendWay] = {}  # by backend id
         self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
@@ -115,6 +116,9 @@ class Agent:
 
     async def count_flows(self) -> FlowCounts:
         return FlowCounts(self.flows, self.flows_age_s)
+
+    def backend_ways(self) -> WayOf:
+        return lambda backend: self.ways.get(backend.id, BackendWay())
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         return self.set_by

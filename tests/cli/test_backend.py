@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import SetBy
+from lbagent.api.agent_api import BackendWay, SetBy
 from lbagent.api.types import Status
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
@@ -43,6 +43,23 @@ def test_list_forms(lb: Run, agent: Agent) -> None:
     assert lb("backend", "list", "-o", "name").out.splitlines()[1] == "10.0.0.10:8080/TCP"
     sorted_rows = json.loads(lb("backend", "list", "-o", "json", "--sort-by", "state").out)
     assert [row["id"] for row in sorted_rows] == [1, 2, 4, 3]
+
+
+def test_list_says_which_way_packets_take(lb: Run, agent: Agent) -> None:
+    """With -o wide, and by itself as soon as XDP programs leave the packets of one backend to tc."""
+    agent.ways = {1: BackendWay("stack"), 2: BackendWay("xdp", "eth0"), 3: BackendWay("xdp", "eth0")}
+    assert "WAY" not in lb("backend", "list").out
+    header, *lines = (line.split() for line in lb("backend", "list", "-o", "wide").out.splitlines())
+    at = header.index("WAY")
+    assert header[at + 1] == "DEVICE"
+    assert [line[at : at + 2] for line in lines] == [["stack", "-"], ["xdp", "eth0"], ["xdp", "eth0"], ["-", "-"]]
+    agent.ways[3] = BackendWay("tc", "br0", "a bridge takes no frames from XDP")
+    header, *lines = (line.split() for line in lb("backend", "list").out.splitlines())
+    assert "DEVICE" not in header
+    assert [line[header.index("WAY")] for line in lines] == ["stack", "xdp", "tc", "-"]
+    rows = json.loads(lb("backend", "list", "-o", "json").out)
+    assert [rows[0].get("way"), rows[0].get("device"), rows[3].get("way")] == ["stack", None, None]
+    assert [rows[2][key] for key in ("way", "device", "way_reason")] == list(agent.ways[3])
 
 
 def test_flows_not_counted_yet(lb: Run, agent: Agent) -> None:

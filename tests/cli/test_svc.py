@@ -139,15 +139,40 @@ def test_a_list_fits_80_columns(lb: Run, agent: Agent) -> None:
     assert max(map(len, lb("svc", "list", "-o", "wide").out.splitlines())) > 80
 
 
-def test_a_terminal_that_is_narrow_cuts_the_name(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
-    agent.advance((replace(agent.current.services[1], name=ServiceName("shop", "w" * 60)),))
-    whole = lb("svc", "list").out.splitlines()
-    assert whole[1].endswith("w" * 60)
-    monkeypatch.setattr("lbagent.cli.output._output_width", lambda: (70, True))
-    lines = lb("svc", "list").out.splitlines()
-    assert max(map(len, lines)) <= 70
-    assert lines[1].endswith("w…")
+def test_a_table_cuts_long_names_to_its_width(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a pipe: 80 columns, or as many as $COLUMNS says. All other formats have the whole name."""
+    name = ServiceName("shop", "w" * 63)
+    agent.advance((replace(agent.current.services[1], name=name), agent.current.services[-1]))
+    for width in (80, 70):
+        lines = lb("svc", "list").out.splitlines()
+        assert max(map(len, lines)) == width
+        assert lines[1].endswith("w…")
+        assert lines[2].split()[-1] == "kube-system/dns"  # a short one stays whole
+        monkeypatch.setenv("COLUMNS", "70")
+    for form in ("wide", "json", "yaml", "name"):
+        assert "w" * 63 in lb("svc", "list", "-o", form).out
+    assert max(map(len, lb("backend", "list").out.splitlines())) <= 70
+
+
+def test_addresses_are_never_cut(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they alone are too wide, the table is; a name keeps at least twelve characters."""
+    monkeypatch.setenv("COLUMNS", "40")
+    vip = "[2001:db8:1111:2222:3333:4444:5555:6666]:65535"
+    agent.advance((replace(agent.current.services[1], frontend=L3n4Addr.parse(vip)),))
+    assert lb("svc", "list").out.splitlines()[1].split() == [
+        "1",
+        f"{vip}/TCP",
+        "ClusterIP",
+        "2/3",
+        "active",
+        "shop/web",
+    ]
+
+
+@pytest.mark.parametrize("words", ["svc list", "backend list", "backend set-state", "backend clear-state"])
+def test_help_says_that_tables_are_cut(lb: Run, words: str) -> None:
+    text = " ".join(lb(*words.split(), "--help").out.split())
+    assert "A table cuts long names to fit the terminal, else 80 columns ($COLUMNS says another number)" in text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_status_and_doctor_say_which_way_a_backend_goes(fresh: Callable[..., Clu
     lab = cluster.lab
     lab.node.ip(REFUSING[kind], "link set over0 up", "addr add 10.78.0.1/24 dev over0")
     lab.backends["over"] = Backend("over", "over", "10.78.0.2", "fd78::2")
-    endpoints = [endpoint for endpoint in cluster.endpoints("over", "b1") if ":" not in endpoint.address]
+    endpoints = [endpoint for endpoint in cluster.endpoints("over", "b1", "b3") if ":" not in endpoint.address]
     Manifest("web", WEB[:1], endpoints).write(cluster.folder)
     cluster.agent.start()
     status = cluster.agent.json("status")
@@ -42,6 +42,11 @@ def test_status_and_doctor_say_which_way_a_backend_goes(fresh: Callable[..., Clu
     lines = cluster.agent.cli("status", check=False).stdout.splitlines()
     assert "output     lan1: remote backends, by xdp" in lines
     assert f"output     over0: remote backends, by tc ({outputs['over0']['reason']})" in lines
+    ways = {row["address"].partition(":")[0]: row for row in cluster.agent.json("backend", "list")}
+    assert (ways["10.77.1.2"]["way"], ways["10.77.1.2"]["device"]) == ("xdp", "lan1")
+    over = ways["10.78.0.2"]
+    assert [over[key] for key in ("way", "device", "way_reason")] == ["tc", "over0", outputs["over0"]["reason"]]
+    assert (ways[lab.backends["b3"].ipv4]["way"], ways[lab.backends["b3"].ipv4].get("device")) == ("stack", None)
     doctor = subprocess.run(
         lab.node.command([*program(), "doctor", "--device", "wan", "--attach", "xdp", "-o", "json"]),
         capture_output=True, text=True, check=False,

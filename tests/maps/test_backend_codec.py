@@ -51,3 +51,11 @@ def test_the_record_of_a_gone_backend_has_the_next_generation(text, gen, after):
 def test_a_backend_row_comes_apart_again(address, state):
     address = address.with_scope(type(address.scope)(0))
     assert backend_codec.backend_of(backend_codec.backend_value(address, state)) == (address, state)
+
+
+@pytest.mark.parametrize(
+    ("flags", "local"), [(0, False), (1, False), (4, False), (5, True), (64, False), (65, True), (69, True), (3, False)]
+)
+def test_only_a_live_record_has_local_replies(flags, local):
+    """1 live, 2 selectable, 4 local, 64 was local."""
+    assert backend_codec.replies_are_local(flags) is local

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from lbagent.maps.consistency import check
+from lbagent.maps.consistency import check, without_master
 from lbagent.model.service import Algorithm
 from tests.sync.target.plans import Node, backend, service
 
@@ -86,3 +86,29 @@ def test_leftovers_are_wrong_only_when_settled(node):
     breaks(node, "affinity matches of service 2 are not its backends", settled=True)
     node.maps.put_many("lb4_reverse_nat", [(ident(9), bytes((10, 96, 0, 9, 0, 80, 6, 0)))])
     breaks(node, "reverse NAT row of service 9, which does not exist", settled=True)
+
+
+def test_what_is_left_over_is_named_when_all_is_settled():
+    node = Node()
+    node.serve(service("10.96.0.1:80", backend("10.244.1.2:80"), backend("10.244.1.4:80")))
+    rows = node.maps.items("lb4_backend")
+    node.maps.delete_many("lb4_service", [key for key, _ in node.maps.items("lb4_service")])
+    node.maps.delete_many("lb4_backend", [rows[0][0]])
+    with node.maps.window("lb4_path", 0, 64) as view:
+        view[2 * 16 :] = bytes(32)  # of backend 2
+    assert check(node.maps) == []
+    found = check(node.maps, settled=True)
+    assert "path of backend 1, which does not exist" in found
+    assert "backend 2 has no live path" in found
+    assert "reverse NAT row of service 1, which does not exist" in found
+
+
+def test_frontends_without_a_master_are_named():
+    node = Node()
+    node.serve(service("10.96.0.1:80", backend("10.244.1.2:80")), service("10.96.0.2:80"))
+    assert without_master(node.maps) == []
+    masters = [key for key, _ in node.maps.items("lb4_service") if key[6:8] == bytes(2)]
+    node.maps.delete_many("lb4_service", masters)
+    assert without_master(node.maps) == [
+        f"10.96.0.{number}:80/TCP: slot 0 is missing, so no packet finds it" for number in (1, 2)
+    ]

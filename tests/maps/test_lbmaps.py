@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from lbagent.errors import MapFull
-from lbagent.maps.memory_maps import FaultyMaps, Killed, fail_at
+from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at
 
 
 def key(number: int) -> bytes:
@@ -146,3 +146,9 @@ def test_a_kill_passes_every_handler_of_errors(maps):
         faulty.store("lb_filter", [(0, b"12345678"), (8, b"12345678")])
     with maps.window("lb_filter", 0, 16) as view:
         assert bytes(view) == b"12345678" + bytes(8)
+
+
+@pytest.mark.parametrize(("key", "value"), [(bytes(11), bytes(12)), (bytes(12), bytes(11)), (b"", b"")])
+def test_an_entry_of_another_size_is_a_mistake_of_ours(key, value):
+    with pytest.raises(ValueError, match=f"lb4_service: entry of {len(key)}"):
+        MemoryMaps().put_many("lb4_service", [(key, value)])

@@ -26,3 +26,11 @@ def test_counters_have_a_row_a_cpu_as_far_as_programs_reach(monkeypatch):
         monkeypatch.setattr(specs, "possible_cpus", lambda cpus=cpus: cpus)
         assert counter_rows(Sizes(backends=1 << 17)) == rows
         assert map_specs(Sizes(backends=1 << 17))["lb_metrics"].value_size <= 1 << 29
+
+
+def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
+    """All of it is mapped at once, so its size is that of its only value."""
+    for spec in map_specs().values():
+        if spec.flags == specs.F_MMAPABLE:
+            assert (spec.type, spec.key_size, spec.max_entries) == (MapType.ARRAY, 4, 1), spec.name
+            assert spec.value_size % 8 == 0, spec.name

@@ -170,3 +170,9 @@ def test_the_words_of_a_param_may_be_plain_texts() -> None:
     assert str(ServiceFlags.from_param(plain)) == "ClusterIP, Local, non-routable"
     loopback = SvcFlagParam("HostPort", loopback_hostport=True)  # type: ignore[arg-type]
     assert str(ServiceFlags.from_param(loopback)) == "HostPort, non-routable, loopback"
+
+
+def test_one_bit_means_deny_with_source_ranges_and_quarantined_without() -> None:
+    bit, ranges = ServiceFlags.SOURCE_RANGE_DENY, ServiceFlags.SOURCE_RANGE
+    assert ServiceFlags(bit | ServiceFlags.ROUTABLE).words() == ["ClusterIP", "quarantined"]
+    assert ServiceFlags(bit | ranges | ServiceFlags.ROUTABLE).words() == ["ClusterIP", "check source-range", "deny"]

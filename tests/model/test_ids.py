@@ -187,3 +187,13 @@ def test_exhausted_ids_say_what_to_raise() -> None:
         str(caught.value)
         == "all 2 ids are in use, none is left for 10.0.0.1:80; raise --max-backends; what is served stays"
     )
+
+
+def test_ids_are_looked_for_round_the_end() -> None:
+    ids: IdAllocator[str] = IdAllocator(1, 5)
+    assert [ids.allocate(key) for key in "abcd"] == [1, 2, 3, 4]
+    ids.release("a")
+    ids.release("c")
+    assert [ids.allocate(key) for key in "ef"] == [1, 3]
+    ids.release("e")
+    assert ids.allocate("g") == 1, "4 is in use, and 5 is none"

@@ -228,3 +228,8 @@ def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> No
     shuffled = list(members)
     random.shuffle(shuffled)
     assert select(shuffled, node_name="n1", zone="a") == picked
+
+
+def test_without_a_local_policy_nobody_asks_for_the_set_of_this_node() -> None:
+    assert select([_endpoint(1, LOCAL)], with_local=False).local == EndpointSet()
+    assert _numbers(select([_endpoint(1, LOCAL)]).local.selectable) == [1]

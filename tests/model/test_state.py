@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC, ServiceName
-from lbagent.model.state import State, StateDelta, next_generation
+from lbagent.model.state import State, StateDelta, common_prefix_and_suffix, next_generation
 
 WEB, DNS = ServiceName("shop", "web"), ServiceName("kube-system", "dns")
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80"), L3n4Addr.parse("10.0.0.2:80")
@@ -60,3 +60,57 @@ def test_a_generation_is_a_state_that_is_not_equal() -> None:
     assert next_generation(last, State(0, (*last.services[:2], same.services[0]))) == 8
     ends = (*last.services[:1], same.services[2], last.services[2])
     assert next_generation(last, State(0, ends, StateDelta(last.services, ends, 1, 1))) == 8
+
+
+def rows(*numbers: int) -> tuple[SVC, ...]:
+    return tuple(SVC(L3n4Addr.parse(f"10.96.0.{number}:80")) for number in numbers)
+
+
+def test_states_are_equal_when_they_say_the_same() -> None:
+    assert State(1, rows(1, 2)) == State(1, rows(1, 2))
+    assert State(1, rows(1)) != State(1, rows(2))
+    assert State(1, rows(1)) != State(2, rows(1))
+    assert State(1, rows(1)).__eq__(7) is NotImplemented
+    assert hash(State(1, rows(1))) == hash(State(1, rows(1))) != hash(State(1, rows(2)))
+
+
+def test_an_index_is_made_once() -> None:
+    state = _state()
+    assert state.by_frontend is state.by_frontend
+    assert state.by_name is state.by_name
+    assert state.backends is state.backends
+
+
+def test_of_several_rows_the_most_alive_state_of_a_backend_counts() -> None:
+    frontends = (L3n4Addr.parse("10.96.0.1:80"), L3n4Addr.parse("10.96.0.2:80"), L3n4Addr.parse("10.96.0.3:80"))
+    states = (BackendState.TERMINATING, BackendState.ACTIVE, BackendState.MAINTENANCE)
+    state = State(
+        1,
+        tuple(
+            SVC(frontend, selectable=(Backend(address=ONE, state=each),))
+            for frontend, each in zip(frontends, states, strict=True)
+        ),
+    )
+    assert state.backends[ONE].state is BackendState.ACTIVE
+
+
+def test_what_two_states_have_in_common_at_both_ends() -> None:
+    a, b, c, d, e = rows(1, 2, 3, 4, 5)
+    assert common_prefix_and_suffix([a, b, c, d], [e, b, c, d]) == (0, 3)
+    assert common_prefix_and_suffix([a, b, c, d], [a, b, e, d]) == (2, 1)
+    assert common_prefix_and_suffix([a, b], [a, b, b]) == (2, 0)
+    assert common_prefix_and_suffix([a, a], [a]) == (1, 0)
+    assert common_prefix_and_suffix([], [a]) == (0, 0)
+    old, new = (a, b), (c, b)
+    assert common_prefix_and_suffix(old, new, StateDelta(old, new, 7, 8)) == (7, 8), "it is believed"
+    assert common_prefix_and_suffix(old, new, StateDelta(old, (c, b, a)[:2], 7, 8)) == (0, 1), "it is of others"
+
+
+def test_a_generation_is_new_when_a_service_is() -> None:
+    a, b, c, d = rows(1, 2, 3, 4)
+    (equal,) = rows(2)
+    assert next_generation(State(5, (a, b, c)), State(0, (a, equal, c))) == 5
+    assert next_generation(State(5, (a, b, c)), State(0, (a, d, c))) == 6
+    assert next_generation(State(5, (a, b, c)), State(0, (a, c))) == 6
+    assert next_generation(State(5, (a, b)), State(0, (a, b, c))) == 6
+    assert next_generation(State(5, ()), State(0, ())) == 5

@@ -100,14 +100,20 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
     """Return the figures: how many of each fate, and the share of survivors that nothing explains."""
     counts = Counter(outcome.fate for outcome in outcomes)
     lines = [f"{counts[fate]:6} {fate}" for fate in Fate if counts[fate]]
-    lost = sum(counts[fate] for fate in SURVIVORS)
-    share = 100 * lost / max(1, len(outcomes))
+    tried = len(outcomes) - counts[Fate.IMPORTED]
+    share = 100 * _share_lost(outcomes)
     return "\n".join(
         [
             *lines,
-            f"{len(outcomes):6} mutants in {seconds:.0f} s; {share:.1f} % survived unexplained (goal: under {100 * GOAL:.0f} %)",
+            f"{tried:6} mutants in {seconds:.0f} s; {share:.1f} % survived unexplained (goal: under {100 * GOAL:.0f} %)",
         ]
     )
+
+
+def _share_lost(outcomes: Sequence[Outcome]) -> float:
+    """Return the share of survivors that nothing explains among the mutants that were tried."""
+    tried = [outcome.fate for outcome in outcomes if outcome.fate is not Fate.IMPORTED]
+    return sum(fate in SURVIVORS for fate in tried) / max(1, len(tried))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,8 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
         print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")
     print(summary(outcomes, time.monotonic() - began))
-    lost = sum(outcome.fate in SURVIVORS for outcome in outcomes)
-    return 1 if lost >= GOAL * max(1, len(outcomes)) else 0
+    return 1 if _share_lost(outcomes) >= GOAL else 0
 
 
 if __name__ == "__main__":

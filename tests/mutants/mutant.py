@@ -46,6 +46,7 @@ class Fate(StrEnum):
     NOT_COMPILED = "refused by the compiler"
     REFUSED = "refused by the verifier"
     TIMED_OUT = "timed out"
+    IMPORTED = "not tried: runs only while its module is imported"
     EXPLAINED = "survived, judged equivalent"
     UNREACHED = "survived: no test comes here"
     SURVIVED = "survived"

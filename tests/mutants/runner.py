@@ -55,9 +55,10 @@ class Run:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try the mutants. Returns True: nothing is left to run."""
         if self.python:
+            imported = self._take_switches()  # before any test: what a module does when it is imported
             items = self._items(session, python_tests(self.python.values()))
             limit_examples(items)
-            self._try_python(self.surveyed("Python", items, lambda: self._take_switches))
+            self._try_python(self.surveyed("Python", items, lambda: self._take_switches), imported)
         if self.c:
             from tests.mutants.c_runner import CRun
 
@@ -101,12 +102,12 @@ class Run:
             self.say(f"left out, as it fails without a mutant: {name}")
         return surveys
 
-    def _try_python(self, surveys: Surveys) -> None:
+    def _try_python(self, surveys: Surveys, imported: frozenset[int]) -> None:
         pool = Pool(self.jobs)
         for number, mutant in self.python.items():
             names = surveys.tests_of(mutant.path, number)
             if not names:
-                self.report(Outcome(mutant, Fate.UNREACHED))
+                self.report(Outcome(mutant, Fate.IMPORTED if number in imported else Fate.UNREACHED))
                 continue
             pool.add(
                 lambda _, names=names, number=number: self.start(

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.mutants import c_mutants, py_mutants
+from tests.mutants.__main__ import summary
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
 from tests.mutants.mutant import (
@@ -24,6 +25,8 @@ from tests.mutants.mutant import (
     source_files,
     stale,
 )
+from tests.mutants.runner import Run
+from tests.mutants.trial import Surveys
 
 C = """\
 #define LIMIT 5 /* of something */
@@ -189,6 +192,16 @@ def test_entries_that_explain_nothing_any_more_are_found() -> None:
     mutants = [Mutant("lbagent/x.py", 0, 1, "a", "b"), Mutant("lbagent/x.py", 1, 2, "e", "f")]
     assert stale(text, mutants) == ["lbagent/x.py: `a` -> `c`", "lbagent/x.py: `d` -> `*`"]
     assert stale(text, [Mutant("lbagent/y.py", 0, 1, "a", "b")]) == [], "of another file"
+
+
+def test_what_runs_only_while_a_module_is_imported_is_not_tried() -> None:
+    """No test could notice it: it ran before the first one."""
+    outcomes: list[Outcome] = []
+    mutants = {number: Mutant("lbagent/x.py", number, 1, "a", "b") for number in range(2)}
+    run = Run(mutants, {}, py_mutants.Switch(), outcomes.append, str)
+    run._try_python(Surveys({}), frozenset((0,)))
+    assert [outcome.fate for outcome in outcomes] == [Fate.IMPORTED, Fate.UNREACHED]
+    assert "1 mutants in 3 s; 100.0 % survived" in summary(outcomes, 3.0)
 
 
 @pytest.mark.parametrize(("work", "what"), [

@@ -7,7 +7,7 @@ import pytest
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
-from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
+from lbagent.net.paths import NO_OUTPUT, Hop, PathFinder, PathSettings, gateways
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {
@@ -139,6 +139,28 @@ def test_the_neighbours_to_keep_resolved() -> None:
     expected: set[Hop] = {(ETH0, ip("10.0.0.7")), (ETH0, ip("10.0.0.254")), (VLAN, ip("10.61.0.1"))}
     assert found.hops == expected
     assert CNI0 not in {hop[0] for hop in found.hops}
+
+
+@pytest.mark.parametrize(
+    ("where", "node", "output"),
+    [
+        ("10.0.0.7", "", ETH0),
+        ("192.0.2.9", "", ETH0),
+        ("2001:db8::9", "", ETH0),
+        ("10.60.1.1", "", VLAN),
+        ("10.90.1.1", "", ETH0),  # several next hops
+        ("10.244.0.5", "other", CNI0),
+        ("10.244.0.5", "", NO_OUTPUT),
+        ("10.0.0.7", "me", NO_OUTPUT),
+        ("10.0.0.9", "", NO_OUTPUT),
+        ("10.70.1.1", "", None),  # its device is down
+        ("10.91.1.1", "", None),
+    ],
+)
+def test_the_device_by_which_packets_leave(where: str, node: str, output: int | None) -> None:
+    found = finder()
+    assert found.output(backend(where, node)) == output
+    assert (found.hops, found.outputs, found.forwards, found.unusable) == (set(), set(), set(), {})
 
 
 def test_remote_outputs_without_a_program_are_named() -> None:

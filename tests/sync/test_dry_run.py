@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from lbagent.errors import ConfigError
+from lbagent.maps.specs import Sizes
+from lbagent.sources.manifest import read_text
+from lbagent.sync import dry_run as dry_runs
 from lbagent.sync.dry_run import dry_run
 
 SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
@@ -53,6 +57,58 @@ def test_the_hosts_name_is_the_node(tmp_path, monkeypatch):
         + "endpoints: [{addresses: [10.0.0.1], nodeName: n1}]\n"
     )
     assert any(line.startswith("BE: ID=1 ADDR=10.0.0.1:1/TCP") for line in dry_run(str(tmp_path)).lines)
+
+
+def with_endpoints(node: str = "", hosts: int = 1) -> str:
+    addresses = "".join(f"{{addresses: [10.0.0.{n}], nodeName: {node or 'n1'}}}, " for n in range(1, hosts + 1))
+    return (
+        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"
+        "metadata: {name: w, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{port: 1}]\n"
+        f"endpoints: [{addresses}]\n"
+    )
+
+
+def test_the_node_that_is_named_is_not_the_host(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
+    local = SERVICE.replace("spec: {", "spec: {internalTrafficPolicy: Local, ")
+    (tmp_path / "a.yaml").write_text(local + with_endpoints("n2"))
+    assert any(line.startswith("BE:") for line in dry_run(str(tmp_path), node_name="n2").lines)
+    assert not any(line.startswith("BE:") for line in dry_run(str(tmp_path)).lines)
+
+
+def test_a_warning_is_no_refusal(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        SERVICE.replace("spec: {", "spec: {type: NodePort, ").replace("port: 80", "port: 80, nodePort: 30080")
+    )
+    result = dry_run(str(tmp_path))
+    assert [message.warning for message in result.messages] == [True]
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("hosts", [1, 3, 4, 7, 8, 9])
+def test_everything_has_room(tmp_path, monkeypatch, hosts):
+    """A plan says what objects mean, not what fits: its maps are as large as they must be."""
+    few = replace(Sizes(), services=1, backends=2, source_ranges=1)
+    monkeypatch.setattr(dry_runs, "Sizes", lambda: few)
+    ranges = "metadata: {name: web}\nspec: {type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.0/16, 192.168.0.0/16], "
+    lists = "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}, {ip: 192.0.2.2}]}}\n"
+    text = SERVICE.replace("metadata: {name: web}\nspec: {", ranges) + lists + with_endpoints(hosts=hosts)
+    (tmp_path / "a.yaml").write_text(text)
+    result = dry_run(str(tmp_path))
+    assert [message for message in result.messages if not message.warning] == []
+    assert result.exit_code == 0
+    assert sum(line.startswith("BE:") for line in result.lines) == hosts
+    assert sum("SLOT=0" in line for line in result.lines) >= 3
+
+
+@pytest.mark.parametrize(("size", "refused"), [(0, False), (1, True)])
+def test_stdin_may_be_as_large_as_a_file(monkeypatch, size, refused):
+    monkeypatch.setattr(dry_runs, "MAX_BYTES", len(SERVICE))
+    monkeypatch.setattr(read_text, "MAX_BYTES", len(SERVICE))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(SERVICE.encode() + b"\n" * size)))
+    result = dry_run("-")
+    assert bool(result.exit_code) is refused
+    assert bool(result.lines) is not refused
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypat
             elif kind == 9:
                 target.paths_changed()
             elif kind == 10:
-                target.invalidate(list(target.shadow.frontends)[:2])
+                target.shadow.invalidate(list(target.shadow.frontends)[:2])
+                target.wake.set()
             else:
                 loop.replace_resolver(Resolver(Options("me", keep_existing=True)))
             assert check(inner) == []

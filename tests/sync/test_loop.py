@@ -14,8 +14,11 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
+from lbagent.model.state import State
+from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
-from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
+from lbagent.sync.target_protocol import Desired, SnapshotTarget
+from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 
 async def until(condition) -> None:  # type: ignore[no-untyped-def]
@@ -303,3 +306,85 @@ async def test_what_is_wrong_with_objects_together_is_said_until_it_is_mended(ca
         assert [message.subject for message in loop.messages] == ["Service default/also1"]
     said = [record for record in caplog.records if record.message == "object refused"]
     assert len(said) == 2
+
+
+class Asked(SnapshotTarget):
+    """Notes what it is handed; `retains` as the test says."""
+
+    def __init__(self, *, retains: bool = False) -> None:
+        super().__init__("asked")
+        self.retains = retains
+        self.given: list[Desired] = []
+        self.watched = asyncio.Event()
+
+    async def reconcile(self, desired: Desired) -> None:
+        self.given.append(desired)
+        await super().reconcile(desired)
+
+    async def write(self, state: State) -> None:
+        pass
+
+    async def watch(self) -> None:
+        self.watched.set()
+
+
+async def test_a_source_without_objects_is_a_list_too() -> None:
+    source, target = ListSource(), Asked()
+    loop = make_loop([source], target)
+    assert loop.waiting == ""
+    async with running(loop):
+        source.synced.set()  # it never had anything to tell
+        await asyncio.wait_for(target.ready.wait(), 1)
+        assert target.watched.is_set()
+    assert target.given[0].state.services == ()
+
+
+async def test_other_options_hold_from_the_next_pass_on() -> None:
+    """The node has another name: what is local to it is another one."""
+    source, target = ListSource(), Asked()
+    loop = make_loop([source], target)
+    async with running(loop):
+        here = endpoints(1, 1, 2)
+        nodes = zip(here.endpoints, ("me", "you"), strict=True)
+        placed = msgspec.structs.replace(
+            here, endpoints=tuple(msgspec.structs.replace(each, node=node) for each, node in nodes)
+        )
+        source.first_list(service(1), placed)
+        await loop.settled()
+        loop.replace_resolver(Resolver(Options("you", keep_existing=True)))
+        await loop.settled()
+        source.put()
+        await loop.settled()
+    local = [
+        sorted(found.address.address[3] for found in each.state.backends.values() if found.local)
+        for each in target.given
+    ]
+    assert local == [[1], [2]]
+    assert [each.state.generation for each in target.given] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("trusted", "retains", "given"),
+    [(True, True, False), (False, True, True), (False, False, False), (True, False, False)],
+)
+async def test_where_objects_come_from_is_told_while_it_matters(trusted: bool, retains: bool, given: bool) -> None:
+    """From the first untrusted source on, while a target retains: also when all are trusted again."""
+    source, target = ListSource(), Asked(retains=retains)
+    source.trusted = trusted
+    loop = make_loop([source], target)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+        assert [each.provenance is not None for each in target.given] == [given]
+        source.put()
+        await loop.settled()
+        passes = len(target.given)
+        assert passes == 1 + given, "without a change only what it is told about sources is new"
+        source.trusted = True
+        source.put()
+        await loop.settled()
+        assert [each.provenance is not None for each in target.given] == [given] * len(target.given)
+        assert len(target.given) == passes + given
+        if given:
+            assert [each.provenance.untrusted for each in target.given] == [("list",), ("list",), ()]  # type: ignore[union-attr]
+            assert len({each.state.generation for each in target.given}) == 1

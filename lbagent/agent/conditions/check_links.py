@@ -23,7 +23,7 @@ async def check_links(components: AgentComponents) -> Iterable[Condition]:
     if are_away(datapath.root, components):
         return ()  # check_pins.py says so; a link made now could not be pinned
     async with keeper.busy:  # no change of devices or programs meanwhile
-        lost = await asyncio.to_thread(attach.lost, datapath.root, keeper.attached, datapath.programs)
+        lost = await asyncio.to_thread(attach.lost, datapath.root, keeper.attached, datapath.hooked.programs)
     if not lost:
         keeper.lost = frozenset()
         return ()

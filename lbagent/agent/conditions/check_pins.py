@@ -91,7 +91,7 @@ def pin_again(root: Path, components: AgentComponents) -> None:
         links = components.lock.opened / "link"
         for item in sorted(links.iterdir()) if links.is_dir() else ():  # removed as a whole: check_links.py makes them
             _take_over_link(item, root / "link" / item.name)
-        (root / "build" / components.datapath.key).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (root / "build" / components.datapath.hooked.key).mkdir(mode=0o700, parents=True, exist_ok=True)
     except BaseException:
         lock.release()
         raise
@@ -120,7 +120,7 @@ def _wanted(root: Path, components: AgentComponents) -> Iterator[tuple[Path, int
     for name, fd in components.maps.fds.items():
         yield root / name, fd
     if components.datapath:
-        generation = components.datapath.generation
+        generation = components.datapath.hooked.generation
         for name, fd in generation.maps.items():
             yield root / name, fd
         for name in pinned_programs(generation.programs):

@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyroute2 import IPRoute
 
-from lbagent.bpf.hooks import INGRESS_MODES, TC_EGRESS, TC_INGRESS, XDP, AttachTarget, Hook, TargetKind, link_pin
+from lbagent.bpf.hooks import (
+    INGRESS_MODES,
+    TC_EGRESS,
+    TC_INGRESS,
+    XDP,
+    AttachTarget,
+    Hook,
+    TargetKind,
+    in_mode,
+    link_pin,
+)
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
 from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, linked_program, pinned_links
+from lbagent.bpf.load.other_agents import is_pinned_elsewhere
 from lbagent.errors import NotFound
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -67,10 +78,15 @@ def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> M
 
 
 def with_former_names(root: Path, present: Mapping[str, Device]) -> Mapping[str, Device]:
-    """Add devices that were renamed since a link was made, under the name of its pin: their programs stay where they are."""
+    """Add devices that were renamed since programs were attached, under the name they had then: their programs stay."""
     by_index = {device.ifindex: device for device in present.values()}
-    former = {name: by_index[index] for name, index in linked_devices(root).items() if index in by_index}
+    former = {name: by_index[index] for name, index in attached_indexes(root).items() if index in by_index}
     return former | dict(present)
+
+
+def attached_indexes(root: Path) -> dict[str, int]:
+    """Return the interface indexes of the devices that got programs, by the names they had then; some may be gone."""
+    return clsact.marked_indexes(root) | linked_devices(root)
 
 
 def wanted_attachments(
@@ -127,7 +143,8 @@ def attach(
                 if not item.optional:
                     raise  # pods come and go while we work
         done = list(dict.fromkeys(done))  # a companion that was attached before is wanted by itself too
-        _detach_unwanted(root, netlink, done, clsact.marked_devices(root, present))
+        named = with_former_names(root, present)
+        _detach_unwanted(root, netlink, done, named, clsact.marked_devices(root, named))
     return done
 
 
@@ -140,11 +157,21 @@ def still_present(root: Path, attachments: Iterable[Attachment]) -> list[Attachm
 
 def attached(root: Path) -> list[Attachment]:
     """Return every hook attached under `root` in this network namespace, by link or filter, also without an agent."""
-    found = [Attachment(target, hook) for target, hook in pinned_links(root) if linked_program(root, target, hook)]
     with IPRoute() as netlink:
-        for device in clsact.marked_devices(root, list_devices(netlink)):
-            found += [Attachment.on_device(device.name, hook) for hook, _ in clsact.filters(netlink, device)]
+        present = with_former_names(root, list_devices(netlink))
+        found = [item for item in _pinned(root, present) if linked_program(root, item.target, item.hook)]
+        for name, device in clsact.marked_devices(root, present).items():
+            found += [Attachment.on_device(name, hook) for hook, _ in clsact.filters(netlink, device)]
     return found
+
+
+def _pinned(root: Path, present: Mapping[str, Device]) -> list[Attachment]:
+    """Return what the pinned links attach. The mode of XDP is not in a link: the device says it."""
+    out = []
+    for target, hook in pinned_links(root):
+        device = present.get(target.name)
+        out.append(Attachment(target, in_mode(hook, device.xdp_mode) if device else hook))
+    return out
 
 
 def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, int]) -> list[tuple[Attachment, str]]:
@@ -161,7 +188,7 @@ def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, i
                 out.append((item, why))
     if filtered:
         with IPRoute() as netlink:
-            present = list_devices(netlink)
+            present = with_former_names(root, list_devices(netlink))
             for item in filtered:
                 device = present.get(item.target.name)
                 if device and all(hook != item.hook for hook, _ in clsact.filters(netlink, device)):
@@ -178,26 +205,35 @@ def _index_of(device: str) -> int:
 
 
 def detach_all(root: Path) -> list[Attachment]:
-    """Detach everything of ours: links under `root`, and clsact filters on any device by their names; return what went."""
+    """Detach everything of ours: links under `root`, and clsact filters on any device by their names; return what went.
+
+    Filters whose maps are pinned in another folder stay: they are another agent's.
+    """
     with IPRoute() as netlink:
-        return _detach_unwanted(root, netlink, (), list_devices(netlink).values())
+        present = with_former_names(root, list_devices(netlink))
+        return _detach_unwanted(root, netlink, (), present, present)
 
 
 def _detach_unwanted(
-    root: Path, netlink: IPRoute, keep: Sequence[Attachment], filtered: Iterable[Device]
+    root: Path,
+    netlink: IPRoute,
+    keep: Sequence[Attachment],
+    present: Mapping[str, Device],
+    filtered: Mapping[str, Device],
 ) -> list[Attachment]:
-    """Detach what is not in `keep`: pinned links, and filters on the devices `filtered`."""
+    """Detach what is not in `keep`: pinned links, and filters on the devices `filtered`; `present`: with former names."""
     kept_pins = {link_pin(item.target, item.hook) for item in keep}
-    kept_filters = {(item.target.name, item.hook) for item in keep if clsact.uses_filter(item.hook)}
+    kept_filters = {(present[item.target.name].ifindex, item.hook) for item in keep if clsact.uses_filter(item.hook)}
     gone: list[Attachment] = []
-    for target, hook in sorted(pinned_links(root), key=lambda pinned: pinned[1].companion is None):
-        if link_pin(target, hook) not in kept_pins:
-            detach_link(root, target, hook)
-            gone.append(Attachment(target, hook))
-    for device in filtered:
+    for item in sorted(_pinned(root, present), key=lambda item: item.hook.companion is None):
+        if link_pin(item.target, item.hook) not in kept_pins:
+            detach_link(root, item.target, item.hook)
+            gone.append(item)
+    for name, device in filtered.items():
         for hook, message in clsact.filters(netlink, device):
-            if (device.name, hook) not in kept_filters:
+            is_kept = (device.ifindex, hook) in kept_filters
+            if not is_kept and not is_pinned_elsewhere(root, clsact.program_id(message)):
                 clsact.remove_filter(netlink, device, hook, message)
-                gone.append(Attachment.on_device(device.name, hook))
-        clsact.remove_unused_qdisc(root, netlink, device)
+                gone.append(Attachment.on_device(name, hook))
+        clsact.remove_unused_qdisc(root, netlink, name, device)
     return gone

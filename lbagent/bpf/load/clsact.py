@@ -1,13 +1,14 @@
 """tc programs as clsact filters, for kernels without TCX (before Linux 6.6). The kernel keeps them by itself, without a pin.
 
-Our filters are known by their names; an empty directory beside the pinned links (`DEVICE-filters`) says which devices have some,
-and `clsact` in it that the qdisc was made by this agent. All functions take an open netlink socket of pyroute2.
+Our filters are known by their names; a directory beside the pinned links (`DEVICE-filters`) says which devices have some. In it are
+empty directories: `index:IFINDEX`, by which a device is known that is renamed later, and `clsact` if this agent made the qdisc.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import struct
 from typing import TYPE_CHECKING, Any
 
 from pyroute2.netlink.exceptions import NetlinkError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FILTER_PREFIX = "lbagent_"  # names of our filters; `cleanup` finds them by it
 MARK_SUFFIX = "-filters"
+_INDEX_MARK = "index:"
+_TCA_BPF_ID = 11  # of enum in linux/pkt_cls.h: pyroute2 has no name for it
 _FILTER_PRIO = 1
 _FILTER_HANDLE = 0x1B
 _CLSACT_HOOKS = tuple(hook for hook in HOOKS if hook.clsact_parent)
@@ -36,10 +39,14 @@ def uses_filter(hook: Hook) -> bool:
     return bool(hook.clsact_parent) and not has_tcx()
 
 
-def set_filter(root: Path, netlink: IPRoute, device: Device, hook: Hook, prog_fd: int) -> None:
-    """Add or atomically replace our filter; the clsact qdisc is made when it is missing. Raises KernelError."""
-    mark = _mark(root, device.name)
+def set_filter(root: Path, netlink: IPRoute, name: str, device: Device, hook: Hook, prog_fd: int) -> None:
+    """Add or atomically replace our filter; the clsact qdisc is made when it is missing. Raises KernelError.
+
+    `name` is what --device calls the device, which may have been renamed since.
+    """
+    mark = _mark(root, name)
     mark.mkdir(parents=True, exist_ok=True)
+    _write_index(mark, device.ifindex)
     try:
         netlink.tc("add", "clsact", index=device.ifindex)
         (mark / "clsact").mkdir(exist_ok=True)
@@ -72,6 +79,23 @@ def filters(netlink: IPRoute, device: Device) -> list[tuple[Hook, Any]]:
     return out
 
 
+def filter_programs(netlink: IPRoute, device: Device) -> list[int]:
+    """Return the ids of the programs in filters of this agent, or of another one, on a device; none where the kernel has links."""
+    if not any(map(uses_filter, _CLSACT_HOOKS)):
+        return []
+    return [ident for _, message in filters(netlink, device) if (ident := program_id(message))]
+
+
+def program_id(message: Any) -> int:
+    """Return the id of the program in one of `filters`, 0 if the kernel does not say it."""
+    for name, nla in ((slot[0], slot.nla) for slot in message.get_attr("TCA_OPTIONS")["attrs"]):
+        if name == "UNKNOWN":
+            _, kind, ident = struct.unpack_from("=HHI", nla.data, nla.offset)
+            if kind == _TCA_BPF_ID:
+                return int(ident)
+    return 0
+
+
 def remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) -> None:
     """Take one of `filters` away."""
     netlink.tc(
@@ -80,9 +104,9 @@ def remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) ->
     )  # fmt: skip
 
 
-def remove_unused_qdisc(root: Path, netlink: IPRoute, device: Device) -> None:
-    """After our last filter: take the mark away, and the qdisc if this agent made it and it holds no other filter."""
-    mark = _mark(root, device.name)
+def remove_unused_qdisc(root: Path, netlink: IPRoute, name: str, device: Device) -> None:
+    """After our last filter: take the mark of `name` away, and the qdisc if this agent made it and it holds no other filter."""
+    mark = _mark(root, name)
     if not mark.is_dir() or filters(netlink, device):
         return
     in_use = any(list(netlink.get_filters(index=device.ifindex, parent=hook.clsact_parent)) for hook in _CLSACT_HOOKS)
@@ -91,12 +115,34 @@ def remove_unused_qdisc(root: Path, netlink: IPRoute, device: Device) -> None:
             with contextlib.suppress(NetlinkError):
                 netlink.tc("del", "clsact", index=device.ifindex)
         (mark / "clsact").rmdir()
+    _write_index(mark, 0)
     mark.rmdir()
 
 
-def marked_devices(root: Path, present: Mapping[str, Device]) -> list[Device]:
-    """Return the devices that carry filters of ours, as far as this bpf file system remembers."""
-    return [device for device in present.values() if _mark(root, device.name).is_dir()]
+def marked_devices(root: Path, present: Mapping[str, Device]) -> dict[str, Device]:
+    """Return those of `present` that carry filters of ours, as far as this bpf file system remembers, by their names there."""
+    return {name: device for name, device in present.items() if _mark(root, name).is_dir()}
+
+
+def marked_indexes(root: Path) -> dict[str, int]:
+    """Return the interface indexes of all devices that got filters of ours, by the names they had then."""
+    marks = sorted((root / "link").glob(f"*{MARK_SUFFIX}")) if (root / "link").is_dir() else []
+    out = {}
+    for mark in marks:
+        target = AttachTarget.from_pin_name(TargetKind.DEVICE, mark.name.removesuffix(MARK_SUFFIX))
+        for item in mark.glob(f"{_INDEX_MARK}*"):
+            out[target.name] = int(item.name.removeprefix(_INDEX_MARK))
+    return out
+
+
+def _write_index(mark: Path, ifindex: int) -> None:
+    """Note which device a mark is about; 0: none."""
+    wanted = mark / f"{_INDEX_MARK}{ifindex}"
+    for item in mark.glob(f"{_INDEX_MARK}*"):
+        if item != wanted:
+            item.rmdir()
+    if ifindex:
+        wanted.mkdir(exist_ok=True)
 
 
 def _mark(root: Path, device: str) -> Path:

@@ -13,7 +13,6 @@ from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
-from lbagent.bpf.load.links import linked_devices
 from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
 from lbagent.kernel import jiffies
 
@@ -39,6 +38,12 @@ class Datapath:
     attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
     log_dir: Path | None = None
+    interim: Datapath | None = None  # of a change of map sizes that stopped half-way: on the hooks until it is finished
+
+    @property
+    def hooked(self) -> Datapath:
+        """Return whose programs belong on the hooks and in the pins."""
+        return self.interim or self
 
     @property
     def programs(self) -> Mapping[str, int]:
@@ -53,12 +58,12 @@ class Datapath:
         present = attach.with_former_names(self.root, devices())
         wanted = attach.wanted_attachments(mode, names, pod_patterns, present)
         self.fall_back = mode == "auto"
-        self.attachments = attach.attach(self.root, wanted, self.programs, fall_back=self.fall_back)
+        self.attachments = attach.attach(self.root, wanted, self.hooked.programs, fall_back=self.fall_back)
         return self.attachments
 
     def attached_devices(self) -> dict[str, int]:
-        """Return the interface indexes of the devices with a pinned link, by the names they had when it was made."""
-        return linked_devices(self.root)
+        """Return the interface indexes of the devices that got programs, by the names they had then."""
+        return attach.attached_indexes(self.root)
 
     def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
@@ -82,8 +87,15 @@ class Datapath:
 
     def switch_to(self, other: Datapath) -> None:
         """Go on with the programs of `other`, which are installed already."""
-        self.generation.close()
+        self.close()
+        self.interim = None
         self.artifact, self.generation, self.key, self.reused = other.artifact, other.generation, other.key, False
+
+    def leave_hooks_to(self, interim: Datapath) -> None:
+        """Let the programs of `interim`, installed at least in part, stay on the hooks: only they know all maps with flows."""
+        if self.interim is not None:
+            self.interim.close()
+        self.interim = interim
 
     def install(self) -> None:
         """Make these loaded programs the ones that are pinned and attached."""
@@ -92,6 +104,8 @@ class Datapath:
     def close(self) -> None:
         """Give the descriptors back. Programs, links and pins stay and keep serving."""
         self.generation.close()
+        if self.interim is not None:
+            self.interim.close()
 
 
 def load(

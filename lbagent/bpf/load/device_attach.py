@@ -43,9 +43,9 @@ class DeviceAttacher:
             raise NotFound(f"device {target.name} is gone, and its programs with it")
         if not pin_path(self.root, target, hook).exists():
             with kernel_errors("look for other agents", f"device {device.name}"):
-                require_no_other_agent(self.root, device, programs[hook.program])
+                require_no_other_agent(self.root, self.netlink, device, programs[hook.program])
         if clsact.uses_filter(hook):
-            clsact.set_filter(self.root, self.netlink, device, hook, programs[hook.program])
+            clsact.set_filter(self.root, self.netlink, target.name, device, hook, programs[hook.program])
             return hook
         if hook.xdp_mode and self._in_other_mode(target, device, hook):
             detach_link(self.root, target, hook)  # native and generic cannot replace one another

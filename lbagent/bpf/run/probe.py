@@ -23,14 +23,19 @@ from lbagent.bpf.load.loader import MIN_KERNEL
 from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
-from lbagent.kernel import features, nftables
+from lbagent.errors import LbError
+from lbagent.kernel import bpffs, features, nftables
 from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
+from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.model.flags import ServiceFlags
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from lbagent.bpf.load.devices import Device
 
+MAX_SHOWN_PORTS = 5
 NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
 _OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
 
@@ -71,7 +76,7 @@ def findings(question: ProbeOptions) -> list[Finding]:
     out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
     present = devices()
     out += _devices(question, present)
-    out += [*_ports(question), *_forwarding(), *_firewall(question), *_other_balancers(present)]
+    out += [*_ports(question), *_node_ports(question), *_forwarding(), *_firewall(question), *_other_balancers(present)]
     return out
 
 
@@ -139,9 +144,7 @@ def _programs(question: ProbeOptions) -> Iterator[Finding]:
 
 def _bpffs(question: ProbeOptions) -> Iterator[Finding]:
     folder = Path(os.path.realpath(question.bpffs))  # need not exist, and this user may have no right to look
-    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    points = {parts[1] for parts in (line.split() for line in mounts) if parts[2] == "bpf"}
-    mounted = any(str(place) in points for place in (folder, *folder.parents))
+    mounted = not {folder, *folder.parents}.isdisjoint(bpffs.mounts())
     if is_private(folder, mounted_here=False) if mounted else would_be_private():
         what = (
             f"{question.bpffs}: this mount namespace is private, so programs and maps end with the last process in it"
@@ -272,12 +275,36 @@ def _ports(question: ProbeOptions) -> Iterator[Finding]:
         yield Finding(Level.OK, f"SNAT ports {first}-{last}: no overlap with NodePorts or local sockets")
 
 
+def _node_ports(question: ProbeOptions) -> Iterator[Finding]:
+    """What the node sends to an address of its own leaves by no device, so no program sees it."""
+    try:
+        with KernelMaps.open(question.bpffs, create=False) as maps:
+            rows = [*maps.items("lb4_service"), *maps.items("lb6_service")]
+    except (LbError, OSError):
+        return  # no agent has run here, or this user may not look
+    of_node = ServiceFlags.NODE_PORT | ServiceFlags.HOST_PORT
+    frontends = [frontend_of(split_service_key(key)[0]) for key, value in rows if flags_of(value) & of_node]
+    ports = sorted({(item.port, item.protocol.name) for item in frontends})
+    if ports:
+        more = len(ports) - MAX_SHOWN_PORTS
+        words = [f"{port}/{protocol}" for port, protocol in ports[:MAX_SHOWN_PORTS]]
+        words += [f"{more} more"] if more > 0 else []
+        yield Finding(
+            Level.NOTE,
+            f"NodePorts and HostPorts ({', '.join(words)}) are served to other hosts and to pods; processes of this node itself"
+            " do not reach them at its own addresses",
+            "ask the ClusterIP of the Service, or the address of a backend, from the node itself",
+        )
+
+
 def _forwarding() -> Iterator[Finding]:
     for family, name in (("IPv4", "ipv4/ip_forward"), ("IPv6", "ipv6/conf/all/forwarding")):
         if _sysctl(name) == "0":
             key = name.replace("/", ".")
             yield Finding(
-                Level.WARNING, f"{family} forwarding is off: no packet reaches another host", f"sysctl -w net.{key}=1"
+                Level.WARNING,
+                f"{family} forwarding is off: no packet reaches a pod or another host",
+                f"sysctl -w net.{key}=1",
             )
     if _sysctl("ipv4/conf/all/rp_filter") == "1":
         yield Finding(
@@ -287,7 +314,7 @@ def _forwarding() -> Iterator[Finding]:
 
 
 def _firewall(question: ProbeOptions) -> Iterator[Finding]:
-    """Look for rules that drop packets of which conntrack sees one direction only (docs/operations.md, "Firewalls")."""
+    """Look for rules that drop packets of which conntrack sees one direction only (docs/network.md, "Firewalls beside lbagent")."""
     ruleset = nftables.read_ruleset()
     for chain in nftables.chains_that_drop_invalid(ruleset) if ruleset else ():
         yield Finding(

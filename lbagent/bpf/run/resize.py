@@ -51,7 +51,10 @@ def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact],
 
 
 def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
-    """Bring maps that are in use to `wanted`. The caller takes over what the outcome holds. Raises LbError as `resize_at_start`."""
+    """Bring maps that are in use to `wanted`. The caller takes over what the outcome, or ResizeStopped, holds.
+
+    Raises LbError as `resize_at_start`.
+    """
     stage = pins.pin_dir(maps.bpffs) / STAGE
     if stage.exists():
         raise LbError(f"an interrupted change of map sizes ({stage}) has to be finished first")
@@ -74,11 +77,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         drop_stage(stage)
         log.error("the maps keep their sizes", extra={"error": str(error)})
         return ResizeOutcome(maps.sizes, [f"the maps keep their sizes: {error}"])
-    try:
-        outcome = change.run()
-    except LbError:
-        change.close()
-        raise
+    outcome = change.run()
     outcome.problems[:0] = problems
     log.info("map sizes were changed", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
     return outcome
@@ -98,10 +97,10 @@ def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: 
     log.warning("an interrupted change of map sizes is being finished", extra={"maps": change.names})
     try:
         change.load(artifact())
-        return change.run()
     except LbError:
         change.close()
         raise
+    return change.run()
 
 
 def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) -> None:

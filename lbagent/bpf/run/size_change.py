@@ -52,6 +52,14 @@ class ResizeOutcome(Struct):
             os.close(fd)
 
 
+class ResizeStopped(LbError):
+    """A change of sizes stopped half-way. `programs` know the maps of both sizes and belong on the hooks until it is finished."""
+
+    def __init__(self, text: str, programs: Datapath | None) -> None:
+        super().__init__(text)
+        self.programs = programs
+
+
 class SizeChange:
     """One change of sizes: maps in use, and maps to come."""
 
@@ -108,7 +116,15 @@ class SizeChange:
         self._after = datapath.load(self._root, artifact, fds, self._sizes, self._settings)
 
     def run(self) -> ResizeOutcome:
-        """Do it. From here on it only goes forward."""
+        """Do it. From here on it only goes forward. Raises ResizeStopped; then it can be taken up again."""
+        try:
+            return self._run()
+        except LbError as error:
+            programs, self._both = self._both, None
+            self.close()
+            raise ResizeStopped(str(error), programs) from error
+
+    def _run(self) -> ResizeOutcome:
         assert self._after is not None
         problems: list[str] = []
         attached = bool(attach.attached(self._root))

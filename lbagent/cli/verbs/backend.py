@@ -13,8 +13,8 @@ import click
 
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
-from lbagent.cli.options import Duration, form_option, list_options, socket_option
-from lbagent.cli.output import Column, Listing, Row, Style
+from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
+from lbagent.cli.output import FORMATS, Column, Listing, Row, Style
 from lbagent.errors import LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,9 +51,19 @@ COLUMNS = (
 
 
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
-    """Return how backends are shown: who set a state and since when in a table only where one was set, or `always`."""
-    hidden = not always and not any(row.get("set_by") for row in rows)
-    columns = (Column("SET-BY", _set_by, wide=hidden), Column("SINCE", _since, wide=hidden))
+    """Return how backends are shown.
+
+    A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), and who
+    set a state and since when (one was set).
+    """
+    one_way = not always and not any(row.get("way_reason") for row in rows)
+    none_set = not always and not any(row.get("set_by") for row in rows)
+    columns = (
+        Column("WAY", lambda row: row.get("way"), wide=one_way),
+        Column("DEVICE", lambda row: row.get("device"), wide=True),
+        Column("SET-BY", _set_by, wide=none_set),
+        Column("SINCE", _since, wide=none_set),
+    )
     return Listing((*COLUMNS, *columns), name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
@@ -78,7 +88,11 @@ def backend() -> None:
 @click.option("--state", type=click.Choice(STATES), help="List only backends in this state.")
 @list_options
 def list_(socket: str, namespace: str, service: str, node: str, state: str | None, style: Style) -> None:
-    """List backends, each once. Their flows are counted when you ask."""
+    """List backends, each once. Their flows are counted when you ask.
+
+    WAY says how packets get to a backend: passed up to the stack of this node, sent by xdp, or sent by tc. It is shown with -o
+    wide, and as soon as XDP programs leave the packets of a backend to tc.
+    """
     client = AgentClient(socket)
     wanted = service if "/" in service or not service else f"{namespace or 'default'}/{service}"
 
@@ -142,7 +156,7 @@ def yes_option(command: F) -> F:
 @named_options
 @yes_option
 @socket_option
-@form_option("table", "wide", "json", "yaml", "name")
+@form_option(*FORMATS, text=FITTING)
 def set_state(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, form: str) -> None:
     """Set the state of backends: active, maintenance or quarantined. The agent keeps it over restarts.
 
@@ -182,7 +196,7 @@ def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -
 @click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
 @named_options
 @socket_option
-@form_option("table", "wide", "json", "yaml", "name")
+@form_option(*FORMATS, text=FITTING)
 def clear_state(words: tuple[str, ...], named: dict[str, Any], socket: str, form: str) -> None:
     """Forget what set-state and drain set: the manifests have the word again.
 

@@ -131,12 +131,12 @@ def _age(seconds: float) -> str:
 
 def _without_agent(bpffs: str) -> None:
     """Say what an agent that is gone has left serving; whatever cannot be read is left out."""
-    from lbagent.bpf.load.links import pinned_links
+    from lbagent.bpf.load.attach import attached
     from lbagent.maps.kernel_maps import KernelMaps
     from lbagent.maps.pins import pin_dir
 
     try:
-        hooks = [f"{target.name} ({hook})" for target, hook in pinned_links(pin_dir(bpffs))]
+        hooks = [f"{item.target.name} ({item.hook})" for item in attached(pin_dir(bpffs))]
         with KernelMaps.open(bpffs, create=False) as maps:
             rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
             backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))

@@ -75,9 +75,9 @@ class _Run:
         self.plan, self.maps, self.shadow = plan, maps, shadow
         self.result = Applied()
         self.failed: dict[int, LbError] = dict(plan.refused)
-        self.stopped_at: dict[int, tuple[int, int]] = dict.fromkeys(
-            plan.refused, (-1, 0)
-        )  # (step, entry) of the failure
+        self.stopped_at: dict[
+            int, tuple[int, int]
+        ] = {}  # (step, entry) of the failure; what was refused has no entries
         self._packed: tuple[Step | None, bytes, bytes] = (None, b"", b"")
 
     # --- steps ---
@@ -236,8 +236,8 @@ class _Run:
         pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
         for ident in pins:
             self.shadow.pin(ident, counted.get(ident, _NO_COUNT)[0])
-        if change.old is not None or pins or rows != FrontendEntries(rows.id, {}):
-            self.shadow.set_frontend(change.frontend, PartialFrontend(rows, pins))
+        is_there = pins or rows != FrontendEntries(rows.id, {})
+        self.shadow.set_frontend(change.frontend, PartialFrontend(rows, pins) if is_there else None)
 
     def clear_stale_bits(self, now: float, linger_s: float) -> None:
         """Clear the filter bits that have no user any more: the last write of all."""

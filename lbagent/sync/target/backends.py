@@ -6,6 +6,7 @@ A backend exists while any service names it; its state is the most alive one any
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.layout import U32, PathFlag
@@ -60,7 +61,6 @@ class BackendPlanner:
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
         self._shadow, self._paths, self._steps = shadow, paths, steps
         self._families = {family: _FamilyMaps(shadow, family, steps) for family in Family}
-        self._known_states: dict[int, tuple[BackendState | None, bool]] = {}
         self._refs: dict[int, int] = {}
         self._seen: dict[int, Backend] = {}  # as the new services have it
         self._users: dict[int, Owner] = {}  # changes that need it
@@ -84,7 +84,7 @@ class BackendPlanner:
         for group, chosen in ((svc.selectable, True), (svc.unselectable, False), (svc.slotless, False)):
             for backend in group:
                 ident, weight = backend.id, reference(backend.state, chosen)
-                found = before.pop(ident, None) if before else None
+                found = before.pop(ident, None)
                 old_weight = 0
                 if found is not None:
                     old_weight = found[0]
@@ -117,7 +117,7 @@ class BackendPlanner:
 
     def _keep(self, ident: int, refs: int) -> None:
         backend = self._seen.get(ident)
-        state, selectable = self._state(refs)
+        state, selectable = _state(refs)
         if state is None:
             return  # only pinned: as it is until the service that pins it gets through
         maps = self._maps_of(backend) if backend else self._maps_with(ident)
@@ -135,13 +135,6 @@ class BackendPlanner:
             step = self._steps.at(Phase.BACKEND_DOWN, maps.backend_map) if down else maps.backend_in
             step.add(owner, key, value)
         self._path(maps, ident, backend, selectable)
-
-    def _state(self, refs: int) -> tuple[BackendState | None, bool]:
-        """Return (state, whether new flows may take it) of a reference count; 100,000 of them are mostly equal."""
-        found = self._known_states.get(refs)
-        if found is None:
-            found = self._known_states[refs] = (state_of(refs), is_selectable(refs))
-        return found
 
     def _maps_of(self, backend: Backend) -> _FamilyMaps:
         return self._families[backend.address.family]
@@ -208,7 +201,7 @@ class BackendPlanner:
 
     def _remove(self, maps: _FamilyMaps, ident: int) -> None:
         record = maps.paths.get(ident)
-        key, owner = U32.pack(ident), self._owner(ident, True)
+        key, owner = U32.pack(ident), self._former_users.get(ident, NO_OWNER)
         if record[maps.flags_at] & _LIVE:
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
         for other, record in live_further_ids(self._shadow, maps.family, ident):
@@ -239,6 +232,12 @@ class BackendPlanner:
         return backend is None or self._maps_of(backend) is maps
 
 
+@lru_cache(maxsize=1024)
+def _state(refs: int) -> tuple[BackendState | None, bool]:
+    """Return (state, whether new flows may take it) of a reference count; 100,000 of them are mostly equal."""
+    return state_of(refs), is_selectable(refs)
+
+
 def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
     """Return the path record a backend that is reached so should have; `old` is the one under its id.
 
@@ -259,8 +258,7 @@ def _with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
 def _also(owner: Owner | None, another: int) -> Owner:
     if owner is None:
         return another
-    known = owner if isinstance(owner, tuple) else (owner,)
-    return owner if another in known else (*known, another)
+    return (*owner, another) if isinstance(owner, tuple) else (owner, another)
 
 
 def _endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -72,7 +72,6 @@ class BpfTarget:
         self._unread: list[LbError] = []  # the maps could not be read again
         self._broken_off = False  # the last pass ended by an exception
         self._paths_changed = False
-        self._invalid: set[L3n4Addr] = set()
         self._maps, self._ids, self._paths, self._node_name = maps, ids, paths, node_name
         self._changed = asyncio.Condition()  # notified after each pass
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
@@ -126,7 +125,7 @@ class BpfTarget:
     @property
     def current_state(self) -> State:
         """The State in the maps; before the first pass what an earlier agent left there."""
-        if self.first_pass.is_set() or not self.shadow.needs_full_sync:
+        if self.first_pass.is_set():
             return self.state
         if self._restored_state is None:
             self._restored_state = restored_state(self.shadow, self._node_name)
@@ -135,7 +134,7 @@ class BpfTarget:
     @property
     def frontends(self) -> int:
         """Frontends in the maps, wildcard rows not counted."""
-        return sum(frontend.port > 0 for frontend in self.shadow.frontends)
+        return sum(bool(frontend.port) for frontend in self.shadow.frontends)
 
     @property
     def backends(self) -> int:
@@ -173,11 +172,6 @@ class BpfTarget:
     def paths_changed(self) -> None:
         """Take note that the paths to backends may have changed."""
         self._paths_changed = True
-        self.wake.set()
-
-    def invalidate(self, frontends: Iterable[L3n4Addr]) -> None:
-        """Plan these again: another process changed their entries."""
-        self._invalid.update(frontends)
         self.wake.set()
 
     async def watch(self) -> None:
@@ -281,11 +275,8 @@ class BpfTarget:
 
     async def _write(self, desired: State, now: float) -> None:
         shadow = self.shadow
-        invalid, self._invalid = self._invalid, set()
         deferred = self._failures.not_due(now)
-        shadow.invalidate(invalid)
         postponed = shadow.defer(deferred)
-        shadow.invalidate(self._failures.due(now))
         in_use = bool(shadow.frontends)  # before the very first plan no packet can meet a new backend
         planned = await self._plan(desired)
         if planned.steps and in_use and await self._paths.resolve_neighbours():

@@ -23,6 +23,7 @@ from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
+PIECE = 1 << 18  # bytes of path records compared between two yields
 ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
 MAX_DIFFERENCES = 20  # found before everything is read again
 
@@ -63,7 +64,7 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
     """
     for number, backend in enumerate(each_backend(state)):
         records = shadow.paths[backend.address.family]
-        record = records.get(backend.id) if backend.id < records.count else b""
+        record = records.get(backend.id)
         flags = record[backend_codec.FLAGS_AT[records.record]] if record else 0
         if flags & PathFlag.LIVE:  # else its frontend fails, which is said elsewhere
             info = paths(backend)
@@ -102,7 +103,7 @@ def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
 
 def _sum(frontend: L3n4Addr, entry: ShadowFrontend) -> int:
     rows, total = map_entries(entry), 0
-    for slot, value in rows.slots.items() if rows else ():
+    for slot, value in rows.slots.items():
         total ^= hash((frontend_codec.service_key(frontend, slot), value))
     return total
 
@@ -115,7 +116,7 @@ def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
             if ident < rows.count:
                 seen[ident] = 1
             value = values[i * rows.record : (i + 1) * rows.record]
-            if ident >= rows.count or value != rows.get(ident):
+            if value != rows.get(ident):
                 yield from _row_again(maps, rows, name, ident)
             if i % ENTRIES == 0:
                 yield ""
@@ -125,16 +126,15 @@ def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
 
 
 def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Iterator[str]:
-    expected = rows.get(ident) if ident < rows.count else b""
-    if (maps.get(name, U32.pack(ident)) or bytes(rows.record)) != expected:
+    if (maps.get(name, U32.pack(ident)) or bytes(rows.record)) != rows.get(ident):
         yield f"backend {ident} in {name} is not what was written"
 
 
 def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
     name, paths = family.map("path"), shadow.paths[family]
     size = paths.record * paths.count
-    for start in range(0, size, 1 << 18):
-        length = min(1 << 18, size - start)
+    for start in range(0, size, PIECE):
+        length = min(PIECE, size - start)
         with maps.window(name, start, length) as window:
             if window != paths.memory[start : start + length]:
                 yield f"{name} is not what was written"
@@ -147,8 +147,6 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     entries = dict(shadow.frontends)
     for number, (frontend, entry) in enumerate(entries.items()):
         rows = map_entries(entry)
-        if rows is None:
-            continue
         wanted["lb_affinity_match"].update(
             frontend_codec.affinity_match_key(rows.id, ident) + frontend_codec.PRESENT for ident in rows.affinity
         )

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from lbagent.errors import LbError
 from lbagent.maps import frontend_codec, prefilter
-from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U16, U32
 from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
@@ -20,7 +20,7 @@ from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
-from lbagent.sync.target.ranges import range_steps, ranges_needed
+from lbagent.sync.target.ranges import range_steps
 from lbagent.sync.target.retention import RESTORED, as_found
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import map_entries
@@ -65,8 +65,8 @@ def planning(
     backends = BackendPlanner(shadow, paths, steps)
     bits: dict[int, None] = {}
     for owner, change in enumerate(changes):
-        old = map_entries(change.old) or FrontendEntries(0, {})
-        new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
+        old = map_entries(change.old) if change.old is not None else NO_ENTRIES
+        new = frontend_codec.encode(change.svc) if change.svc is not None else NO_ENTRIES
         if change.svc is not None and change.svc.name is RESTORED:
             new = as_found(new, old)
         if change.svc is not None and (
@@ -76,7 +76,7 @@ def planning(
             continue
         yield
         backends.count(owner, change)
-        if change.old is None and new.id:
+        if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
         if change.svc is not None:
@@ -85,8 +85,7 @@ def planning(
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in (prefilter.snat_bit(address),))
     _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
-    if shadow.needs_full_sync:
-        _orphan_steps(steps, shadow)
+    _orphan_steps(steps, shadow)
     out.steps = steps.ordered()
     return out
 
@@ -111,8 +110,7 @@ def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
         gone = [frontend for frontend in shadow.frontends if frontend not in wanted]
     else:
         wanted, gone = differences(shadow.services, desired.services, desired.delta)
-        if shadow.dirty:
-            _add_dirty(desired, shadow, wanted, gone)
+        _add_dirty(desired, shadow, wanted, gone)
     known = shadow.frontends
     changes = [FrontendChange(frontend, known.get(frontend), svc) for frontend, svc in wanted.items()]
     return changes + [FrontendChange(frontend, known[frontend], None) for frontend in gone if frontend in known]
@@ -121,12 +119,12 @@ def _changes(desired: State, shadow: Shadow) -> list[FrontendChange]:
 def differences(
     old: Sequence[SVC], new: Sequence[SVC], delta: StateDelta | None = None
 ) -> tuple[dict[L3n4Addr, SVC], list[L3n4Addr]]:
-    """Return (frontends that are new or not the same object, frontends that are gone)."""
+    """Return (frontends that are new or not the same object, frontends that are gone); no State has one twice."""
     prefix, suffix = common_prefix_and_suffix(old, new, delta)
     before, after = old[prefix : len(old) - suffix], new[prefix : len(new) - suffix]
     known, still = set(map(id, before)), set(map(id, after))
     left = dict.fromkeys(svc.frontend for svc in before if id(svc) not in still)
-    wanted = {svc.frontend: svc for svc in after if id(svc) not in known or svc.frontend in left}
+    wanted = {svc.frontend: svc for svc in after if id(svc) not in known}
     return wanted, [frontend for frontend in left if frontend not in wanted]
 
 
@@ -174,11 +172,11 @@ class MapCapacity:
     def reserve(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
         """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
         family = frontend.family
-        needs = {family.map("service"): len(new.slots) - len(old.slots)}
-        if new.affinity:
-            needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
-        if needed := ranges_needed(family, old, new):
-            needs[family.map("source_range")] = needed
+        needs = {
+            family.map("service"): len(new.slots) - len(old.slots),
+            "lb_affinity_match": len(new.affinity - old.affinity if new.id == old.id else new.affinity),
+            family.map("source_range"): len(new.ranges - old.ranges),
+        }
         for name, needed in needs.items():
             used, limit = self._used.get(name, 0), self._specs[name].max_entries
             if needed > 0 and used + needed > limit:
@@ -247,8 +245,6 @@ def _table_steps(steps: Steps, owner: int, name: str, old: FrontendEntries, new:
 
 
 def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: FrontendEntries) -> None:
-    if not (old.affinity or new.affinity):
-        return
     had = frozenset(frontend_codec.affinity_match_key(old.id, ident) for ident in old.affinity)
     wanted = frozenset(frontend_codec.affinity_match_key(new.id, ident) for ident in new.affinity)
     for key in sorted(wanted - had):

@@ -2,10 +2,10 @@
 
 Whether a listed client is let in says the master's flag, and the list is many entries: no order of single writes turns "only
 these" into "all but those" without a moment in which a client is let in that neither rule lets in, or kept out that both let
-in. So while the flag turns, the entries say themselves what they mean (SOURCE_RANGE_LETS_IN, _KEEPS_OUT), and an entry for
-every client says what the flag meant for the rest: then the flag's own write changes nothing. The order:
+in. So while the flag turns, the entries say themselves what they mean (SOURCE_RANGE_LETS_IN, _KEEPS_OUT): then the flag's own
+write changes nothing for them, and for the clients that neither list names just what the new rule asks for. The order:
 
-    what is listed says itself what it means -> the entry for every client -> what shall be listed, saying it -> slot 0
+    what is listed says itself what it means -> what shall be listed, saying it -> slot 0
     -> what is not listed any more out, shortest prefix first -> what is listed is a plain entry again
 
 Each client's fate changes once at most, and straight to the new one: an entry that comes has the last word on all its clients
@@ -19,7 +19,6 @@ from lbagent.maps.frontend_codec import PRESENT, FrontendEntries
 from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN, U32
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.service import CIDR
 from lbagent.sync.target.steps import Phase, Steps
 
 _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS_OUT,))
@@ -28,8 +27,6 @@ _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS
 def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, new: FrontendEntries) -> None:
     """Add the steps that replace the source ranges of a frontend."""
     turns = _turns(old, new)
-    if old.ranges == new.ranges and old.verdicts == new.verdicts and not turns:
-        return
     name = family.map("source_range")
     has, wanted = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts), new.ranges
     verdict = PRESENT
@@ -38,32 +35,21 @@ def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, 
         into = steps.at(Phase.RANGE_IN, name)
         for key in sorted(key for key, value in has.items() if value == PRESENT):
             into.add(owner, key, before)
-        every_client = _every_client(new.id, family)
-        if every_client not in has:
-            into.add(owner, every_client, verdict)  # what the old flag says of clients that are not listed
-            has[every_client] = verdict
-        has.update((key, before) for key, value in has.items() if value == PRESENT)
     for key in sorted(key for key in wanted if has.get(key) != verdict):
         steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
-    out = Phase.RANGE_OUT if _denies(old) is not None or old.id != new.id else Phase.RANGE_CLEAR
+    out = Phase.RANGE_OUT if _denies(old) is not None else Phase.RANGE_CLEAR
     for key in sorted(has.keys() - wanted, key=U32.unpack_from):
         steps.at(out, name).add(owner, key)
     for key in sorted(wanted) if verdict != PRESENT else ():
         steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
 
 
-def ranges_needed(family: Family, old: FrontendEntries, new: FrontendEntries) -> int:
-    """Return how many entries a change takes beyond those it has, at its widest."""
-    more = len(new.ranges - old.ranges)
-    if not _turns(old, new):
-        return more
-    return more + (_every_client(new.id, family) not in old.ranges | new.ranges)
-
-
 def _denies(rows: FrontendEntries) -> bool | None:
     """Return whether the master keeps listed clients out; None when it does not ask, or is not there."""
     master = rows.slots.get(0)
-    flags = frontend_codec.flags_of(master) if master else 0
+    if master is None:
+        return None
+    flags = frontend_codec.flags_of(master)
     return bool(flags & ServiceFlags.SOURCE_RANGE_DENY) if flags & ServiceFlags.SOURCE_RANGE else None
 
 
@@ -71,7 +57,3 @@ def _turns(old: FrontendEntries, new: FrontendEntries) -> bool:
     """Return whether one master's write makes listed clients of those that are not."""
     before, after = _denies(old), _denies(new)
     return old.id == new.id and None not in (before, after) and before is not after
-
-
-def _every_client(service_id: int, family: Family) -> bytes:
-    return frontend_codec.source_range_key(service_id, CIDR(family.unspecified, 0))

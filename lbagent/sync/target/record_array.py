@@ -5,6 +5,13 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 
+_NO_FILE = -1
+
+
+def zeroed_memory(size: int) -> mmap.mmap:
+    """Return memory whose pages cost nothing until they are written."""
+    return mmap.mmap(_NO_FILE, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
 
 class RecordArray:
     """Fixed-size records by index, all zero at first. Anonymous memory: the pages of unused ids cost nothing."""
@@ -12,10 +19,10 @@ class RecordArray:
     def __init__(self, record: int, count: int) -> None:
         self.record, self.count = record, count
         self._zero = bytes(record)
-        self.memory = mmap.mmap(-1, max(1, record * count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory = zeroed_memory(record * count)
 
     def get(self, index: int) -> bytes:
-        """Return a record."""
+        """Return a record; b"" beyond the last one."""
         return self.memory[index * self.record : (index + 1) * self.record]
 
     def set(self, index: int, value: bytes) -> None:

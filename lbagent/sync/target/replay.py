@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from lbagent.maps import backend_codec, frontend_codec
-from lbagent.maps.frontend_codec import FrontendEntries
+from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.sync.target.shadow_frontend import map_entries
 from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
@@ -46,15 +48,11 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
 
 def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
     """Return the rows of a change after the entries that were done."""
-    old = map_entries(change.old)
-    new = frontend_codec.encode(change.svc) if change.svc is not None else FrontendEntries(0, {})
-    rows = (
-        FrontendEntries(
-            old.id, dict(old.slots), old.reverse, old.affinity, old.ranges, old.verdicts, old.members, old.table
-        )
-        if old
-        else FrontendEntries(new.id, {})
-    )
+    new = frontend_codec.encode(change.svc) if change.svc is not None else NO_ENTRIES
+    rows = FrontendEntries(new.id, {})
+    if change.old is not None:
+        old = map_entries(change.old)
+        rows = replace(old, slots=dict(old.slots))
     for step, entry in done:
         _replay_one(rows, new, step, entry)
     return rows

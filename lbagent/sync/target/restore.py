@@ -15,7 +15,6 @@ from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import U32, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER, further_stride
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
@@ -23,12 +22,11 @@ from lbagent.sync.target.shadow import Shadow
 
 
 class Restored(Struct):
-    """What was found. The pairs are for IdAllocator.restore; `states` are those of backends that are not active."""
+    """What was found. The pairs are for IdAllocator.restore."""
 
     shadow: Shadow
     service_ids: list[tuple[L3n4Addr, int]]
     backend_ids: list[tuple[L3n4Addr, int]]
-    states: dict[L3n4Addr, BackendState]
 
 
 def id_assigner(restored: Restored, backends: int) -> IdAssigner:
@@ -54,7 +52,7 @@ def restore(maps: LBMaps) -> Restored:
     """Read the maps. Raises KernelError."""
     shadow = Shadow(maps.sizes)
     shadow.begin_restore()
-    found = Restored(shadow, [], [], {})
+    found = Restored(shadow, [], [])
     for family in Family:
         _read_backends(maps, family, found)
         _read_paths(maps, family, shadow)
@@ -80,12 +78,9 @@ def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
             if ident >= maps.sizes.backends:
                 continue
             value = values[i * size : (i + 1) * size]
-            address, state = backend_codec.backend_of(value)
             found.shadow.restore_row(family, ident, value)
-            addresses.append(address)
+            addresses.append(backend_codec.backend_of(value)[0])
             idents.append(ident)
-            if state is not BackendState.ACTIVE:
-                found.states[address] = state
         found.shadow.count(name, count)
     found.backend_ids += zip(addresses, _side_by_side(idents), strict=True)
 
@@ -104,8 +99,7 @@ def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]
         with maps.window(name, start, min(step, size - start)) as window:
             piece = bytes(window)
         if piece.strip(b"\0"):
-            used = (len(piece.rstrip(b"\0")) + record - 1) // record * record
-            yield start // record, piece[:used]
+            yield start // record, piece
 
 
 def _read_frontends(maps: LBMaps, found: Restored) -> None:
@@ -167,8 +161,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
     """Give affinity matches, source ranges and tables to the service of their id; what has none is an orphan."""
     owners: dict[tuple[int, Family], FrontendEntries] = {}
     for frontend, rows in groups.items():
-        if rows.id:
-            owners.setdefault((rows.id, frontend.family), rows)
+        owners.setdefault((rows.id, frontend.family), rows)
     affinity: dict[int, set[int]] = {}
     for key, _ in maps.items("lb_affinity_match"):
         service, backend = frontend_codec.affinity_match_ids(key)

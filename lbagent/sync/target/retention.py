@@ -131,7 +131,7 @@ def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]
     out = {}
     for frontend in sorted(shadow.frontends, key=_order):
         rows = map_entries(shadow.frontends[frontend])
-        if rows is not None and 0 in rows.slots:
+        if 0 in rows.slots:
             out[frontend] = _service(frontend, rows, partial(backend, frontend.family))
         yield
     return out

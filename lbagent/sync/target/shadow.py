@@ -6,7 +6,6 @@ id. One BpfTarget owns a Shadow: `restore` fills it, `apply` keeps it up to date
 
 from __future__ import annotations
 
-import mmap
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.service import SVC
-from lbagent.sync.target.record_array import RecordArray
+from lbagent.sync.target.record_array import RecordArray, zeroed_memory
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend, entry_counts
 
 _FIELD = 24  # bits of one counter in a backend's refs
@@ -47,7 +46,7 @@ class Shadow:
         self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.further_paths = 0  # live path records of further source addresses
-        self.filter = mmap.mmap(-1, self.specs["lb_filter"].value_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: dict[int, float] = {}  # without users: to be cleared at that time, in seconds; 0: not set yet
@@ -184,8 +183,7 @@ class Shadow:
 
     def count(self, map_name: str, by: int) -> None:
         """Add to the entries of a map."""
-        if by:
-            self.used[map_name] = self.used.get(map_name, 0) + by
+        self.used[map_name] = self.used.get(map_name, 0) + by
 
     # --- the prefilter ---
 

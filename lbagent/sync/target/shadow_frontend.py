@@ -38,15 +38,15 @@ _SLOT_AND_VALUE = struct.Struct("=H12s")
 ShadowFrontend = SVC | PartialFrontend
 
 
-def map_entries(entry: ShadowFrontend | None) -> FrontendEntries | None:
-    """Return what the maps hold for an entry."""
-    if entry is None:
-        return None
+def map_entries(entry: ShadowFrontend) -> FrontendEntries:
+    """Return what the maps hold for an entry; do not change it."""
     return entry.entries if isinstance(entry, PartialFrontend) else frontend_codec.encode(entry)
 
 
 def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
+    if entry is None:
+        return {}
     if isinstance(entry, SVC) and not (
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
     ):
@@ -55,8 +55,6 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
             family.map("reverse_nat"): int(bool(entry.id)),
         }
     entries = map_entries(entry)
-    if entries is None:
-        return {}
     return {
         family.map("service"): len(entries.slots),
         family.map("reverse_nat"): int(bool(entries.reverse)),

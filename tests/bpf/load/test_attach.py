@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import pytest
 from pyroute2 import IPRoute
@@ -21,8 +22,9 @@ from lbagent.bpf.load import attach, clsact, links
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, devices
 from lbagent.bpf.load.loader import load_generation
+from lbagent.bpf.load.verifier_report import temporary_maps
 from lbagent.errors import Conflict, NotFound, Unsupported
-from lbagent.kernel import bpf_link, bpf_prog
+from lbagent.kernel import bpf_link, bpf_prog, bpffs
 from lbagent.kernel.opcodes import returning
 from tests.bpf.support import config_record
 
@@ -132,6 +134,76 @@ def test_generic_only_when_asked_and_changing_over_works(root, programs, netns):
     for mode, shown in ((XDP_GENERIC, "xdpgeneric"), (XDP, "xdp"), (XDP_GENERIC, "xdpgeneric")):
         attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
         assert devices()["v0"].xdp_mode == shown
+
+
+def link_id(root, name, hook):
+    fd = bpffs.open_pin(links.pin_path(root, AttachTarget(TargetKind.DEVICE, name), hook))
+    try:
+        return bpf_link.link_info(fd).id
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("mode", [XDP, XDP_GENERIC])
+@pytest.mark.parametrize("name", ["v0", "renamed0"])
+def test_a_restart_finds_xdp_in_the_mode_it_is_in(root, programs, other_programs, netns, mode, name):
+    """The link does not say the mode. Taken for the other one it would be detached, and attached as the driver may not be able to."""
+    attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
+    before = link_id(root, "v0", mode)
+    if name != "v0":
+        netns.ip("link set v0 down", f"link set v0 name {name}", f"link set {name} up")
+    found = attach.attached(root)
+    assert Attachment.on_device("v0", mode) in found
+    attach.attach(root, found, other_programs, fall_back=False)  # the start of another version
+    assert link_id(root, "v0", mode) == before
+    assert devices()[name].xdp_mode == mode.xdp_mode
+    assert {item.hook for item in attach.detach_all(root)} == {mode, TC_AFTER_XDP}
+
+
+def agents_programs(filter_map):
+    """Return tc programs that pass all packets, and have a map `lb_filter` as an agent's do."""
+    load_map = struct.pack("<BBhi", 0x18, 0x11, 0, filter_map) + bytes(8)  # r1 = map
+    loaded = bpf_prog.prog_load(bpf_prog.ProgType.SCHED_CLS, load_map + returning(0), "tc_ingress")
+    return {"tc_ingress": loaded.fd, "tc_egress": loaded.fd}
+
+
+def test_a_second_agent_at_a_device_is_refused_and_takes_nothing_away(root, netns, fds, tc_way):
+    other = root.parent / "other" / "v1"
+    hooks = [Attachment.on_device("v0", TC_INGRESS), Attachment.on_device("v0", TC_EGRESS)]
+    with temporary_maps() as more:
+        for folder, maps in ((root, fds), (other, more)):
+            folder.mkdir(parents=True, exist_ok=True)
+            bpffs.pin(maps["lb_filter"], folder / "lb_filter")
+        attach.attach(root, hooks, agents_programs(fds["lb_filter"]), fall_back=False)
+        attach.attach(root, hooks, agents_programs(fds["lb_filter"]), fall_back=False)  # its own next version
+        second = agents_programs(more["lb_filter"])
+        with pytest.raises(Conflict, match=r"device v0 already runs the program tc_ingress .* of another lbagent"):
+            attach.attach(other, hooks, second, fall_back=False)
+        assert attach.detach_all(other) == []
+        assert sorted(attach.attached(root), key=str) == sorted(hooks, key=str)
+        (root / "lb_filter").unlink()  # a filter outlives its agent: without pins it is no agent's
+        if tc_way == "tcx":
+            attach.detach_all(root)
+        assert attach.attach(other, hooks, second, fall_back=False) == hooks
+        assert len(attach.detach_all(other)) == 2
+
+
+def test_a_renamed_device_keeps_its_programs(root, programs, other_programs, netns, tc_way):
+    hooks = [Attachment.on_device("v0", TC_INGRESS), Attachment.on_device("v0", TC_EGRESS)]
+    attach.attach(root, hooks, programs, fall_back=False)
+    index = netns.ifindex("v0")
+    netns.ip("link set v0 down", "link set v0 name lan0", "link set lan0 up")
+    assert attach.attached_indexes(root) == {"v0": index}
+    assert sorted(attach.attached(root), key=str) == sorted(hooks, key=str)
+    assert attach.lost(root, hooks, programs) == []
+    assert attach.attach(root, hooks, other_programs, fall_back=False) == hooks
+    assert attach.attached_indexes(root) == {"v0": index}
+    renamed = [Attachment.on_device("lan0", item.hook) for item in hooks]  # --device was changed
+    assert attach.attach(root, renamed, programs, fall_back=False) == renamed
+    assert {item.target.name for item in attach.attached(root)} >= {"lan0"}
+    assert attach.detach_all(root)
+    assert attach.attached(root) == []
+    assert list((root / "link").iterdir()) == []
 
 
 def test_tc_both_directions_replaced_and_taken_away(root, programs, other_programs, netns, tc_way):

@@ -10,9 +10,15 @@ from lbagent.bpf.hooks import XDP
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.loader import load_generation
+from lbagent.bpf.load.verifier_report import SMALL_SIZES
 from lbagent.bpf.run import probe
 from lbagent.bpf.run.probe import Level, ProbeOptions, findings
 from lbagent.kernel import features
+from lbagent.maps.frontend_codec import encode, service_key
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import SVC, SVCType
 from tests.bpf.support import config_record, in_child
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -94,6 +100,24 @@ def test_port_ranges_that_overlap(netns, ports, words):
     found = matching(ProbeOptions(snat_ports=ports), "overlaps", Level.WARNING)
     assert len(found) == len(words)
     assert all(word in text for word, text in zip(words, found, strict=True))
+
+
+def test_ports_that_the_node_itself_does_not_reach_are_named(netns, root):
+    options = ProbeOptions(bpffs=str(root.parent))
+    assert not matching(options, "NodePorts and HostPorts")  # no agent has run here
+    frontends = [
+        ("10.0.0.1:30080", SVCType.NODE_PORT), ("10.0.0.2:30080", SVCType.NODE_PORT), ("0.0.0.0:30080", SVCType.NODE_PORT),
+        ("[fd00::1]:30053/UDP", SVCType.NODE_PORT), ("10.0.0.1:8443", SVCType.HOST_PORT), ("10.96.0.1:80", SVCType.CLUSTER_IP),
+    ]  # fmt: skip
+    with KernelMaps.open(root.parent, SMALL_SIZES) as maps:
+        for number, (text, kind) in enumerate(frontends, 1):
+            flags = ServiceFlags.parse("" if kind is SVCType.CLUSTER_IP else kind.value)
+            frontend = L3n4Addr.parse(text)
+            row = encode(SVC(frontend, number, type=kind, flags=flags)).slots[0]
+            maps.put_many("lb6_service" if frontend.is_ipv6 else "lb4_service", [(service_key(frontend, 0), row)])
+    (found,) = matching(options, "NodePorts and HostPorts", Level.NOTE)
+    assert "(8443/TCP, 30053/UDP, 30080/TCP)" in found
+    assert "ClusterIP" in found
 
 
 def test_forwarding_and_reverse_path(netns):

@@ -251,8 +251,9 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
         config.write_text("flow-table-size: 131072\n")
         load.wait_more(50)
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "will_retry=true" in cluster.agent.log.read_text(), "the failure", 120)
-        connections.open += Connections(lab, 4).open  # new flows, most likely while both kinds of maps are in use
+        for failures in (1, 2):  # before the second one the agent has looked at its links and pins
+            wait_for(lambda n=failures: cluster.agent.log.read_text().count("will_retry=true") == n, "the failure", 120)
+            connections.open += Connections(lab, 4).open  # new flows, most likely while both kinds of maps are in use
         wait_for(lambda: not (lab.bpffs / "v1" / "resize").exists(), "the end of the change", 120)
         connections.ask_all()
         assert sizes_of(lab).flow4 == 131072
@@ -264,6 +265,9 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
     assert load.tally.failures == []
     assert load.tally.syns_again == 0
     assert not any("half done" in text for text in cluster.agent.json("status")["problems"])
+    text = cluster.agent.log.read_text()
+    assert "link-detached" not in text, "the programs that know both kinds of maps are those the agent put there"
+    assert "pin-missing" not in text
     assert process.poll() is None
 
 

@@ -162,3 +162,12 @@ def backends_of(maps: LBMaps, frontend: L3n4Addr) -> set[str] | None:
 def wanted_of(svc: SVC) -> set[str]:
     """Return what `backends_of` must be in the end."""
     return {f"{b.address.address.hex()}:{b.address.port}/{b.address.protocol.number}" for b in svc.selectable}
+
+
+def contents(maps: LBMaps) -> dict[str, object]:
+    """Return all entries that belong to services: path records, whose generations tell the way, and counters are left out."""
+    found: dict[str, object] = {name: sorted(maps.items(name)) for name in maps.specs}
+    found |= {name: maps.maglev(name) for name in ("lb4_maglev", "lb6_maglev")}
+    with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
+        found["lb_filter"] = bytes(window)
+    return found

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import logging
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB4_PATH
 from lbagent.maps.lbmaps import PathInfo
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
+from lbagent.model.state import State
 from lbagent.sync import backoff, failures
 from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.sync.target_protocol import Desired, Provenance, SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make, make_loop, running, service
 from tests.sync.test_loop import until
 
@@ -193,3 +197,251 @@ async def test_the_maps_are_looked_at_from_time_to_time_once_it_is_ready(caplog:
     assert all(looks)
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.message for record in said] == ["the maps could not be compared"]
+
+
+class CountedPaths(FixedPaths):
+    """Counts how often it is told that paths were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned = 0
+
+    def paths_planned(self) -> None:
+        self.planned += 1
+
+
+async def test_a_target_that_has_done_nothing() -> None:
+    target = BpfTarget.open(MemoryMaps(SMALL), FixedPaths(), "me")
+    assert (target.waiting, target.error, target.retained, target.restored) == ("", "", 0, 0)
+    assert (target.generation, target.retains, target.retry_at(), dict(target.failing)) == (0, False, None, {})
+    assert (target.frontends, target.backends, list(target.restored_backends())) == (0, 0, [])
+    assert (target.counts.syncs, target.counts.writes, target.counts.errors) == (0, 0, 0)
+    assert (target.current_state.generation, target.current_state.services) == (0, ())
+    assert not target.wake.is_set()
+
+
+async def test_backends_of_an_earlier_agent_are_named_until_all_is_in_force() -> None:
+    maps = MemoryMaps(SMALL)
+    for _ in range(2):
+        source = ListSource()
+        loop, target, _ = make(maps, source)
+        async with running(loop):
+            before = {address.address[3] for address in target.restored_backends()}
+            source.first_list(service(1), endpoints(1, 1, 2))
+            await loop.settled()
+            assert list(target.restored_backends()) == []
+    assert before == {1, 2}
+
+
+async def test_each_pass_goes_on_with_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps are read at the start and never again while nobody else changes them; restored ids are released once."""
+    source, paths = ListSource(), CountedPaths()
+    target = BpfTarget.open(MemoryMaps(SMALL), paths, "me")
+    loop = make_loop([source], target)
+    released = []
+    release = target._ids.release_restored
+    monkeypatch.setattr(target._ids, "release_restored", lambda: released.append(1) or release())
+    shadow = target.shadow
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await loop.settled()
+        for hosts in ((1,), (1, 2, 3)):
+            source.put(endpoints(1, *hosts))
+            await loop.settled()
+        assert await target.resync() == []
+        assert not target.wake.is_set()
+        assert target.shadow is shadow
+        syncs = target.counts.syncs
+        target.wake.set()
+        await loop.settled()
+        assert target.counts.syncs == syncs == 3, "a pass with nothing to do is none"
+        assert paths.planned == 4
+        assert 0 < target.counts.last_duration_s < 60
+    assert released == [1]
+
+
+async def test_figures_count_what_paths_take() -> None:
+    source = ListSource()
+    loop, target, paths = make(MemoryMaps(SMALL), source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await loop.settled()
+        writes = target.counts.writes
+        paths.info = PathInfo(b"\x0a\0\0\1", 9, 1400, False, False)
+        target.paths_changed()
+        await loop.settled()
+        assert (target.counts.syncs, target.counts.writes) == (2, writes + 2)
+
+
+async def test_while_the_maps_are_read_again_the_state_is_the_last_one() -> None:
+    maps, source = MemoryMaps(SMALL), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+    maps.delete_many("lb4_backend", [key for key, _ in maps.items("lb4_backend")])
+    assert await target.resync()
+    assert target.shadow.needs_full_sync
+    assert target.wake.is_set()
+    assert target.current_state is target.state
+
+
+async def test_before_the_first_pass_what_the_maps_hold_is_read_once() -> None:
+    maps, source = MemoryMaps(SMALL), ListSource()
+    loop, _, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+    _, again, _ = make(maps, ListSource())
+    assert len(again.current_state.services) == 2
+    assert again.current_state.generation == 0
+    assert again.current_state is again.current_state
+
+
+async def test_paths_that_are_about_to_be_written_are_no_difference() -> None:
+    maps, source = MemoryMaps(SMALL), ListSource()
+    loop, target, paths = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+    paths.info = PathInfo(b"\x0a\0\0\1", 9, 1400, False, False)
+    assert len(await target.differences()) == 1
+    target.paths_changed()
+    assert await target.differences() == []
+    target._paths_changed = False
+    given = paths.path
+
+    def meanwhile(backend: object) -> PathInfo:
+        target.state = replace(target.state, generation=target.state.generation + 1)
+        return given(backend)
+
+    paths.path = meanwhile  # type: ignore[method-assign]
+    assert await target.differences() == [], "a pass changed the State during the look"
+
+
+async def test_a_pass_that_broke_off_leaves_nothing_that_is_not_wanted_any_more() -> None:
+    """Of what was written before the exception the Shadow knows nothing: the maps are read again."""
+    for number in range(3, 40, 4):
+        inner, source = MemoryMaps(SMALL), ListSource()
+        maps = FaultyMaps(inner)
+        loop, target, _ = make(maps, source)
+        task = asyncio.create_task(loop.run())
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        full = target.wanted
+        maps.before, maps.writes = fail_at(number, OSError(5, "Input/output error")), 0
+        other, more = ListSource(), [obj for n in range(2, 5) for obj in (service(n), endpoints(n, 1, 2))]
+        grown = make_loop([other], Wanted())
+        task = asyncio.create_task(grown.run())
+        other.first_list(service(1), endpoints(1, 1), *more)
+        await grown.settled()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(OSError, match="Input"):
+            await target.reconcile(Desired(grown.state))
+        assert len(inner.items("lb4_service")) >= 3
+        await target.reconcile(Desired(full))
+        assert len(inner.items("lb4_service")) == 3
+        assert len(inner.items("lb4_reverse_nat")) == 1
+        assert len(inner.items("lb4_backend")) == 1
+        assert check(inner, settled=True) == []
+        shadow = target.shadow
+        await target.reconcile(Desired(full))
+        assert target.shadow is shadow
+
+
+class Wanted(SnapshotTarget):
+    """Only asks for States."""
+
+    def __init__(self) -> None:
+        super().__init__("wanted")
+        self.given: list[Desired] = []
+
+    async def reconcile(self, desired: Desired) -> None:
+        self.given.append(desired)
+        await super().reconcile(desired)
+
+    async def write(self, state: State) -> None:
+        pass
+
+
+async def test_what_could_not_be_taken_away_is_taken_away_later_whatever_comes_between() -> None:
+    inner, source = MemoryMaps(SMALL), ListSource()
+    broken = False
+
+    def before(_: int, name: str) -> None:
+        if broken and name == "lb4_reverse_nat":
+            raise KernelError("update", errno.ENOMEM, name)
+
+    loop, target, _ = make(FaultyMaps(inner, before), source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1), service(2), endpoints(2, 1))
+        await loop.settled()
+        broken = True
+        source.drop(service(1), endpoints(1, 1))
+        await loop.settled()
+        for host in (2, 3):
+            source.put(endpoints(2, 1, host))
+            await loop.settled()
+        assert [frontend.address[3] for frontend in target.failing] == [1]
+        assert len(inner.items("lb4_reverse_nat")) == 2
+        broken = False
+        await until(lambda: not target.failing)
+        assert len(inner.items("lb4_reverse_nat")) == 1
+    assert check(inner, settled=True) == []
+
+
+async def test_a_frontend_that_is_wanted_as_it_is_again_fails_no_more() -> None:
+    source = ListSource()
+    loop, target, _ = make(MemoryMaps(replace_sizes(services=8)), source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await loop.settled()
+        source.put(endpoints(1, *range(1, 12)))
+        await loop.settled()
+        assert len(target.failing) == 1
+        assert target.counts.errors >= 1
+        source.put(endpoints(1, 1, 2))
+        await loop.settled()
+        await until(lambda: not target.failing)
+        source.put(endpoints(1, *range(1, 12)))
+        await loop.settled()
+        assert len(target.failing) == 1
+        source.drop(service(1), endpoints(1))
+        await loop.settled()
+        assert not target.failing, "nobody asks for it any more"
+
+
+def replace_sizes(**change: int) -> Sizes:
+    return dataclasses.replace(SMALL, **change)
+
+
+async def test_plans_are_logged_with_what_they_did(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    source = ListSource()
+    loop, target, _ = make(MemoryMaps(replace_sizes(services=8)), source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await loop.settled()
+        target.wake.set()
+        await loop.settled()
+        source.put(endpoints(1, *range(1, 12)))
+        await loop.settled()
+    said = [record for record in caplog.records if record.message == "plan applied"]
+    assert [record.levelno for record in said[:2]] == [logging.INFO, logging.DEBUG]
+    assert [vars(record)["failed"] for record in said[:2]] == [0, 1]
+
+
+async def test_a_target_that_is_ready_begins_to_retain_nothing() -> None:
+    """Another target may still be given the provenance."""
+    maps, source = MemoryMaps(SMALL), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+    nothing = Desired(State(9), Provenance(("folder",), (), (), {}))
+    await target.reconcile(nothing)
+    assert maps.items("lb4_service") == []
+    assert (target.waiting, target.retained) == ("", 0)

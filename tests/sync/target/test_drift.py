@@ -11,11 +11,15 @@ from msgspec.structs import replace
 
 from lbagent.maps.consistency import check
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.model.service import CIDR
+from lbagent.sync.target import drift as drift_module
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import MAX_DIFFERENCES, collect, drift, path_drift
 from lbagent.sync.target.restore import restore
-from tests.sync.target.plans import SMALL, Node, paths, states
+from tests.sync.target.plans import SMALL, Node, backend, paths, service, states
 from tests.sync.target.test_restore import EVERYTHING
+
+RANGES = (CIDR.parse("10.0.0.0/8"),)
 
 
 def found(node: Node) -> list[str]:
@@ -111,3 +115,104 @@ def test_paths_are_compared_to_the_last_one():
         with node.maps.window(name, size - 8, 8) as view:
             view[:] = b"\1" * 8
         assert any(name in line for line in found(node))
+
+
+class OneByOne(MemoryMaps):
+    """Maps that are read entry by entry, as they are in that moment."""
+
+    def batches(self, map_name):
+        read: set[bytes] = set()
+        while left := [item for item in self.items(map_name) if item[0] not in read]:
+            read.add(left[0][0])
+            yield *left[0], 1
+
+
+STICKY = service("10.96.0.7:80", backend("10.244.1.17:80"), session_affinity=True, source_ranges=RANGES, flags=0xD0)
+OTHERS = [
+    service("10.96.0.1:80", backend("10.244.1.12:80"), backend("10.244.1.15:80"), no_local_backend=True, flags=0x40),
+    EVERYTHING[1],
+    replace(EVERYTHING[2], no_local_backend=True),
+    service("10.96.0.2:80", backend("10.244.1.9:80"), session_affinity=True),
+    service("[fd00::1]:443", backend("[fd00:1::2]:8443"), source_ranges=(CIDR.parse("::/0"),), flags=0xC0),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (EVERYTHING, OTHERS),
+        (EVERYTHING, [*EVERYTHING, STICKY]),
+        ([*EVERYTHING, STICKY], EVERYTHING),
+        (EVERYTHING, []),
+        ([], EVERYTHING),
+    ],
+)
+def test_a_plan_at_any_moment_of_the_walk_is_no_drift(before, after, monkeypatch):
+    monkeypatch.setattr(drift_module, "SLICE", 1)
+    moment, left = 0, True
+    while left:
+        node = Node(OneByOne(SMALL))
+        node.serve(*before)
+        left = False
+        for number, line in enumerate(drift(node.maps, node.shadow)):
+            assert line == "", moment
+            if number == moment:
+                left = True
+                node.serve(*after)
+        moment += 1
+    assert moment > 1
+
+
+def test_a_frontend_that_came_and_went_during_the_walk_is_no_stranger():
+    node = Node(OneByOne(SMALL))
+    node.serve(*EVERYTHING)
+    node.maps.put_many("lb4_service", [(b"\1" + slot(0)[1:], bytes(12))])
+    lines = []
+    for number, line in enumerate(drift(node.maps, node.shadow)):
+        lines.append(line)
+        if number == 10:  # every slot was read
+            node.maps.delete_many("lb4_service", [b"\1" + slot(0)[1:]])
+    assert set(lines) == {""}
+
+
+def test_a_look_at_what_is_right_asks_for_nothing_twice():
+    node = Node()
+    node.serve(*EVERYTHING)
+    asked: list[str] = []
+    get = node.maps.get
+    node.maps.get = lambda name, key: asked.append(name) or get(name, key)
+    assert found(node) == []
+    assert set(asked) == {"lb4_reverse_nat", "lb6_reverse_nat"}
+
+
+async def test_other_tasks_run_between_two_slices():
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    assert await collect(iter(["", "one", "", "", "two"]), asyncio.Lock()) == ["one", "two"]
+    task.cancel()
+    assert turns >= 3
+
+
+@pytest.mark.parametrize("name", ["lb4_path", "lb6_path"])
+def test_paths_are_compared_from_the_first_byte_on(name):
+    node = Node()
+    node.serve(*EVERYTHING)
+    node.maps.store(name, [(0, b"\1" + bytes(7))])
+    assert f"{name} is not what was written" in found(node)
+
+
+def test_paths_of_what_could_not_be_written_are_not_looked_at():
+    """Its ids are beyond the maps, or it failed before its record was written; that is said elsewhere."""
+    node = Node()
+    node.serve(service("10.96.0.1:80", backend("10.244.1.1:80")))
+    missing = [replace(backend("10.244.1.2:80"), id=ident) for ident in (7, SMALL.backends, SMALL.backends + 5)]
+    state = replace(node.state, services=(service("10.96.0.2:80", *missing),))
+    assert [line for line in path_drift(node.shadow, state, paths) if line] == []

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lbagent.maps import prefilter
+from lbagent.model.address import L3n4Addr, format_ip
+from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
-from tests.sync.target.plans import SMALL
+from tests.sync.target.plans import SMALL, Node, service
 
 NOW = 1000.0  # seconds
 
@@ -52,3 +57,63 @@ def test_a_stale_bit_lingers():
     assert shadow.clearable_bits(NOW, 60.0) == []
     assert shadow.clearable_bits(NOW + 59.0, 60.0) == []
     assert shadow.clearable_bits(NOW + 60.0, 60.0) == [70]
+
+
+def test_an_address_lingers_from_the_time_the_node_does_not_translate_to_it_any_more():
+    shadow = Shadow(SMALL)
+    shadow.set_bit(70, True)
+    shadow.set_snat_bits(frozenset((70,)))
+    shadow.mark_stale([70])
+    assert shadow.clearable_bits(NOW, 60.0) == []
+    shadow.set_snat_bits(frozenset())
+    assert shadow.clearable_bits(NOW + 50.0, 60.0) == []
+    assert shadow.clearable_bits(NOW + 61.0, 60.0) == []
+    assert shadow.clearable_bits(NOW + 110.0, 60.0) == [70]
+
+
+def test_a_bit_that_was_never_set_is_not_cleared():
+    shadow = Shadow(SMALL)
+    shadow.count_filter(70, 1)
+    shadow.count_filter(70, -1)
+    assert shadow.clearable_bits(NOW, 0.0) == []
+
+
+def test_what_waits_is_left_out_of_a_plan_and_all_else_is_not():
+    one, two, three = (L3n4Addr.parse(f"10.0.0.{number}:80") for number in (1, 2, 3))
+    shadow = Shadow(SMALL)
+    shadow.invalidate([one, two])
+    assert shadow.defer({two, three}) == {two}
+    assert shadow.dirty == {one}
+
+
+def test_records_are_found_in_every_piece_of_memory():
+    records = RecordArray(16, 1000)
+    for ident in (0, 255, 256, 511, 999):
+        records.set(ident, bytes(15) + b"\1")
+    assert list(records.used()) == [0, 255, 256, 511, 999]
+    records.set_start(256, b"\2\3")
+    assert records.get(256) == b"\2\3" + bytes(13) + b"\1"
+    records.clear(256)
+    assert records.is_clear(256)
+    assert not records.is_clear(255)
+    assert list(records.used()) == [0, 255, 511, 999]
+    assert records.get(1000) == b""
+
+
+def test_words_beside_each_other_are_stored_each_by_itself():
+    """Two frontends whose bits lie in words side by side, the second in the first byte of its word."""
+    rng = random.Random(1)
+    addresses = [bytes((10, *rng.randbytes(3))) for _ in range(20_000)]
+    bits = {prefilter.vip_bit(address): address for address in addresses}
+    first = next(bit for bit in sorted(bits) if any((bit | 63) + 1 + more in bits for more in range(8)))
+    second = next(bit for bit in range((first | 63) + 1, (first | 63) + 9) if bit in bits)
+    node = Node()
+    texts = [f"{format_ip(bits[bit])}:80" for bit in (first, second)]
+    node.serve(*map(service, texts))
+    assert {first, second} < set(node.shadow.set_bits())
+    node.restart()
+    assert {first, second} < set(node.shadow.set_bits())
+    node.want(service(texts[1]))
+    assert node.sync().complete
+    assert first not in set(node.shadow.set_bits())
+    assert second in set(node.shadow.set_bits())

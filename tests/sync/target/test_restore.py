@@ -1,14 +1,20 @@
 """What a start finds in the maps."""
 
+import dataclasses
 import struct
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr
+from lbagent.model.family import Family
+from lbagent.model.ids import IdAllocator, IdsExhausted
 from lbagent.model.service import CIDR, Algorithm
-from lbagent.sync.target.restore import restore
+from lbagent.sync.target import restore as restore_module
+from lbagent.sync.target.restore import id_assigner, restore
 from tests.sync.target.plans import MAINTENANCE, QUARANTINED, SMALL, Node, backend, service, states
 
 EVERYTHING = [
@@ -18,17 +24,23 @@ EVERYTHING = [
     ),
     service("10.96.0.2:80/TCP/i", backend("10.244.1.12:80"), algorithm=Algorithm.MAGLEV),
     service("10.96.0.2:80", slotless=(backend("10.244.1.9:80", MAINTENANCE),), no_local_backend=True),
-    service("[fd00::1]:443", backend("[fd00:1::1]:8443"), source_ranges=(CIDR.parse("fd00::/8"),), flags=0xC0),
+    service(
+        "[fd00::1]:443",
+        backend("[fd00:1::1]:8443"),
+        source_ranges=(CIDR.parse("fd00::/8"),),
+        session_affinity=True,
+        flags=0xD0,
+    ),
 ]
 
 
 def test_empty_maps_give_an_empty_shadow():
     found = restore(Node().maps)
-    assert (found.service_ids, found.backend_ids, found.states) == ([], [], {})
+    assert (found.service_ids, found.backend_ids) == ([], [])
     assert found.shadow.frontends == {}
 
 
-def test_ids_and_states_are_those_in_the_maps():
+def test_ids_are_those_in_the_maps():
     node = Node()
     node.serve(*EVERYTHING)
     found = restore(node.maps)
@@ -40,15 +52,14 @@ def test_ids_and_states_are_those_in_the_maps():
         L3n4Addr.parse("[fd00::1]:443"): 5,
     }
     assert dict(found.backend_ids) == {svc.address: svc.id for svc in node.state.backends.values()}
-    assert found.states[L3n4Addr.parse("10.244.1.9:80")] == MAINTENANCE
-    assert found.states[L3n4Addr.parse("10.244.1.13:80/UDP")] == QUARANTINED
 
 
 def test_a_restart_with_nothing_to_change_writes_nothing():
     node = Node()
     node.serve(*EVERYTHING)
-    before = dump(node.maps)
+    before, pressure, users = dump(node.maps), node.shadow.pressure(), dict(node.shadow.filter_refs)
     node.restart()
+    assert (node.shadow.pressure(), node.shadow.filter_refs) == (pressure, users)
     node.want(*EVERYTHING)
     done = node.sync()
     assert (done.complete, done.written) == (True, {})
@@ -147,4 +158,69 @@ def test_the_id_of_a_frontend_is_its_masters():
     assert restore(node.maps).service_ids == [(L3n4Addr.parse("10.96.0.1:80"), 1)]
     (master,) = [key for key, _ in node.maps.items("lb4_service") if key[6:8] == bytes(2)]
     node.maps.delete_many("lb4_service", [master])
-    assert L3n4Addr.parse("10.96.0.1:80") in restore(node.maps).shadow.frontends
+    assert restore(node.maps).service_ids == [(L3n4Addr.parse("10.96.0.1:80"), 77)], (
+        "that of any slot where there is none"
+    )
+
+
+def test_a_second_row_of_a_frontend_under_another_id_goes():
+    node = Node()
+    node.serve(EVERYTHING[0])
+    ((own, row),) = node.maps.items("lb4_reverse_nat")
+    node.maps.put_many("lb4_reverse_nat", [(struct.pack("=I", 78), row), (struct.pack("=I", 79), row)])
+    node.restart()
+    node.want(EVERYTHING[0])
+    assert dict(node.sync().written) == {"lb4_reverse_nat": 2}
+    assert node.maps.items("lb4_reverse_nat") == [(own, row)]
+
+
+def test_a_slot_without_a_master_goes_and_nothing_else():
+    node = Node()
+    node.serve(EVERYTHING[0])
+    stray = bytes((10, 96, 9, 9, 0, 80, 1, 0, 6, 0, 0, 0)), (1).to_bytes(4, "little") + bytes((0, 0, 0, 77, 0, 0, 0, 0))
+    node.maps.put_many("lb4_service", [stray])
+    node.restart()
+    node.want(EVERYTHING[0])
+    assert dict(node.sync().written) == {"lb4_service": 1}
+    assert node.maps.get("lb4_service", stray[0]) is None
+
+
+def test_what_belongs_to_id_0_goes():
+    """Wildcard rows have it, and nothing but themselves."""
+    node = Node()
+    wildcard = service("10.96.0.1:0/NONE", wildcard=True)
+    node.serve(EVERYTHING[0], wildcard)
+    node.maps.put_many("lb_affinity_match", [(struct.pack("=I", 1) + bytes(4), b"\1")])
+    node.maps.put_many("lb4_source_range", [(struct.pack("=I", 40) + bytes(4) + bytes((10, 0, 0, 0)), b"\1")])
+    node.maps.set_maglev("lb4_maglev", {0: bytes(4 * 251)})
+    node.restart()
+    node.want(EVERYTHING[0], wildcard)
+    assert dict(node.sync().written) == {"lb_affinity_match": 1, "lb4_source_range": 1, "lb4_maglev": 1}
+    assert node.maps.maglev("lb4_maglev") == {}
+    assert node.maps.items("lb4_source_range") == []
+    assert len(node.maps.items("lb_affinity_match")) == 2
+
+
+def test_records_beyond_the_first_piece_are_read():
+    node = Node(MemoryMaps(dataclasses.replace(SMALL, backends=1 << 13)))
+    node.book.backend_ids = IdAllocator(first=4095, limit=1 << 13)
+    node.serve(service("10.96.0.1:80", *[backend(f"10.244.1.{n}:80") for n in range(1, 5)]))
+    used = list(node.shadow.paths[Family.IPV4].used())
+    assert used == [4095, 4096, 4097, 4098]
+    found = restore(node.maps).shadow
+    assert found.paths[Family.IPV4].memory[:] == node.shadow.paths[Family.IPV4].memory[:]
+    assert list(found.paths[Family.IPV6].used()) == []
+
+
+@pytest.mark.parametrize(("size", "advice"), [(5, "; raise --max-backends"), (8, ""), (9, "")])
+def test_ids_begin_at_1_and_end_with_the_maps(size, advice, monkeypatch):
+    monkeypatch.setattr(restore_module, "BACKEND_ID_LIMIT", 8)
+    monkeypatch.setattr(restore_module, "SERVICE_ID_LIMIT", 3)
+    ids = id_assigner(restore(Node().maps), size)
+    limit = min(size, 8)
+    assert [ids.backend_ids.allocate(n) for n in range(limit - 1)] == list(range(1, limit))
+    with pytest.raises(IdsExhausted, match=f"none is left for x{advice}; what"):
+        ids.backend_ids.allocate("x")
+    assert [ids.service_ids.allocate(n) for n in range(2)] == [1, 2]
+    with pytest.raises(IdsExhausted):
+        ids.service_ids.allocate("x")

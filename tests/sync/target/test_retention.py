@@ -15,7 +15,8 @@ from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.model.service import SVC, ServiceName
+from lbagent.model.flags import ServiceFlags
+from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName
 from lbagent.model.state import State
 from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.sync.target import bpf_target
@@ -487,3 +488,135 @@ def test_wildcard_rows_that_are_kept_are_not_counted() -> None:
     assert len(held.add_to(State(1, ()), known_to()).services) == 3
     assert held.kept == 2
     assert "2 frontends" in held.reason
+
+
+def test_groups_of_what_is_kept_stay_groups() -> None:
+    name = ServiceName("default", "web")
+    found = plans.service(
+        "10.96.0.1:80",
+        plans.backend("10.244.1.1:80"),
+        unselectable=(plans.backend("10.244.1.2:80", QUARANTINED),),
+        slotless=(plans.backend("10.244.1.3:80", MAINTENANCE),),
+    )
+    (svc,) = kept(found, known=[plans.service("10.96.0.1:80", plans.backend("10.244.1.4:80"), name=name)]).values()
+    assert texts(svc.selectable) == ["10.244.1.1:80", "10.244.1.4:80"]
+    assert texts(svc.unselectable) == ["10.244.1.2:80"]
+    assert texts(svc.slotless) == ["10.244.1.3:80"]
+
+
+def test_what_needs_no_rest_and_no_override_is_the_object_it_was() -> None:
+    """Then the plan needs no look at it."""
+    one, two = plans.backend("10.244.1.2:80"), plans.backend("10.244.1.1:80")
+    found = plans.service("10.96.0.1:80", one, two)
+    known = plans.service("10.96.0.1:80", one, two, name=ServiceName("default", "web"))
+    assert kept(found, known=[known])["10.96.0.1:80"] is known
+    assert kept(found)["10.96.0.1:80"] is found
+    elsewhere = {L3n4Addr.parse("10.9.9.9:80"): MAINTENANCE}
+    assert kept(found, overrides=elsewhere)["10.96.0.1:80"] is found
+
+
+def test_a_table_is_kept_while_its_backends_are_the_same_and_made_anew_when_not() -> None:
+    """The weights are not in the maps, so another table than the one found would move flows for nothing."""
+    node = Node()
+    heavy, light = plans.backend("10.244.1.1:80"), plans.backend("10.244.1.2:80", weight=7)
+    node.serve(plans.service("10.96.0.1:80", heavy, light, algorithm=Algorithm.MAGLEV))
+    before = node.maps.maglev("lb4_maglev")
+    node.restart()
+    (found,) = restored_state(node.shadow, "me").services
+    node.serve(found)
+    assert node.maps.maglev("lb4_maglev") == before
+    node.restart()
+    (found,) = restored_state(node.shadow, "me").services
+    resting = kept(found, overrides={light.address: MAINTENANCE})["10.96.0.1:80"]
+    node.serve(resting)
+    (table,) = node.maps.maglev("lb4_maglev").values()
+    assert set(memoryview(table).cast("I")) == {1}
+    assert check(node.maps, settled=True) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        (ServiceFlags.SESSION_AFFINITY, "session_affinity"),
+        (ServiceFlags.SOURCE_RANGE_DENY, "source_ranges_deny"),
+        (ServiceFlags.SOURCE_RANGE, "check_source_range"),
+        (ServiceFlags.LOOPBACK, "loopback_hostport"),
+        (ServiceFlags.FORWARDING_DSR, "forwarding_dsr"),
+    ],
+)
+def test_flags_are_read_back_each_by_itself(flag, field) -> None:
+    fields = {"session_affinity", "source_ranges_deny", "check_source_range", "loopback_hostport", "forwarding_dsr"}
+    node = Node()
+    node.serve(plans.service("10.96.0.1:80", flags=flag))
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert {name for name in fields if getattr(svc, name)} == {field}
+
+
+def test_the_port_of_a_proxy_is_no_time_and_an_unknown_algorithm_is_random() -> None:
+    node = Node()
+    flags = ServiceFlags.ROUTABLE | ServiceFlags.L7_LOAD_BALANCER
+    node.serve(plans.service("10.96.0.1:80", flags=flags, l7_lb_proxy_port=9000, session_affinity=True))
+    ((key, master),) = node.maps.items("lb4_service")
+    node.maps.put_many("lb4_service", [(key, master[:3] + b"\x63" + master[4:])])
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert (svc.session_affinity, svc.session_affinity_timeout_s, svc.l7_lb_proxy_port) == (True, 0, 9000)
+    assert svc.algorithm is Algorithm.RANDOM
+    assert restored_state(node.shadow, "me").generation == 0
+
+
+async def test_backends_without_a_slot_stay_as_well() -> None:
+    maps = MemoryMaps(SMALL)
+    source = ListSource("first")
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await target.ready.wait()
+        resting = next(address for address in target.state.backends if address.address[-1] == 1)
+        source.put(StateOverride("x", resting, MAINTENANCE, Origin(source=OPERATOR)))
+        await loop.settled()
+    before = dump(maps)
+    assert sum(line.startswith("BE") for line in before) == 2
+    doubtful = ListSource("folder")
+    doubtful.trusted = False
+    loop, target, _ = make(maps, doubtful)
+    async with running(loop):
+        doubtful.first_list()
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        assert target.retained == 1
+        assert dump(maps) == before
+
+
+async def test_the_doubt_lasts_when_nothing_is_left_to_keep(caplog: pytest.LogCaptureFixture) -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1))
+    good, doubtful = ListSource("good"), ListSource("folder")
+    doubtful.trusted = False
+    loop, target, _ = make(maps, good, doubtful)
+    async with running(loop):
+        good.first_list(service(1), endpoints(1, 1))
+        doubtful.first_list()
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        good.put(endpoints(1, 1, 2))
+        await loop.settled()
+        good.drop(service(1), endpoints(1, 1, 2))
+        await loop.settled()
+        good.put(service(3))
+        await loop.settled()
+        assert not target.ready.is_set()
+        assert "folder" in target.waiting
+        doubtful.trusted = True
+        doubtful.put()
+        await asyncio.wait_for(target.ready.wait(), 5)
+    said = [record for record in caplog.records if record.message == "nothing is removed yet"]
+    assert len(said) == len({vars(record)["reason"] for record in said}) >= 1
+
+
+def test_source_ranges_are_read_back_in_order() -> None:
+    node = Node()
+    ranges = tuple(map(CIDR.parse, ("10.1.0.0/16", "10.0.0.0/8")))
+    node.serve(plans.service("10.96.0.1:80", source_ranges=ranges, flags=ServiceFlags.SOURCE_RANGE))
+    node.restart()
+    (svc,) = restored_state(node.shadow, "me").services
+    assert [str(found) for found in svc.source_ranges] == ["10.0.0.0/8", "10.1.0.0/16"]

@@ -16,7 +16,8 @@
 /* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
-/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend. */
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend.
+ * `half`: what is added to a backend id in this half of lb_live. */
 AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 {
 	struct ct_entry e;
@@ -35,7 +36,7 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 	}
 	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
 		return 1;
-	backend = (value_backend(e.value) & CFG(path_mask)) + (half ? CFG(path_mask) + 1 : 0); /* no product: Linux 6.1 forgets its bounds */
+	backend = (value_backend(e.value) & CFG(path_mask)) + half;
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
 	return 1;
 }
@@ -43,21 +44,23 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
-	u64 tick = whole_ticks(), first, count, half, live = 0;
+	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier walks the loop anew for each count that it knows */
+	u64 tick = whole_ticks(), first, half, n, live = 0;
 	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
 
 	if ((u8 *)(run + 1) > CTX_END(ctx))
 		return 0;
 	first = run->first;
-	count = run->count < SWEEP_STEP ? run->count : SWEEP_STEP;
-	half = run->half & 1;
+	half = -(run->half & 1);
+	OPAQUE(half); /* no branch, for the same reason, and no product, of which Linux 6.1 forgets the bounds */
+	half &= CFG(path_mask) + 1;
 	if (!run->trusted_until)
 		run->trusted_until = tick + AGES_RIGHT;
 	NO_UNROLL
-	for (u64 n = 0; n < SWEEP_STEP; n++) {
+	for (n = 0; n < SWEEP_STEP; n++) {
 		u64 *bucket = ct_bucket_at(first + n);
 
-		if (n >= count)
+		if (n >= *count)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
@@ -65,8 +68,8 @@ AI int sweep_main(lb_ctx *ctx)
 			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, rules.now);
 		}
 	}
-	run->first = first + count;
-	run->count -= count;
+	run->first = first + n;
+	*count -= n;
 	run->live += live;
 	return run->live;
 }
