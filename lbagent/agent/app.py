@@ -34,7 +34,7 @@ from lbagent.agent.sources import build_sources
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf.build import artifact, builder
 from lbagent.bpf.build.artifact import Artifact
-from lbagent.bpf.load import datapath
+from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
 from lbagent.bpf.run.resize import resize_at_start
@@ -141,17 +141,20 @@ class Agent:
         self._closing.callback(lock.release)
         self._fresh = not any(root.iterdir())
         require_socket(socket_file(config.socket))
-        sizes, settings = layer_settings.sizes(config), layer_settings.program_settings(config)
+        further = layer_settings.further_sources(config, generation.pinned_further(root))
+        sizes, settings = layer_settings.sizes(config), layer_settings.program_settings(config, further)
         resized = await asyncio.to_thread(
             resize_at_start, config.bpffs, sizes, lambda: self._artifact(config), settings
         )
         maps = KernelMaps.open(config.bpffs, resized.sizes)
         self._closing.callback(maps.close)
-        network = NetworkFollower(maps, layer_settings.path_settings(config), layer_settings.longest_timeout_s(config))
+        paths = layer_settings.path_settings(config, further)
+        network = NetworkFollower(maps, paths, layer_settings.longest_timeout_s(config))
         self._closing.callback(network.close)
         bpf = BpfTarget.open(maps, network, config.name_of_node)
         bpf.resync_s = config.resync_interval
         bpf.linger_s = layer_settings.linger_s(config)
+        bpf.use_further_sources(further=bool(config.snat_address))
         if bpf.restored:
             for source in sources:
                 source.resume()
@@ -166,7 +169,7 @@ class Agent:
         )
         return AgentComponents(
             config, maps, network, sources, operator, loop, bpf,
-            lock=lock, mounted_bpffs=mounted, problems=resized.problems,
+            further=further, lock=lock, mounted_bpffs=mounted, problems=resized.problems,
         )  # fmt: skip
 
     # --- running ---
@@ -202,7 +205,10 @@ class Agent:
         components.network.on_network = components.devices.follow
         group.create_task(components.devices.run())
         components.sweeper = Sweeper(
-            components.maps, lambda: components.datapath.programs if components.datapath else {}, config.sweep_interval
+            components.maps,
+            lambda: components.datapath.programs if components.datapath else {},
+            config.sweep_interval,
+            bpf.flows_of_backends,
         )
         group.create_task(components.sweeper.run())
         group.create_task(Reloader(components, self._load, self._reload).run())
@@ -228,7 +234,8 @@ class Agent:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
         config, maps = components.config, components.maps
         found, root = self._artifact(config), pins.pin_dir(config.bpffs)
-        return datapath.start(root, found, maps.fds, maps.sizes, layer_settings.program_settings(config))
+        settings = layer_settings.program_settings(config, components.further)
+        return datapath.start(root, found, maps.fds, maps.sizes, settings)
 
 
 def spare_memory() -> None:

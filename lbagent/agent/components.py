@@ -13,6 +13,7 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.source import Source
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
@@ -35,6 +36,7 @@ class AgentComponents:
     sweeper: Sweeper | None = None
     conditions: ConditionMonitor | None = None
     started: bool = False  # programs are loaded and attached
+    further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know
     lock: AgentLock | None = None  # of the folder of the pins
     mounted_bpffs: bool = False  # this agent mounted the bpf file system of its pins
     problems: list[str] = field(default_factory=list)  # what no other part reports

@@ -24,10 +24,11 @@ from lbagent.api.types import (
 from lbagent.bpf.load.devices import strict_devices
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
-from lbagent.maps.lbmaps import backend_counter, service_counter
+from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
@@ -285,9 +286,10 @@ class AgentFacade:
                 states=components.bpf.backend_states(),
                 reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
                 services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
-                backends=dict(zip(backends, counters([backend_counter(i) for i in backends]), strict=True)),
+                backends=self._backend_counters(backends),
                 snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
                 snat_ports=_ports(components.config.snat_port_range),
+                snat_addresses=_further_in_use(components),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
@@ -306,6 +308,18 @@ class AgentFacade:
                 cpu_s=times.user + times.system,
             )
         )
+
+    def _backend_counters(self, backends: Sequence[int]) -> dict[int, TrafficCounter]:
+        """Return packets and bytes of backends, by any source address of the node."""
+        components = self._components
+        ids = [(backend, ident) for backend in backends for ident in components.bpf.counter_ids(backend)]
+        out: dict[int, TrafficCounter] = {}
+        for (backend, _), (packets, size) in zip(
+            ids, components.maps.counters([backend_counter(ident) for _, ident in ids]), strict=True
+        ):
+            before = out.get(backend, (0, 0))
+            out[backend] = (before[0] + packets, before[1] + size)
+        return out
 
 
 def target_status(runner: TargetRunner) -> TargetStatus:
@@ -355,6 +369,15 @@ _REASONS = [reason for reason in Reason if reason]
 def _ports(first_and_last: tuple[int, int]) -> int:
     first, last = first_and_last
     return last - first + 1
+
+
+def _further_in_use(components: AgentComponents) -> dict[Family, int]:
+    """Return the addresses of --snat-address that the node has, by family."""
+    has = components.network.network.has
+    return {
+        family: sum(has(address) for _, address in components.further.of_width(family.address_bytes))
+        for family in Family
+    }
 
 
 def _resident_bytes() -> int:

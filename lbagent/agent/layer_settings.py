@@ -7,6 +7,7 @@ from lbagent.bpf.load.program_settings import Settings
 from lbagent.config import Config
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
+from lbagent.model.further_sources import FurtherSources
 from lbagent.net.paths import PathSettings
 from lbagent.resolve import Options
 
@@ -14,11 +15,14 @@ from lbagent.resolve import Options
 def sizes(config: Config) -> Sizes:
     """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table".
 
-    Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies.
+    Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies. Ports of further source
+    addresses in too few slots would be of no use.
     """
     flow6 = config.flow6_table_size or config.flow_table_size // 2
     first, last = config.snat_port_range
-    ports = 1 << (last - first).bit_length()
+    further = further_sources(config, FurtherSources())
+    addresses = 1 + max(len(further.ipv4), len(further.ipv6))
+    ports = 1 << ((last - first + 1) * addresses - 1).bit_length()
     return Sizes(
         flow4=config.flow_table_size,
         flow6=flow6,
@@ -34,8 +38,13 @@ def sizes(config: Config) -> Sizes:
     )
 
 
-def program_settings(config: Config) -> Settings:
-    """Return what is folded into the programs."""
+def further_sources(config: Config, before: FurtherSources) -> FurtherSources:
+    """Return --snat-address; what was there `before` keeps its numbers."""
+    return before.renumbered(parse_ip(text) for text in config.snat_address)
+
+
+def program_settings(config: Config, further: FurtherSources) -> Settings:
+    """Return what is folded into the programs; `further`: --snat-address with its numbers."""
     first, last = config.snat_port_range
     return Settings(
         snat_port_min=first,
@@ -47,12 +56,13 @@ def program_settings(config: Config) -> Settings:
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,
         timeout_closing_s=config.timeout_closing,
+        further=further,
     )
 
 
-def path_settings(config: Config) -> PathSettings:
-    """Return what decides how a backend is reached."""
-    return PathSettings(config.name_of_node, node_addresses(config), config.pod_device)
+def path_settings(config: Config, further: FurtherSources) -> PathSettings:
+    """Return what decides how a backend is reached; `further`: --snat-address with its numbers."""
+    return PathSettings(config.name_of_node, node_addresses(config), config.pod_device, further)
 
 
 def resolve_options(config: Config) -> Options:

@@ -70,11 +70,14 @@ class Reloader:
             log.warning("some settings take effect only at the next start", extra={"keys": later})
         require_devices(components.network.network, new, old.device)
         merged = merge(old, new)
-        problems = await self._programs(layer_settings.sizes(merged), layer_settings.program_settings(merged))
+        further = layer_settings.further_sources(merged, components.further)
+        problems = await self._programs(layer_settings.sizes(merged), layer_settings.program_settings(merged, further))
         if components.devices is not None:
             await components.devices.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
-        components.network.reconfigure(layer_settings.path_settings(merged))
+        components.further = further
+        components.bpf.use_further_sources(further=bool(merged.snat_address))
+        components.network.reconfigure(layer_settings.path_settings(merged, further))
         if layer_settings.resolve_options(merged) != layer_settings.resolve_options(old):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged)))
         reconfigure_sources(components.sources, merged)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from lbagent.config.schema import BY_KEY, Config
 from lbagent.errors import ConfigError
+from lbagent.model.further_sources import MAX_FURTHER
 from lbagent.model.maglev import TABLE_SIZES
 
 
@@ -25,6 +27,8 @@ def check(config: Config, places: Mapping[str, str]) -> None:
     for value in config.node_ip:
         if not _is_address(value):
             refuse("node-ip", f"{value!r} is not an IP address")
+    if wrong := _wrong_snat_addresses(config.snat_address):
+        refuse("snat-address", wrong)
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
         for name in filter(_is_no_device, names):
             refuse(key, f"{name!r} cannot be the name of a network device")
@@ -73,6 +77,22 @@ def _check_ports(text: str, place: str) -> None:
         raise ConfigError(
             f"{place}: {text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
         )
+
+
+def _wrong_snat_addresses(texts: Sequence[str]) -> str:
+    """Return why these cannot be source addresses of the node, '' if they can."""
+    found: dict[str, IPv4Address | IPv6Address] = {}
+    for text in texts:
+        if not _is_address(text):
+            return f"{text!r} is not an IP address"
+        address = found[text] = ip_address(text)
+        if address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local:
+            return f"{text!r} cannot be the source of packets to other hosts; name an address that a device of this node has"
+    for version in (4, 6):
+        number = len({address for address in found.values() if address.version == version})
+        if number > MAX_FURTHER:
+            return f"{number} IPv{version} addresses are too many; at most {MAX_FURTHER} of each IP family are possible"
+    return ""
 
 
 def _is_no_device(name: str) -> bool:

@@ -17,6 +17,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "strict_source", "snat_ports",
+        "snat_address",
         "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
     }
@@ -84,6 +85,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
         "1024-29999"
     )
+    snat_address: Annotated[
+        Words,
+        Meta(
+            description="Further source address of this node, for flows that find no free port of the first one; at most four of"
+            " each IP family (repeatable)."
+        ),
+    ] = ()
     reject_rate: Annotated[
         int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to refused packets, a second and CPU.")
     ] = 1000

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB4_BACKEND, LB4_PATH, LB6_BACKEND, LB6_PATH, PATH_L4_SHIFT, PathFlag, PathL4
+from lbagent.maps.layout import (
+    HOST_ORDER,
+    LB4_BACKEND,
+    LB4_PATH,
+    LB6_BACKEND,
+    LB6_PATH,
+    NEXTHOPS,
+    PATH_FURTHER_SHIFT,
+    PATH_L4_SHIFT,
+    PathFlag,
+    PathL4,
+)
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.further_sources import FurtherAddress
 
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
@@ -40,6 +52,7 @@ class PathRecord(Struct, frozen=True, gc=False):
     flags: int
     nexthop: int
     mtu: int
+    further: int = 0  # number of the source address `snat`; 0: the first
 
     @property
     def live(self) -> bool:
@@ -72,10 +85,32 @@ def replies_are_local(flags: int) -> bool:
     return bool(flags & _LIVE and flags & (_LOCAL | _WAS_LOCAL))
 
 
+def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
+    """Return the record by which a backend with this live `record` is reached from a further source address.
+
+    No flow that keeps the client's address has it, so what concerns these alone is not in its flags.
+    """
+    at, width = META_AT[len(record)], len(source.address)
+    flags = record[at + 3] & ~(_LOCAL | _HOST | _WAS_LOCAL) & (0xFF if source.present else ~_SELECTABLE)
+    nexthop = int.from_bytes(record[at + 4 : at + 6], HOST_ORDER) | source.number << PATH_FURTHER_SHIFT
+    meta = record[at : at + 2] + bytes((gen, flags)) + nexthop.to_bytes(2, HOST_ORDER) + record[at + 6 : at + 8]
+    return record[:width] + source.address + record[2 * width : at] + meta + record[at + 8 :]
+
+
+def further_number(record: bytes) -> int:
+    """Return the number of the source address that a record, live or not, is for; 0 of a backend's first one."""
+    at = META_AT[len(record)] + 4
+    return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_FURTHER_SHIFT
+
+
 def path_tombstone(record: bytes) -> bytes:
-    """Return the record of a backend taken away: not live, next generation, so that no flow takes a later one for it."""
+    """Return the record of a backend taken away: not live, next generation, so that no flow takes a later one for it.
+
+    It keeps the number of its source address: by that its counters are still found.
+    """
     at = META_AT[len(record)]
-    meta = record[at : at + 2] + bytes(((record[at + 2] + 1) & 0xFF, 0)) + bytes(4)
+    number = (further_number(record) << PATH_FURTHER_SHIFT).to_bytes(2, HOST_ORDER)
+    meta = record[at : at + 2] + bytes(((record[at + 2] + 1) & 0xFF, 0)) + number + bytes(2)
     return record[:at] + meta + record[at + 8 :]
 
 
@@ -83,7 +118,8 @@ def path_of(record: bytes) -> PathRecord:
     """Take a record apart."""
     layout = LB4_PATH if len(record) == LB4_PATH.size else LB6_PATH
     address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
-    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, nexthop, mtu)
+    hop, further = nexthop % NEXTHOPS, nexthop >> PATH_FURTHER_SHIFT
+    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, further)
 
 
 # Where the meta word (port, gen, flags, nexthop, mtu) lies, by record size: one aligned store publishes it.

@@ -20,6 +20,7 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
+from lbagent.model.further_sources import further_stride
 from lbagent.model.service import Algorithm
 
 
@@ -79,6 +80,7 @@ class _View(Struct):
     affinity: set[tuple[int, int]]
     ranges: set[int]
     filter: memoryview
+    further_stride: int
 
 
 def _read(maps: LBMaps) -> _View:
@@ -104,7 +106,8 @@ def _read(maps: LBMaps) -> _View:
         bits = memoryview(bytes(window))
     tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
     affinity = {frontend_codec.affinity_match_ids(key) for key, _ in maps.items("lb_affinity_match")}
-    return _View(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits)
+    stride = further_stride(maps.sizes.backends)
+    return _View(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits, stride)
 
 
 def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
@@ -191,7 +194,11 @@ def _leftovers(view: _View) -> Iterator[str]:
         if extra := [slot for slot in group.slots if slot > count + qcount]:
             yield f"{group}: {len(extra)} slots beyond {count + qcount}"
     for ident in view.paths.keys() - view.backends.keys():
-        yield f"path of backend {ident}, which does not exist"
+        number = view.paths[ident].further
+        if not number:
+            yield f"path of backend {ident}, which does not exist"
+        elif not _is_same_backend(view.paths[ident], view.paths.get(ident - number * view.further_stride)):
+            yield f"path {ident} of further source address {number}, whose backend does not exist"
     for ident in view.backends.keys() - view.paths.keys():
         yield f"backend {ident} has no live path"
     for kind, ids in (
@@ -201,6 +208,11 @@ def _leftovers(view: _View) -> Iterator[str]:
         ("affinity match", {service for service, _ in view.affinity}),
     ):
         yield from (f"{kind} of service {ident}, which does not exist" for ident in sorted(ids - known))
+
+
+def _is_same_backend(path: backend_codec.PathRecord, other: backend_codec.PathRecord | None) -> bool:
+    ends = (path.address, path.port, path.protocol)
+    return other is not None and not other.further and (other.address, other.port, other.protocol) == ends
 
 
 def _verdicts(maps: LBMaps) -> Iterator[str]:

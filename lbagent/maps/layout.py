@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Final
 
 from lbagent.model.family import Family
+from lbagent.model.further_sources import MAX_FURTHER
 
 SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
 
@@ -114,7 +115,9 @@ LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 pr
 LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
 
 # --- arrays of the fast path ---
-# One record a backend id. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store, after the addresses.
+# One record a backend id, and one for each further source address of the node (model/further_sources.py), whose number is in
+# `nexthop` from bit PATH_FURTHER_SHIFT on. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store, after
+# the addresses.
 LB4_PATH = _layout("lb4_path", "be32 address, be32 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu")
 LB6_PATH = _layout(
     "lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad"
@@ -140,7 +143,11 @@ LB_CONFIG = _layout(
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
     # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
-    "u64 counter_rows, u64 counter_row, u64 timeout_longest",
+    "u64 counter_rows, u64 counter_row, u64 timeout_longest,"
+    # path records between those of a backend with one source address of the node and the next one; 0: no further address
+    "u64 further_stride,"
+    # the further source addresses by number, as the words that a program loads; 0: none has the number
+    + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1)),
 )
 
 
@@ -178,6 +185,7 @@ class PathFlag(IntEnum):
     WAS_LOCAL = 64  # it was LOCAL since it got its id: flows that kept the client's address may live
 
 
+PATH_FURTHER_SHIFT = 12  # four bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first
 PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, part of the SNAT slot's hash
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from lbagent.errors import MapFull
 from lbagent.maps.layout import CALL_MAPS, METRIC_BACKEND, METRIC_SERVICE
 from lbagent.maps.specs import MapSpec, Sizes
+from lbagent.model.further_sources import FurtherAddress
 
 Item = tuple[bytes, bytes]  # key, value
 TrafficCounter = tuple[int, int]  # packets, bytes
@@ -24,6 +25,7 @@ class PathInfo(Struct, frozen=True, gc=False):
     mtu: int = 0  # bytes of the way out; 0 = unknown
     local: bool = False  # on this node: the client's address is kept
     host: bool = False  # the address is one of the node's own
+    further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of `snat`
 
 
 # Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).

@@ -33,6 +33,7 @@ class IdAllocator(Generic[Key]):
 
     def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT, advice: str = "") -> None:
         self._first, self._limit, self._advice = first, limit, advice
+        self._end = limit  # new ids are below it
         self._next = first
         self._ids: dict[Key, int] = {}
         self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
@@ -58,18 +59,22 @@ class IdAllocator(Generic[Key]):
         known = self._ids.get(key)
         if known is not None:
             return known
-        if len(self._ids) >= self._limit - self._first:
+        number = self._used.find(0, max(self._next, self._first), self._end)
+        if number < 0:
+            number = self._used.find(0, self._first, self._end)
+        if number < 0:
             advice = f"; {self._advice}" if self._advice else ""
             raise IdsExhausted(
-                f"all {self._limit - self._first} ids are in use, none is left for {key}{advice}; what is served stays"
+                f"all {self._end - self._first} ids are in use, none is left for {key}{advice}; what is served stays"
             )
-        number = self._next if self._next < self._limit else self._first
-        while self._used[number]:
-            number = number + 1 if number + 1 < self._limit else self._first
         self._next = number + 1
         self._ids[key] = number
         self._used[number] = 1
         return number
+
+    def give_below(self, end: int, advice: str) -> None:
+        """Give new ids below `end` alone, at most the limit; keys that have another keep it. `advice`: what to do at the end."""
+        self._end, self._advice = min(end, self._limit), advice
 
     def release(self, key: Key) -> None:
         """Free the key's id; a key without one is fine."""

@@ -6,7 +6,7 @@ when its address is one of this node's own or its route leaves through a --pod-d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
+from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
@@ -31,6 +32,7 @@ class PathSettings(msgspec.Struct, frozen=True):
     node_name: str
     node_ips: tuple[bytes, ...] = ()
     pod_devices: tuple[str, ...] = ()
+    further: FurtherSources = FurtherSources()
 
 
 class PathFinder:
@@ -58,6 +60,7 @@ class PathFinder:
             link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
         )
         self._sources: dict[tuple[int, Route | None], bytes] = {}
+        self._further: dict[bytes, tuple[FurtherAddress, ...]] = {}  # by the first source address
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
@@ -111,13 +114,14 @@ class PathFinder:
 
     def _find(self, address: bytes, route: Route | None, *, local: bool) -> PathInfo:
         link = self.network.links.get(route.ifindex) if route else None
-        mtu = self._mtu(route, link)
+        mtu, source = self._mtu(route, link), self._source(address, route)
+        further = self._further_than(source)
         if local:
             # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
-            return PathInfo(self._source(address, route), UNKNOWN_HOP, mtu, local=True, host=False)
+            return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further)
         if link is not None:
             self.outputs.add(link.index)
-        return PathInfo(self._source(address, route), self._hop(address, route, link), mtu, local=False, host=False)
+        return PathInfo(source, self._hop(address, route, link), mtu, local=False, host=False, further=further)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
@@ -138,7 +142,19 @@ class PathFinder:
         key = (len(address), route)
         known = self._sources.get(key)
         if known is None:
-            known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route)
+            further = self.settings.further.addresses()
+            known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route, further)
+        return known
+
+    def _further_than(self, source: bytes) -> tuple[FurtherAddress, ...]:
+        """Return the further source addresses of a path. One that is the first here has its ports already."""
+        known = self._further.get(source)
+        if known is None:
+            known = self._further[source] = tuple(
+                FurtherAddress(number, address, self.network.has(address))
+                for number, address in self.settings.further.of_width(len(source))
+                if address != source
+            )
         return known
 
 
@@ -165,15 +181,23 @@ def is_pod_device(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def preferred_source(network: NodeNetwork, node_ips: tuple[bytes, ...], address: bytes, route: Route | None) -> bytes:
+def preferred_source(
+    network: NodeNetwork,
+    node_ips: tuple[bytes, ...],
+    address: bytes,
+    route: Route | None,
+    further: Collection[bytes] = (),
+) -> bytes:
     """Return the address of this node that a packet to `address` should carry; b'' when the node has none of the family.
 
     The route's own choice first, then an address of the output device (one the next hop shares a subnet with, one given by
-    --node-ip, any), then --node-ip, then any: as the kernel does for a socket without a bound address.
+    --node-ip, any), then --node-ip, then any: as the kernel does for a socket without a bound address. Of addresses that will
+    do equally, one of `further` comes last: when it is added to a device, flows of the first address must not change theirs.
     """
     if route is not None and route.prefsrc:
         return route.prefsrc
     family = [a for a in network.addresses if len(a.address) == len(address) and a.source]
+    family.sort(key=lambda a: a.address in further)
     given = [ip for ip in node_ips if len(ip) == len(address)]
     if route is not None:
         on_device = [a for a in family if a.ifindex == route.ifindex]

@@ -60,6 +60,10 @@ class NodeNetwork(msgspec.Struct, frozen=True):
             return address[0] == LOOPBACK4 or self.own4.lookup(address) is not None
         return self.own6.lookup(address) is not None
 
+    def has(self, address: bytes) -> bool:
+        """Say whether a device of this node has exactly this address."""
+        return any(item.address == address for item in self.addresses)
+
     def route(self, address: bytes) -> Route | None:
         """Return the main table's route."""
         return (self.routes4 if Family.of(address) is Family.IPV4 else self.routes6).lookup(address)

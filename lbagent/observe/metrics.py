@@ -14,6 +14,7 @@ from msgspec import Struct
 from lbagent.maps.lbmaps import TrafficCounter
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.observe import exposition
 from lbagent.observe.exposition import Labels, MetricFamily
@@ -45,7 +46,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     backends: Mapping[int, TrafficCounter] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     maps: Mapping[str, MapUse] = {}  # by map
-    snat_ports: int = 0  # of each remote backend
+    snat_ports: int = 0  # of each remote backend, with each source address
+    snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
     snat_reclaimed: int = 0  # taken from flows that were not established
     failing: int = 0  # frontends whose last write failed
     restored: int = 0  # frontends that stay as the maps had them: no object names them, and a source is missing
@@ -169,7 +171,18 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
     yield MetricFamily(
         "lbagent_map_max_entries", "gauge", "Entries that the map can hold.", [(n, c[1]) for n, c in by_map]
     )
-    yield _one("lbagent_snat_ports", "gauge", "SNAT ports that each remote backend has.", s.snat_ports)
+    yield _one(
+        "lbagent_snat_ports",
+        "gauge",
+        "SNAT ports that each remote backend has, with each source address of the node.",
+        s.snat_ports,
+    )
+    yield MetricFamily(
+        "lbagent_snat_further_addresses",
+        "gauge",
+        "Addresses of --snat-address that the node has: each gives a remote backend as many SNAT ports again.",
+        [((("family", f"ipv{family}"),), count) for family, count in s.snat_addresses.items()],
+    )
     yield _one(
         "lbagent_snat_reclaimed_total",
         "counter",

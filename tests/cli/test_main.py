@@ -119,6 +119,7 @@ def test_times_have_units_in_help(lb: Run) -> None:
         ("backend set-state 10.0.0.1:80 active 10.0.0.2:80", "one state"),
         ("status --wait soon", "'soon'"),
         ("agent --snat-ports 5", "--snat-ports"),
+        ("agent --snat-address 10.0.0.300", "10.0.0.300"),
         ("agent --config /no/such/file", "/no/such/file"),
         ("agent --attach sideways", "sideways"),
         ("config check --node-ip x", "node-ip"),

@@ -57,6 +57,20 @@ def test_exhausted() -> None:
     assert ids.allocate("a") == 1
 
 
+def test_new_ids_below_an_end() -> None:
+    """Keys with an id beyond it keep it; with all of the rest in use the advice is that of the end."""
+    ids: IdAllocator[str] = IdAllocator(first=1, limit=10)
+    ids.restore([("old", 7), ("low", 1)])
+    ids.give_below(4, "buy more")
+    assert [ids.allocate(key) for key in ("a", "b", "old")] == [2, 3, 7]
+    with pytest.raises(IdsExhausted, match="all 3 ids are in use, none is left for c; buy more"):
+        ids.allocate("c")
+    ids.release("low")
+    assert ids.allocate("c") == 1
+    ids.give_below(1 << 20, "")
+    assert ids.allocate("d") == 4
+
+
 def test_restore() -> None:
     """Ids of the maps stay; new ones start behind the highest; nonsense is passed over."""
     ids: IdAllocator[str] = IdAllocator(first=1, limit=100)

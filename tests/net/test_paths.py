@@ -6,6 +6,7 @@ import pytest
 
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
+from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.net.paths import NO_OUTPUT, Hop, PathFinder, PathSettings, gateways
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
@@ -25,6 +26,29 @@ def finder(settings: PathSettings = NODE, **more: object) -> PathFinder:
 
 def test_a_neighbour_on_the_link() -> None:
     assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, False, False)
+
+
+def test_further_source_addresses() -> None:
+    """They are those of the family, but for the path's first one; one that no device has is known as such."""
+    further = FurtherSources((ip("10.0.0.9"), b"", ip("10.0.0.1"), ip("203.0.113.5")), (ip("fd00::5"),))
+    find = finder(PathSettings("me", (), ("cni*",), further))
+    nine, missing = FurtherAddress(1, ip("10.0.0.9")), FurtherAddress(4, ip("203.0.113.5"), present=False)
+    assert find(backend("10.0.0.7")).further == (nine, missing)
+    assert find(backend("10.81.0.9")).further == (FurtherAddress(3, ip("10.0.0.1")), missing), "its route prefers .9"
+    assert find(backend("10.244.0.5")).further == (nine, FurtherAddress(3, ip("10.0.0.1")), missing)
+    assert find(backend("2001:db8::9")).further == (FurtherAddress(1, ip("fd00::5"), present=False),)
+    assert find(backend("10.0.0.1")).further == (), "a process of this node is reached without translation"
+
+
+def test_a_further_address_is_the_first_one_only_where_there_is_no_other() -> None:
+    """The kernel lists a new IPv6 address before the others: adding it must not change the address that flows have."""
+    new_first = (address("fd00::5/64", ETH0), address("10.0.0.5/24", ETH0), *ADDRESSES)
+    settings = PathSettings("me", (), (), FurtherSources((ip("10.0.0.5"), ip("10.244.0.1")), (ip("fd00::5"),)))
+    find = finder(settings, addresses=new_first)
+    assert find(backend("10.0.0.7")).snat == ip("10.0.0.1")
+    assert find(backend("2001:db8::9")).snat == ip("fd00::1")
+    assert find(backend("10.244.0.5")).snat == ip("10.244.0.1"), "the only one on its device"
+    assert finder(PathSettings("me"), addresses=new_first)(backend("10.0.0.7")).snat == ip("10.0.0.5")
 
 
 def test_behind_a_gateway() -> None:

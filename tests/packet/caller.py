@@ -28,7 +28,7 @@ def reply(fam: Family, proto: int, backend: BackendRow, to: Endpoint, flags: str
     """Return a backend's frame: a remote one's to the SNAT port, a local one's to its client."""
     if backend.local:
         return expect.local_reply(fam, proto, backend, *to, flags)
-    return expect.remote_reply(fam, proto, backend, to[1], flags)
+    return expect.remote_reply(fam, proto, backend, to[1], flags, to=to[0])
 
 
 @dataclass

@@ -125,9 +125,11 @@ def _text(packed: bytes) -> str:
 # --- conversations ---
 
 
-def remote_reply(fam: Family, proto: int, backend: BackendRow, port: int, flags: str = "SA", **kw: object) -> bytes:
-    """Return a remote backend's packet to the SNAT port, as it comes in by lb1."""
-    packet = craft.segment(fam, proto, backend.address, backend.port, fam.node2, port, flags, **kw)
+def remote_reply(
+    fam: Family, proto: int, backend: BackendRow, port: int, flags: str = "SA", *, to: str = "", **kw: object
+) -> bytes:
+    """Return a remote backend's packet to the SNAT port, as it comes in by lb1; `to`: another source address than the first."""
+    packet = craft.segment(fam, proto, backend.address, backend.port, to or fam.node2, port, flags, **kw)
     return craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
 
 

@@ -25,7 +25,7 @@ from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
-from tests.packet.harness import SEEDS, SMALL, Splice, open_world
+from tests.packet.harness import DEFAULTS, SEEDS, SMALL, Splice, open_world
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
 GROWN = dataclasses.replace(SMALL, flow4=1 << 14, flow6=1 << 13, snat4=1 << 16, snat6=1 << 15)
@@ -80,18 +80,24 @@ class Change:
         self.kept, self.before = self.world.maps, dict(self.world.programs)
 
 
-def changes(old: Sizes, new: Sizes, artifact: Artifact | None = None, splice: Splice | None = None) -> Iterator[Change]:
+def changes(
+    old: Sizes,
+    new: Sizes,
+    artifact: Artifact | None = None,
+    splice: Splice | None = None,
+    options: Settings = DEFAULTS,
+) -> Iterator[Change]:
     """Load all three sets; `splice` changes the programs that know both kinds of maps, and those of the new ones."""
     programs = artifact or builder.ensure_artifact()
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(sizes=old))
+        world = stack.enter_context(open_world(options, sizes=old))
         assert isinstance(world.maps, KernelMaps)
         fds = dict(world.maps.fds)
         for name in resized_flow_maps(old, new):
             fds[f"{name}_old"], fds[name] = fds[name], pins.create_map(map_specs(new)[name])
         made = []
         for before in (old, None):
-            config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), before)
+            config = program_settings.pack_config(options, new, SEEDS, jiffies.hz(), before)
             made.append(load_generation(splice(programs, fds) if splice else programs, fds, config))
             stack.callback(made[-1].close)
         yield Change(world, old, new, *made, KernelMaps("", new, fds))

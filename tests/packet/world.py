@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.sweep import trust_ages
@@ -217,6 +217,16 @@ class World:
         if local:
             self.filter("source", family.packed(address))
         return row
+
+    def further(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
+        """Let the flows of a remote backend be sent from a further source address as well; return the id that they have then."""
+        flags = PathFlag.LIVE | (PathFlag.SELECTABLE if selectable else 0)
+        flags |= (PathL4.UDP if row.proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
+        hop = self.nexthop(self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC) | number << 12
+        ident = row.id + number * (self.sizes.backends // 5)
+        self.path(replace(row, id=ident), flags=flags, nexthop=hop, gen=gen, snat=snat)
+        self.filter("snat", row.family.packed(snat))
+        return ident
 
     def path(
         self, row: BackendRow, *, flags: int, nexthop: int = 0, mtu: int = 1500, gen: int = 1, snat: str = ""

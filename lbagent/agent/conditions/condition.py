@@ -24,6 +24,7 @@ class ConditionName(StrEnum):
     MAP_NEARLY_FULL = "map-nearly-full"
     TABLE_OVERFLOWS = "table-overflows"
     SNAT_PORTS_SHORT = "snat-ports-short"
+    SNAT_ADDRESS_MISSING = "snat-address-missing"
     DROPS_GROW = "drops-grow"
     SOURCE_UNTRUSTED = "source-untrusted"
     OBJECTS_REFUSED = "objects-refused"

@@ -13,7 +13,7 @@ from lbagent.agent.conditions.check_mounts import check_mounts
 from lbagent.agent.conditions.check_paths import NextHopsCheck, check_paths
 from lbagent.agent.conditions.check_pins import check_pins
 from lbagent.agent.conditions.check_sending import check_frames, check_neighbours
-from lbagent.agent.conditions.check_snat_ports import check_snat_ports
+from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, check_snat_ports
 from lbagent.agent.conditions.check_sources import check_sources
 from lbagent.agent.conditions.monitor import Check
 
@@ -34,6 +34,7 @@ def every_check() -> Sequence[Check]:
         check_maps,
         check_tables,
         check_snat_ports,
+        check_snat_addresses,
         DropsCheck(),
         check_sources,
     )

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.loader import Generation, is_tail_called
-from lbagent.bpf.load.program_settings import Seeds
+from lbagent.bpf.load.program_settings import Seeds, further_of
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.lbmaps import GENERATION_MAPS
+from lbagent.model.further_sources import FurtherSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +51,22 @@ def pinned_programs(names: Mapping[str, object]) -> list[str]:
 
 def pinned_seeds(root: Path) -> Seeds | None:
     """Return the seeds of the flow tables under `root`; None if nothing was ever loaded there."""
+    record = _pinned_config(root)
+    return Seeds.from_record(record) if record else None
+
+
+def pinned_further(root: Path) -> FurtherSources:
+    """Return the further source addresses, with their numbers, that the programs under `root` know. Raises KernelError."""
+    record = _pinned_config(root)
+    return further_of(record) if record else FurtherSources()
+
+
+def _pinned_config(root: Path) -> bytes | None:
     with _opened(root / "lb_config") as fd:
         if fd is None:
             return None
         with kernel_errors("read", "lb_config"):
-            record = bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size)
-    return Seeds.from_record(record) if record else None
+            return bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size)
 
 
 def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:

@@ -11,8 +11,9 @@ import struct
 
 from msgspec import Struct
 
-from lbagent.maps.layout import LB_CONFIG, ConfigFlag
+from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_row, counter_rows
+from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
 
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):
@@ -27,6 +28,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
+    further: FurtherSources = FurtherSources()
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
@@ -50,6 +52,32 @@ class Seeds(Struct, frozen=True, gc=False):
         """Read them from a pinned record; None if it was never written."""
         found = cls(*struct.unpack_from("<QQ", record))  # the first two fields, whatever a later version appends
         return found if found.seed0 or found.seed1 else None
+
+
+_WORDS4 = [f"further4_{n}" for n in range(1, MAX_FURTHER + 1)]
+_WORDS6 = [f"further6_{n}_{part}" for n in range(1, MAX_FURTHER + 1) for part in ("first", "second")]
+
+
+def further_words(further: FurtherSources, sizes: Sizes) -> dict[str, int]:
+    """Return the fields of lb_config that say which further source addresses there are."""
+    out = dict.fromkeys((*_WORDS4, *_WORDS6), 0)
+    for number, address in further.of_width(4):
+        out[f"further4_{number}"] = int.from_bytes(address, HOST_ORDER)
+    for number, address in further.of_width(16):
+        out[f"further6_{number}_first"] = int.from_bytes(address[:8], HOST_ORDER)
+        out[f"further6_{number}_second"] = int.from_bytes(address[8:], HOST_ORDER)
+    return out | {"further_stride": further_stride(sizes.backends) if further.addresses() else 0}
+
+
+def further_of(record: bytes) -> FurtherSources:
+    """Read the further source addresses from a pinned record, which may be that of a version without them."""
+    if len(record) < LB_CONFIG.size:
+        return FurtherSources()
+    words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(record[: LB_CONFIG.size]), strict=True))
+    four = [int(words[name]).to_bytes(8, HOST_ORDER)[:4] for name in _WORDS4]
+    halves = [int(words[name]).to_bytes(8, HOST_ORDER) for name in _WORDS6]
+    six = [first + second for first, second in zip(halves[::2], halves[1::2], strict=True)]
+    return FurtherSources(*(tuple(address if any(address) else b"" for address in found) for found in (four, six)))
 
 
 def tick_shift(hz: int) -> int:
@@ -81,6 +109,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "counter_rows": counter_rows(sizes), "counter_row": counter_row(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
+        **further_words(settings.further, sizes),
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

@@ -19,7 +19,9 @@ from lbagent.bpf.run.size_change import MOVED, MOVING, STAGE, ResizeOutcome, Siz
 from lbagent.errors import ConfigError, LbError, NotFound
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
+from lbagent.maps.consistency import live_paths
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import PATH
 from lbagent.maps.lbmaps import SIZE_OPTION
 from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
@@ -125,6 +127,13 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
         highest = max((int.from_bytes(key, "little") for key, _ in maps.items(name)), default=0)
         if highest >= wanted.backends:
             raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give a larger number")
+    for family in Family:
+        highest = max((ident for ident, _ in live_paths(maps, family.map("path"), PATH[family].size)), default=0)
+        if highest >= wanted.backends:
+            raise ConfigError(
+                f"--max-backends {wanted.backends}: id {highest} of a further source address is in use;"
+                " start once without --snat-address"
+            )
 
 
 def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, list[str]]:

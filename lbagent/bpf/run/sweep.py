@@ -28,7 +28,10 @@ BUCKETS_PER_RUN = 1 << 17  # buckets a run: some ten milliseconds of kernel time
 FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
     Reason.FWD_SPILL: ("flows spilled into the spill map", "--flow-table-size"),
-    Reason.DROP_SNAT_EXHAUSTED: ("no SNAT port was free for new flows", "--snat-ports or --snat-table-size"),
+    Reason.DROP_SNAT_EXHAUSTED: (
+        "no SNAT port was free for new flows",
+        "--snat-ports or --snat-table-size, or give a further --snat-address",
+    ),
     Event.SNAT_RECLAIMED: (
         "new flows take SNAT ports from flows that were not established, as in a flood",
         "--snat-ports if it is none",
@@ -49,9 +52,19 @@ def trust_ages(maps: LBMaps, until: int) -> None:
 class Sweeper:
     """Sweeps every `interval_s`. `live` are live flows by backend id of the last sweep, None before the first."""
 
-    def __init__(self, maps: LBMaps, programs: Callable[[], Mapping[str, int]], interval_s: float) -> None:
-        """`programs` returns the descriptors in force (they change with a reload)."""
+    def __init__(
+        self,
+        maps: LBMaps,
+        programs: Callable[[], Mapping[str, int]],
+        interval_s: float,
+        of_backends: Callable[[dict[int, int]], dict[int, int]] = lambda counts: counts,
+    ) -> None:
+        """`programs` returns the descriptors in force (they change with a reload).
+
+        `of_backends` makes live flows by backend of those by id (further source addresses have ids of their own).
+        """
         self._maps = maps
+        self._of_backends = of_backends
         self._programs = programs
         self.interval_s = interval_s
         self.live: dict[int, int] | None = None
@@ -116,7 +129,7 @@ class Sweeper:
         for family, entries in ((Family.IPV4, sizes.flow4), (Family.IPV6, sizes.flow6)):
             self._flows[family], until = await self._sweep_table(family, entries // FLOW_WAYS, half, until)
         trust_ages(self._maps, until)
-        self.live = await self._read_live(half)
+        self.live = self._of_backends(await self._read_live(half))
         self._half = 1 - half
         self.sweeps += 1
         self.counted_at = began

@@ -14,8 +14,10 @@ from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
+from lbagent.model.further_sources import further_stride
 from lbagent.model.service import SVC
 from lbagent.model.state import State
+from lbagent.sync.target.further_paths import further_records, live_further_ids
 from lbagent.sync.target.shadow import PIN, Shadow, is_selectable, reference, state_of
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
@@ -41,6 +43,7 @@ class _FamilyMaps:
     """Maps, offsets and steps of the backends of one family; looked up once, not for each of 100,000."""
 
     def __init__(self, shadow: Shadow, family: Family, steps: Steps) -> None:
+        self.family = family
         self.backend_rows, self.paths = shadow.backend_rows[family], shadow.paths[family]
         size = self.paths.record
         self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
@@ -147,21 +150,36 @@ class BackendPlanner:
         return second.get(ident, NO_OWNER) if found is None else found
 
     def _path(self, maps: _FamilyMaps, ident: int, backend: Backend | None, selectable: bool) -> None:
-        old = maps.paths.get(ident)
-        flags_at, gen_at, meta_at = maps.flags_at, maps.gen_at, maps.meta_at
+        old, flags_at = maps.paths.get(ident), maps.flags_at
         lives = old[flags_at] & _LIVE
         if backend is None:
             if not lives:
                 return
-            flags = old[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
-            new = old[:flags_at] + bytes((flags,)) + old[flags_at + 1 :]
-        else:
-            new = path_record(backend, self._paths, old, selectable=selectable)
+            new = _with_selectable(old, flags_at, selectable)
+            self._store(maps, ident, ident, old, new)
+            for other, record in live_further_ids(self._shadow, maps.family, ident):
+                if not selectable:  # the next plan that knows the backend lets new flows in again
+                    self._store(maps, ident, other, record, _with_selectable(record, flags_at, False))
+            return
+        info = self._paths(backend)
+        new = path_record(backend, info, old, selectable=selectable)
         if backend_codec.replies_are_local(new[flags_at]):
             self.bits[prefilter.source_bit(new[: maps.address])] = None
+        self._store(maps, ident, ident, old, new)
+        for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
+            if not record[flags_at] & _LIVE:
+                self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(
+                    self._owner(ident, False), U32.pack(backend_counter(other))
+                )
+            self._store(maps, ident, other, record, wanted)
+
+    def _store(self, maps: _FamilyMaps, ident: int, number: int, old: bytes, new: bytes) -> None:
+        """Plan the record at `number` of the backend `ident`. Flows of the old record end where the new one is another's."""
+        flags_at, gen_at, meta_at = maps.flags_at, maps.gen_at, maps.meta_at
         if new == old:
             return
-        key, owner = U32.pack(ident), self._owner(ident, False)
+        key, owner = U32.pack(number), self._owner(ident, False)
+        lives = old[flags_at] & new[flags_at] & _LIVE
         if lives and _endpoint(old) != _endpoint(new):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
             self._steps.at(Phase.PATH_RESET, maps.path_map).add(owner, key, backend_codec.path_tombstone(old))
@@ -186,6 +204,10 @@ class BackendPlanner:
         key, owner = U32.pack(ident), self._former_users.get(ident, NO_OWNER)
         if record[maps.flags_at] & _LIVE:
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
+        for other, record in live_further_ids(self._shadow, maps.family, ident):
+            self._steps.at(Phase.PATH_OUT, maps.path_map).add(
+                owner, U32.pack(other), backend_codec.path_tombstone(record)
+            )
         if not maps.backend_rows.is_clear(ident):
             self._steps.at(Phase.BACKEND_OUT, maps.backend_map).add(owner, key)
 
@@ -193,8 +215,15 @@ class BackendPlanner:
         """Yield what restore found in the maps and no service names in that family."""
         for maps in self._families.values():
             for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()}):
-                if not self._named(ident, maps):
+                if not self._named(self._backend_of(ident, maps), maps):
                     yield maps, ident
+
+    def _backend_of(self, ident: int, maps: _FamilyMaps) -> int:
+        """Return the id of the backend whose further path record has this id; of any other the id itself."""
+        if ident in self._refs or self._now(ident) or not maps.backend_rows.is_clear(ident):
+            return ident
+        number = backend_codec.further_number(maps.paths.get(ident))
+        return ident - number * further_stride(self._shadow.sizes.backends)
 
     def _named(self, ident: int, maps: _FamilyMaps) -> bool:
         if not self._now(ident):
@@ -209,8 +238,8 @@ def _state(refs: int) -> tuple[BackendState | None, bool]:
     return state_of(refs), is_selectable(refs)
 
 
-def path_record(backend: Backend, paths: Callable[[Backend], PathInfo], old: bytes, *, selectable: bool) -> bytes:
-    """Return the path record a backend should have; `old` is the one under its id.
+def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
+    """Return the path record a backend that is reached so should have; `old` is the one under its id.
 
     Flows keep the mode they were made with. Where a live backend is no longer local, those that kept the client's address
     need its replies to be looked at until it is gone, so its record remembers what it was.
@@ -218,7 +247,12 @@ def path_record(backend: Backend, paths: Callable[[Backend], PathInfo], old: byt
     size = len(old)
     flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
     was_local = backend_codec.replies_are_local(flags) and old.startswith(backend.address.address)
-    return backend_codec.path_value(backend, paths(backend), gen, selectable=selectable, was_local=was_local)
+    return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
+
+
+def _with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
+    flags = record[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
+    return record[:flags_at] + bytes((flags,)) + record[flags_at + 1 :]
 
 
 def _also(owner: Owner | None, another: int) -> Owner:
@@ -227,9 +261,10 @@ def _also(owner: Owner | None, another: int) -> Owner:
     return (*owner, another) if isinstance(owner, tuple) else (owner, another)
 
 
-def _endpoint(record: bytes) -> tuple[bytes, int, int]:
+def _endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
+    """Return what the flows of a record are translated to. Its source address may change only in a backend's first record."""
     path = backend_codec.path_of(record)
-    return path.address, path.port, path.protocol
+    return path.address, path.port, path.protocol, path.snat if path.further else b""
 
 
 def each_backend(state: State) -> Iterator[Backend]:

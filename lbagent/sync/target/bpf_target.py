@@ -28,8 +28,9 @@ from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import collect, drift, path_drift
+from lbagent.sync.target.further_paths import ids_of, of_backends
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
-from lbagent.sync.target.restore import Restored, id_assigner, restore
+from lbagent.sync.target.restore import Restored, give_ids, id_assigner, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
 from lbagent.sync.target.steps import Plan
 from lbagent.sync.target_protocol import Desired, Provenance
@@ -148,6 +149,14 @@ class BpfTarget:
         """Return (used, max) of every map it fills."""
         return self.shadow.pressure()
 
+    def counter_ids(self, ident: int) -> list[int]:
+        """Return the ids under which packets of a backend are counted: its own, and those of further source addresses."""
+        return ids_of(self.shadow, ident)
+
+    def flows_of_backends(self, counts: Mapping[int, int]) -> dict[int, int]:
+        """Return live flows by backend id, those of further source addresses added to their backends."""
+        return of_backends(self.shadow, counts)
+
     async def changed_from(self, generation: int) -> int:
         """Return the generation in the maps as soon as it is another one."""
         async with self._changed:
@@ -155,6 +164,10 @@ class BpfTarget:
         return self.state.generation
 
     # --- what happens beside the State ---
+
+    def use_further_sources(self, *, further: bool) -> None:
+        """Say whether flows may have further source addresses: new backends then get ids that leave room for these."""
+        give_ids(self._ids, self._maps.sizes.backends, further=further)
 
     def paths_changed(self) -> None:
         """Take note that the paths to backends may have changed."""

@@ -17,6 +17,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.sync.target.backends import each_backend, path_record
+from lbagent.sync.target.further_paths import further_records
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries
@@ -66,8 +67,10 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
         record = records.get(backend.id)
         flags = record[backend_codec.FLAGS_AT[records.record]] if record else 0
         if flags & PathFlag.LIVE:  # else its frontend fails, which is said elsewhere
-            wanted = path_record(backend, paths, record, selectable=bool(flags & PathFlag.SELECTABLE))
-            if wanted != record:
+            info = paths(backend)
+            wanted = path_record(backend, info, record, selectable=bool(flags & PathFlag.SELECTABLE))
+            further = further_records(shadow, backend.address.family, backend.id, wanted, info)
+            if wanted != record or any(further):
                 yield f"the path of backend {backend.id} ({backend.address.with_protocol()}) is not what its node and route ask for"
         if number % SLICE == 0:
             yield ""

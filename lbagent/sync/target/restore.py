@@ -16,6 +16,7 @@ from lbagent.maps.layout import U32, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
+from lbagent.model.further_sources import MAX_FURTHER, further_stride
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.sync.target.shadow import Shadow
 
@@ -31,11 +32,20 @@ class Restored(Struct):
 def id_assigner(restored: Restored, backends: int) -> IdAssigner:
     """Return ids that go on where the maps left off; `backends` is the size of the backend map."""
     limit = min(backends, BACKEND_ID_LIMIT)
-    advice = "raise --max-backends" if limit < BACKEND_ID_LIMIT else ""
-    ids = IdAssigner(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit, advice))
+    ids = IdAssigner(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit))
+    give_ids(ids, limit, further=False)
     ids.service_ids.restore(restored.service_ids)
     ids.backend_ids.restore(restored.backend_ids)
     return ids
+
+
+def give_ids(ids: IdAssigner, backends: int, *, further: bool) -> None:
+    """Let new backends have any id of the maps, or with `further` source addresses one that leaves room for these."""
+    advice = "raise --max-backends" if backends < BACKEND_ID_LIMIT else ""
+    if further:
+        share = f"each backend takes {1 + MAX_FURTHER} ids with --snat-address"
+        advice = f"{share}: {advice}" if advice else share
+    ids.backend_ids.give_below(further_stride(backends) if further else backends, advice)
 
 
 def restore(maps: LBMaps) -> Restored:

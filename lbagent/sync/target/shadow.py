@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import BACKEND, PATH
+from lbagent.maps.layout import BACKEND, PATH, PathFlag
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -45,6 +45,7 @@ class Shadow:
         self.refs: dict[int, int] = {}
         self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
+        self.further_paths = 0  # live path records of further source addresses
         self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
         self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
@@ -68,6 +69,7 @@ class Shadow:
         """Note a path record that was found, and the filter bit of a local backend."""
         paths = self.paths[family]
         paths.set(ident, record)
+        self.further_paths += _is_live_further(record)
         if backend_codec.replies_are_local(record[backend_codec.FLAGS_AT[paths.record]]):
             self.count_filter(prefilter.source_bit(record[: family.address_bytes]), 1)
 
@@ -157,6 +159,7 @@ class Shadow:
         paths, at, size = self.paths[family], backend_codec.FLAGS_AT[len(record)], family.address_bytes
         old = paths.get(ident)
         paths.set(ident, record)
+        self.further_paths += _is_live_further(record) - _is_live_further(old)
         if backend_codec.replies_are_local(old[at]):
             self.count_filter(prefilter.source_bit(old[:size]), -1)
         if backend_codec.replies_are_local(record[at]):
@@ -262,6 +265,11 @@ _REFERENCES = [
 def reference(state: BackendState, chosen: bool) -> int:
     """Return what one service adds to the refs of a backend. One object a kind: 100,000 refs are mostly equal."""
     return _REFERENCES[state][chosen]
+
+
+def _is_live_further(record: bytes) -> bool:
+    live = record[backend_codec.FLAGS_AT[len(record)]] & PathFlag.LIVE
+    return bool(live and backend_codec.further_number(record))
 
 
 def state_of(refs: int) -> BackendState | None:

@@ -12,7 +12,7 @@ from lbagent.agent.conditions.check_capacity import check_maps, check_tables
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_paths import NextHopsCheck
-from lbagent.agent.conditions.check_snat_ports import short_of_ports
+from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_sources
 from lbagent.agent.conditions.condition import Condition
 from lbagent.bpf.hooks import TC_EGRESS, XDP
@@ -20,6 +20,7 @@ from lbagent.bpf.load.attach import Attachment
 from lbagent.maps.reasons import INTENDED_DROPS, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
+from lbagent.model.further_sources import FurtherSources
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import EMPTY, Link
@@ -185,3 +186,21 @@ def test_backends_short_of_snat_ports() -> None:
     (found,) = short_of_ports(State(1, services), {1: 900, 2: 899, 3: 5000}, 1000)
     assert brief([found]) == [("snat-ports-short", "10.0.0.1:80/TCP")]
     assert found.text == "backend 10.0.0.1:80/TCP (shop/api, shop/web) is short of SNAT ports: 900 flows, 1000 ports"
+    assert found.remedy == (
+        "raise --snat-ports, name further addresses of this node with --snat-address, or give the service more backends"
+    )
+    flows = {1: 2700, 2: 2699}
+    (found,) = short_of_ports(State(1, services), flows, 1000, lambda _: 3)
+    assert found.text.endswith(": 2700 flows, 1000 ports with each of 3 source addresses")
+    (found,) = short_of_ports(State(1, services), {1: 4500}, 1000, lambda _: 5)
+    assert found.remedy == "raise --snat-ports, or give the service more backends"
+
+
+def test_a_source_address_that_the_node_lacks() -> None:
+    """It is named, with what to do, until a device has it."""
+    has = Some(network=Some(has=lambda address: address[-1] == 7))
+    components = Some(network=has, further=FurtherSources((bytes((10, 0, 0, 7)), bytes((10, 0, 0, 8)))))
+    (found,) = check_snat_addresses(components)
+    assert brief([found]) == [("snat-address-missing", "10.0.0.8")]
+    assert found.text == "no device of this node has 10.0.0.8 (--snat-address): it is not used"
+    assert "ip address add" in found.remedy

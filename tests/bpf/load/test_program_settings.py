@@ -8,6 +8,7 @@ from lbagent.bpf.load import program_settings
 from lbagent.kernel import jiffies
 from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes
+from lbagent.model.further_sources import FurtherSources
 
 
 def unpack(record):
@@ -33,6 +34,21 @@ def test_record_has_masks_ports_and_ticks():
     assert found["timeout_tcp"] == 1000  # 1024 s in ticks of 1.024 s
     assert found["flags"] == 0
     assert found["hz"] == 250
+
+
+def test_further_source_addresses_are_read_back_with_their_numbers():
+    further = FurtherSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
+    options = program_settings.Settings(further=further)
+    record = program_settings.pack_config(options, Sizes(backends=1 << 10), program_settings.Seeds(5, 6), 250)
+    found = unpack(record)
+    assert found["further_stride"] == 204
+    assert [found[f"further4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
+    assert (found["further6_1_first"], found["further6_1_second"]) == (0xFD, 7 << 56)
+    assert program_settings.further_of(record).renumbered(further.addresses()) == further
+    none = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(5, 6), 250)
+    assert unpack(none)["further_stride"] == 0
+    assert not program_settings.further_of(none).addresses()
+    assert not program_settings.further_of(none[:200]).addresses(), "as an earlier version wrote it"
 
 
 def test_only_tables_of_another_size_are_moved():

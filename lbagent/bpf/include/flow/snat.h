@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains SNAT ports: taking one for a flow, its lease, giving it back, and finding the holder of a port. A first
- * packet gets a short lease (its stamp is put back), and a full one only a flow that is established. A slot outlives its flow's
- * entry, which frees it when it goes. snat_slot.h has the layout.
+ * This file contains SNAT ports: taking one for a flow, its lease, giving it back. A first packet gets a short lease (its stamp is
+ * put back), and a full one only a flow that is established. A slot outlives its flow's entry, which frees it when it goes.
+ * snat_slot.h has the layout, snat_find.h finds the holder of a port.
  */
 #pragma once
 #include "snat_lease.h"
@@ -170,57 +170,6 @@ AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 
 		return value_snat_part(port, gen);
 	}
 	return 0;
-}
-
-/* Does this packet come from the backend to which the holder of the slot has the port? */
-AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
-{
-	u64 path_meta;
-	lb_path *path;
-
-	if (!snat_slot_read(s, view))
-		return false;
-	path = path_of(snat_view_backend(view));
-	path_meta = PATH_META(path);
-	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
-}
-
-/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free. */
-AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
-{
-	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
-}
-
-/* The same off the fast path: a slot that is being moved is in the new place before it leaves the old one. */
-AI bool snat_find_slow(const struct lb_pkt *pk, struct snat_view *view)
-{
-	if (snat_find(pk, view))
-		return true;
-	if (!MIGRATING_SNAT)
-		return false;
-	return snat_find_at(snat_old_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view) || snat_find(pk, view);
-}
-
-/* Notes a reply to the port of `view`: the lease, if the flow is established (`value`: the flow's, 0: not known), and the next hop towards
- * the client where one was learned (else 0). */
-AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 now, u64 learned)
-{
-	u64 meta = RD64(view->slot + SNAT_SLOT_META), next = meta; /* the flow's refresh may have renewed it */
-
-	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | SNAT_SLOT_NEXTHOP_MASK))
-		return;
-	if (V_STATE(value) == CT_EST)
-		next = (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, l4);
-	if (learned)
-		next = (next & ~SNAT_SLOT_NEXTHOP_MASK) | learned << SNAT_SLOT_NEXTHOP_SHIFT;
-	if (next != meta)
-		CAS(view->slot + SNAT_SLOT_META, meta, next);
-}
-
-/* Frees the slot of `view`, if it still is as it was read. Returns whether it was. */
-AI bool snat_view_free(const struct snat_view *view)
-{
-	return snat_slot_free(view->slot, view->word);
 }
 
 /* Frees a slot whose lease is over: its flow spilled, or was never stored. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the layout of the SNAT slots: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
- * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol.
+ * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol. With a
+ * further source address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
  * Only the headers of the flow table (ct_*.h, snat*.h) know the words; others use functions.
  *
  * Bits, from the lowest: IPv4, 2 words: generation 16 | client port 16 | client address 32; meta.
@@ -62,12 +63,37 @@ AI u64 path_hash(const lb_path *path, u64 meta)
 	return addr_hash(&a, META_PORT(meta), l4_number(path_l4(meta)));
 }
 
+#define FURTHER_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
+
 AI u64 backend_hash(u64 backend)
 {
 	lb_path *path = path_of(backend);
+	u64 meta = PATH_META(path), hash = path_hash(path, meta);
 
-	return path_hash(path, PATH_META(path));
+	if (FURTHER_SOURCES)
+		hash += META_FURTHER(meta) * FURTHER_SALT;
+	return hash;
 }
+
+#if LB_FAMILY == 4
+#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further4_##n))
+#else
+#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further6_##n##_first) && (a)->w[1] == CFG(further6_##n##_second))
+#endif
+
+/* Returns what is added to the hash of a backend with this source address of the node; 0 if it is none of the further ones. */
+AI u64 further_salt(const lb_addr *a)
+{
+	if (IS_FURTHER_SOURCE(a, 1))
+		return FURTHER_SALT;
+	if (IS_FURTHER_SOURCE(a, 2))
+		return 2 * FURTHER_SALT;
+	if (IS_FURTHER_SOURCE(a, 3))
+		return 3 * FURTHER_SALT;
+	return IS_FURTHER_SOURCE(a, 4) ? 4 * FURTHER_SALT : 0;
+}
+
+_Static_assert(MAX_FURTHER == 4, "further_salt() asks for each of them");
 
 /* Returns the number of the slot a flow's value speaks of, modulo the number of slots. */
 AI u64 snat_index_of_value(u64 value)

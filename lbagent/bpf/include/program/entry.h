@@ -87,6 +87,13 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 			rc = fast_path_reply(ctx, q, &view);
 			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
+		if (FURTHER_SOURCES) { /* the reply is written once more: joined, the two ways would cost the first one some moves */
+			PKT_REPARSE(q->data, &pk);
+			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_further(&pk, &view)) {
+				rc = fast_path_reply(ctx, q, &view);
+				return LIKELY(rc >= 0) ? rc : TO_REPLY;
+			}
+		}
 	}
 	PKT_REPARSE(q->data, &pk);
 	hash = ct_key_make(&key, &pk.saddr, pk.sport, &pk.daddr, pk.dport, pk.proto);

@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "ct_refresh.h"
+#include "snat_find.h"
 #include "prefilter.h"
 #include "fwd.h"
 

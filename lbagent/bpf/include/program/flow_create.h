@@ -9,6 +9,7 @@
 
 #define FLOW_CREATE_TRIES 2
 #define CT_FOUND 5 /* another CPU made this very flow */
+#define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the port that was found could not be taken */
 
 /* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of whoever came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
@@ -98,8 +99,8 @@ AI int flow_create_main(lb_ctx *ctx)
 		u64 port = snat_take(s->hash, s->snat_port, &key, s->backend, s->service, now);
 
 		if (!port) {
-			s->reclaim_flows = 0;
-			if (!s->snat_port)
+			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;
+			if (FURTHER_SOURCES || !s->snat_port)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
 			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 		}

@@ -4,6 +4,9 @@
  * and where all of those are held as well, one is taken from a flow that may lose it: one that was never established (a flood's
  * SYN, ACK or datagram), one that closes, or of UDP one whose conversation did not last. The lease tells them from the others at a
  * glance, the flow's entry whether it is true and how long its client has been silent. An established flow loses nothing.
+ *
+ * Where no port of a source address can be had, the flow is made with the next one of this node (--snat-address), and only
+ * after the last one it is dropped. So what a flood holds is taken back before it can spread over all addresses.
  */
 #pragma once
 #include "flow_create.h"
@@ -11,6 +14,7 @@
 #define RECLAIM_RUNS 8   /* of RECLAIM_RUN neighbours, each run somewhere else */
 #define RECLAIM_RUN 8    /* slots of one or two cache lines */
 #define RECLAIM_FLOWS 6  /* entries looked at, at most */
+#define RECLAIM_FURTHER_FLOWS 2 /* the same with each further source address: a chain of tail calls has 33 links */
 #define RECLAIM_SILENT 3 /* ticks that the client must have been silent: at least two seconds, so that handshakes are left in peace */
 #define RECLAIM_LASTED 16 /* the same for a UDP conversation that lasted; only where no other flow was found */
 #define RECLAIM_NO_ENTRY 2 /* units of 8 ticks that a first lease must be old whose flow has no entry */
@@ -105,8 +109,9 @@ AI u64 reclaim_best(u64 hash, u64 bh, u64 salt, u64 limit, u64 now)
 }
 
 /* Returns the age of a lease (units of 8 ticks) below which no flow would give its port up: no short lease is younger, whatever its
- * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP those that lasted are asked as well. */
-AI u64 reclaim_oldest_kept(u64 l4)
+ * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP those that lasted are asked as well, with the `last` source
+ * address alone. */
+AI u64 reclaim_oldest_kept(u64 l4, bool last)
 {
 	u64 longest = CFG(timeout_new), closing = CFG(timeout_closing), udp = CFG(timeout_udp);
 
@@ -114,30 +119,51 @@ AI u64 reclaim_oldest_kept(u64 l4)
 		longest = closing;
 	if (longest < udp)
 		longest = udp;
-	return l4 == L4_UDP ? 1 : snat_back(longest);
+	return l4 == L4_UDP && last ? 1 : snat_back(longest);
+}
+
+/* No port of this source address can be had: the flow is made with the next one, or not at all. */
+AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
+{
+	if (FURTHER_SOURCES && next) {
+		s->backend = next;
+		s->backend_gen = META_GEN(PATH_META(path_of(next)));
+		s->snat_port = 0;
+		lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+	}
+	return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+}
+
+/* Returns how many flows are asked for a port of the source address of the record `backend`. */
+AI u64 reclaim_flows(u64 backend)
+{
+	return FURTHER_SOURCES && META_FURTHER(PATH_META(path_of(backend))) ? RECLAIM_FURTHER_FLOWS : RECLAIM_FLOWS;
 }
 
 /* Looks at one candidate a run; calls itself for the next one. */
 AI int snat_reclaim_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
-	u64 now = now_ticks(), best, bh, limit, salt, port;
+	u64 now = now_ticks(), best, bh, limit, salt, port, next;
 
 	if (!s)
 		return LB_DROP;
 	limit = s->reclaim_flows ? s->reclaim_limit : CANDIDATE_FREE << 1;
+	next = path_next_source(s->backend);
+	if (FURTHER_SOURCES && s->reclaim_flows == RECLAIM_IN_VAIN)
+		return reclaim_next_source(ctx, s, next);
 	bh = backend_hash(s->backend);
 	salt = s->hash & 0xffff;
 	best = reclaim_best(snat_other(s->hash), bh, salt, limit, now);
 	port = (best & 0xffff) ^ salt;
-	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto)))
-		return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto), !next))
+		return reclaim_next_source(ctx, s, next);
 	if (best < CANDIDATE_FREE) {
 		if (!reclaim_slot((bh + port) & CFG_SNAT_MASK, now)) {
 			s->reclaim_limit = best;
-			if (++s->reclaim_flows < RECLAIM_FLOWS)
+			if (++s->reclaim_flows < reclaim_flows(s->backend))
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
-			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+			return reclaim_next_source(ctx, s, next);
 		}
 		count(EVENT_SNAT_RECLAIMED, CTX_LEN(ctx));
 	}

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the reading of a backend's path record and of a next hop's. A path's meta word (port, generation, flags,
- * next hop, MTU) is one load; user space stores it last.
+ * next hop, number of the source address, MTU) is one load; user space stores it last.
+ *
+ * A backend has one more record for each further source address of this node (--snat-address): that of number n lies
+ * n * further_stride records behind its first one and has an id like a backend of its own, so a flow's value word and its SNAT slot
+ * name the source address with the backend, and the fast path needs no look at it.
  */
 #pragma once
 #include "l4.h"
@@ -15,7 +19,12 @@ typedef struct FAMILY(path) lb_path;
 #define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
 #define META_L4_SHIFT (24 + PATH_L4_SHIFT)
 #define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
+#define META_FURTHER_SHIFT (32 + PATH_FURTHER_SHIFT)
+#define META_FURTHER(m) ((u64)(m) >> META_FURTHER_SHIFT & 15) /* number of the source address; 0: the first */
 #define META_MTU(m) ((u64)(m) >> 48)
+
+/* Are there further source addresses? A constant for the verifier: without them the code under it is not there. */
+#define FURTHER_SOURCES (CFG(further_stride) != 0)
 
 AI lb_path *path_at(u64 index)
 {
@@ -61,6 +70,36 @@ AI u64 path_l4(u64 meta)
 AI bool path_carries(u64 meta, u8 proto)
 {
 	return !((meta ^ L4_FIELD(proto, META_L4_SHIFT)) & L4_BITS << META_L4_SHIFT);
+}
+
+/* Is `other` the record of the same backend with source address `number`, and may a new flow take it? */
+AI bool path_is_further(const lb_path *path, const lb_path *other, u64 number)
+{
+	u64 meta = PATH_META(path), next = PATH_META(other), differs;
+	lb_addr a, b;
+
+	path_addr(path, &a);
+	path_addr(other, &b);
+	differs = (META_PORT(meta) ^ META_PORT(next)) | (path_l4(meta) ^ path_l4(next)) | (META_FURTHER(next) ^ number);
+	return !differs && META_IS(next, PATH_LIVE) && META_IS(next, PATH_SELECTABLE) && addr_eq(&a, &b);
+}
+
+/* Returns the id of the record with the next source address that a new flow to the backend of record `id` may take; 0: none is left. */
+AI u64 path_next_source(u64 id)
+{
+	lb_path *path = path_of(id);
+	u64 number = META_FURTHER(PATH_META(path)), found = 0;
+
+	if (!FURTHER_SOURCES)
+		return 0;
+	NO_UNROLL
+	for (u64 n = MAX_FURTHER; n > 0; n--) {
+		u64 next = (id + n * CFG(further_stride)) & CFG(path_mask);
+
+		if (path_is_further(path, path_at(next), number + n))
+			found = next;
+	}
+	return found;
 }
 
 /* Is a datagram of `len` bytes too long for an MTU (0: unknown)? */

@@ -1,0 +1,71 @@
+"""Further source addresses of this node (`--snat-address`): their numbers, and the ids by which flows name them. Pure.
+
+A backend's first source address is its route's. Flows that find no port of it get one of a further address. Number K of these has a
+path record of its own for each backend, K * `further_stride` records behind the backend's first one, and with it an id. So only
+backends with an id below the stride can have further addresses, and new ids stay below it as long as there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+MAX_FURTHER = 4  # of each family; numbered from 1
+
+
+class FurtherAddress(Struct, frozen=True, gc=False):
+    """A further source address of one family, packed. Not `present`: no device of the node has it, so no new flow takes it."""
+
+    number: int
+    address: bytes
+    present: bool = True
+
+
+class FurtherSources(Struct, frozen=True):
+    """The addresses of each family in the order of their numbers, from 1 on; b"" where a number is free.
+
+    An address keeps its number as long as it is asked for: live flows name it by that.
+    """
+
+    ipv4: tuple[bytes, ...] = ()
+    ipv6: tuple[bytes, ...] = ()
+
+    def of_width(self, width: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (number, address) of the addresses with so many bytes."""
+        addresses = {4: self.ipv4, 16: self.ipv6}.get(width, ())
+        yield from ((number, address) for number, address in enumerate(addresses, 1) if address)
+
+    def addresses(self) -> tuple[bytes, ...]:
+        """Return every address."""
+        return tuple(address for address in (*self.ipv4, *self.ipv6) if address)
+
+    def renumbered(self, wanted: Iterable[bytes]) -> FurtherSources:
+        """Return exactly the wanted addresses: those that are here with the numbers they have, new ones with free numbers.
+
+        Raises ValueError where a family has more than MAX_FURTHER.
+        """
+        each = tuple(dict.fromkeys(wanted))
+        return FurtherSources(*(_placed(old, width, each) for old, width in ((self.ipv4, 4), (self.ipv6, 16))))
+
+
+NO_FURTHER_SOURCES = FurtherSources()
+
+
+def further_stride(backends: int) -> int:
+    """Return how many records (of `backends`) a further address's path record lies behind the one before it."""
+    return backends // (1 + MAX_FURTHER)
+
+
+def _placed(old: tuple[bytes, ...], width: int, wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    mine = [address for address in wanted if len(address) == width]
+    if len(mine) > MAX_FURTHER:
+        raise ValueError(f"{len(mine)} addresses of one family, at most {MAX_FURTHER} are possible")
+    places = [address if address in mine else b"" for address in old]
+    places += [b""] * (MAX_FURTHER - len(places))
+    for address in mine:
+        if address not in places:
+            places[places.index(b"")] = address
+    while places and not places[-1]:
+        places.pop()
+    return tuple(places)
