@@ -37,10 +37,15 @@ def agent_is(cluster: Cluster, how: str) -> Iterator[None]:
 
 
 def forget(node: Namespace, *devices: str) -> None:
-    """Make the kernel forget who is behind these devices."""
+    """Make the kernel forget who is behind these devices.
+
+    Not whom it asks for just now: the kernel answers packets that wait for such an entry with host unreachable when it is deleted, also those
+    that it forwards itself (one of 20,000 connections through a router without a balancer), and `ip neigh flush` goes round until nothing is left.
+    """
+    known = [word for state in ("reachable", "stale", "delay", "probe") for word in ("nud", state)]
     for device in devices:
         for family in ("-4", "-6"):
-            run("ip", family, "-n", node.name, "neigh", "flush", "dev", device)
+            run("ip", family, "-n", node.name, "neigh", "flush", "dev", device, *known)
 
 
 def first_answer_s(client: Namespace, vip: str, give_up_s: float = 5.0) -> float:

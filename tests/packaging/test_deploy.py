@@ -38,6 +38,7 @@ def test_commented_values_are_the_defaults():
         "pod-device",
         "node-name",
         "node-ip",
+        "snat-address",
         "metrics-address",
     }  # have no useful default to show
     derived = {"flow6-table-size": 1 << 19}  # 0 stands for half of IPv4's
