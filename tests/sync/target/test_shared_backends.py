@@ -87,14 +87,20 @@ def test_the_state_of_a_shared_backend_is_that_of_those_who_stay(family):
     assert after[:flags_at] + after[flags_at + 1 :] == before[:flags_at] + before[flags_at + 1 :]
 
 
-@pytest.mark.parametrize("stopped", [1, 2])
-def test_a_backend_that_rests_for_one_and_leaves_another_waits_for_both(stopped):
-    """As long as slots of one of them, whose plan failed, give it new flows, its record takes them."""
+def rests_for_one_and_leaves_another():
+    """Return a node that is to let a backend of two services rest for one and leave the other, the backend, and both services as wanted."""
     shared, dying, rest = one(4, 2), one(4, 2, TERMINATING), one(4, 3)
     node = Node()
     node.serve(at(4, 1, shared, rest), at(4, 2, shared, rest))
     wanted = [at(4, 1, rest, unselectable=(dying,)), at(4, 2, rest)]
     node.want(*wanted)
+    return node, shared, wanted
+
+
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_a_backend_that_rests_for_one_and_leaves_another_waits_for_both(stopped):
+    """As long as slots of one of them, whose plan failed, give it new flows, its record takes them."""
+    node, shared, wanted = rests_for_one_and_leaves_another()
     inner = node.maps
     node.maps = RefusesFrontend(inner, wanted[stopped - 1].frontend.address)
     done = node.sync()
@@ -136,11 +142,7 @@ class KeepsSlots(FaultyMaps):
 
 
 def test_the_record_waits_for_a_service_that_could_not_leave():
-    shared, dying, rest = one(4, 2), one(4, 2, TERMINATING), one(4, 3)
-    node = Node()
-    node.serve(at(4, 1, shared, rest), at(4, 2, shared, rest))
-    wanted = [at(4, 1, rest, unselectable=(dying,)), at(4, 2, rest)]
-    node.want(*wanted)
+    node, shared, wanted = rests_for_one_and_leaves_another()
     inner = node.maps
     node.maps = KeepsSlots(inner, wanted[1].frontend.address)
     assert list(node.sync().failed) == [wanted[1].frontend]
