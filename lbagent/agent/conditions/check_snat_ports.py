@@ -26,10 +26,10 @@ MAX_NAMED = 20
 def check_snat_ports(components: AgentComponents) -> Iterator[Condition]:
     """Name each remote backend whose ports are nearly all held."""
     if components.sweeper and components.sweeper.live:
-        (first, last), path = components.config.snat_port_range, components.network.path
+        (first, last), has = components.config.snat_port_range, components.network.network.has
 
         def addresses(backend: Backend) -> int:
-            return 1 + sum(source.present for source in path(backend).further)
+            return 1 + sum(map(has, components.bpf.further_addresses(backend)))
 
         yield from short_of_ports(components.bpf.state, components.sweeper.live, last - first + 1, addresses)
 
