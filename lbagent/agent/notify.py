@@ -8,8 +8,11 @@ import socket
 from collections.abc import Mapping
 
 
+EXTEND_EVERY_S, EXTEND_BY_S = 10.0, 60.0
+
+
 def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
-    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `STATUS=...`; return whether a supervisor was told."""
+    """Send `READY=1`, `RELOADING=1`, `EXTEND_TIMEOUT_USEC=...`, `STOPPING=1`, `STATUS=...`; return whether a supervisor was told."""
     path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return False
@@ -20,6 +23,21 @@ def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
         except OSError:
             return False
     return True
+
+
+async def wait_at_start(event: asyncio.Event, what: str) -> None:
+    """Wait for what may take any time, and keep the supervisor (TimeoutStartSec) from ending the start as long as the event loop runs.
+
+    `what` is waited for: a word for `systemctl status`.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(EXTEND_EVERY_S):
+                await event.wait()
+        except TimeoutError:
+            notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}\nSTATUS=waiting for {what}")
+        else:
+            return
 
 
 def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:
