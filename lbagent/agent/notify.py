@@ -7,12 +7,11 @@ import os
 import socket
 from collections.abc import Mapping
 
-
 EXTEND_EVERY_S, EXTEND_BY_S = 10.0, 60.0
 
 
 def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
-    """Send `READY=1`, `RELOADING=1`, `EXTEND_TIMEOUT_USEC=...`, `STOPPING=1`, `STATUS=...`; return whether a supervisor was told."""
+    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`, `STATUS=...`; return whether it was told."""
     path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return False
@@ -26,7 +25,7 @@ def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
 
 
 async def wait_at_start(event: asyncio.Event, what: str) -> None:
-    """Wait for what may take any time, and keep the supervisor (TimeoutStartSec) from ending the start as long as the event loop runs.
+    """Wait for what may take any time. As long as the event loop runs, the supervisor (TimeoutStartSec) does not end the start.
 
     `what` is waited for: a word for `systemctl status`.
     """

@@ -29,20 +29,20 @@ def test_a_path_and_an_abstract_name(tmp_path: Path) -> None:
 
 async def test_a_start_that_waits_asks_the_supervisor_for_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it waits, and not at all where there is nothing to wait for."""
-    said: list[str] = []
-    monkeypatch.setattr(notify_module, "notify", said.append)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(notify_module, "notify", said.put_nowait)
     monkeypatch.setattr(notify_module, "EXTEND_EVERY_S", 0.02)
     event = asyncio.Event()
     waiting = asyncio.create_task(wait_at_start(event, "a list"))
     async with asyncio.timeout(10):
-        while len(said) < 3:
-            await asyncio.sleep(0.01)
-    assert set(said) == {"EXTEND_TIMEOUT_USEC=60000000\nSTATUS=waiting for a list"}
+        for _ in range(3):
+            assert await said.get() == "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=waiting for a list"
     event.set()
     await waiting
-    said.clear()
+    while not said.empty():
+        said.get_nowait()
     await wait_at_start(event, "a list")
-    assert said == []
+    assert said.empty()
 
 
 def test_how_often_the_supervisor_wants_a_sign_of_life() -> None:

@@ -1,6 +1,6 @@
 """The command that a kubeconfig names for its credentials (`exec`): run, and ended with all it started when it takes too long.
 
-Source: client.authentication.k8s.io, "Input and output formats". The package `kubernetes` starts the command as well, but never ends it.
+Source: client.authentication.k8s.io, "Input and output formats". The package `kubernetes` starts such a command and never ends it.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def _load_package() -> tuple[Any, Any]:
     class Command(exec_provider.ExecProvider):  # type: ignore[misc]
         """Reads the kubeconfig's words as the package does; the command itself is ours (credentials_command.py)."""
 
-        async def run(self, previous_response: object = None) -> dict[str, Any]:
+        async def run(self, *_: object) -> dict[str, Any]:
             """Return the credentials."""
             return await credentials_command.run(self.args, self.env, self.api_version)
 

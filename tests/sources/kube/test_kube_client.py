@@ -22,6 +22,7 @@ from lbagent.errors import LbError
 from lbagent.sources.kube import credentials_command, kube_client, kube_settings
 from lbagent.sources.kube.kube_client import ApiError, KubeClient, ServerUnreachable
 from lbagent.sources.kube.kube_settings import KubeSettings
+from tests.lab.netns import wait_for
 from tests.sources.kube.api_server import ApiServer, status
 from tests.sources.kube.cluster import kubeconfig, node
 
@@ -224,10 +225,8 @@ async def test_a_command_that_takes_too_long_is_killed_with_what_it_started(api,
 
 async def gone(pids: list[int]) -> None:
     """Wait until the processes are gone, or wait for a parent that does not ask for them."""
-    async with asyncio.timeout(10):
-        for pid in pids:
-            while state_of(pid) not in ("", "Z"):
-                await asyncio.sleep(0.05)
+    for pid in pids:
+        await asyncio.to_thread(wait_for, lambda pid=pid: state_of(pid) in ("", "Z"), "the end of a process")
 
 
 def state_of(pid: int) -> str:

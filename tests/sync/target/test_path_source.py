@@ -28,7 +28,7 @@ def ways(four: bytes, six: bytes, kept: frozenset[bytes] = BOTH, **more: object)
     def found(item: Backend) -> PathInfo:
         source = four if len(item.address.address) == 4 else six
         mine = frozenset(address for address in kept if len(address) == len(source))
-        return PathInfo(source, 5, 1400, item == LOCAL, kept=mine, **more)  # type: ignore[arg-type]
+        return PathInfo(source, 5, 1400, item.address == LOCAL.address, kept=mine, **more)  # type: ignore[arg-type]
 
     return found
 
