@@ -206,7 +206,7 @@ class Agent:
         group.create_task(components.devices.run())
         components.sweeper = Sweeper(
             components.maps,
-            lambda: components.datapath.programs if components.datapath else {},
+            lambda: components.datapath.in_force if components.datapath else [],
             config.sweep_interval,
             bpf.flows_of_backends,
         )
