@@ -29,14 +29,17 @@ async def wait_at_start(event: asyncio.Event, what: str) -> None:
 
     `what` is waited for: a word for `systemctl status`.
     """
+    told = False
     while True:
         try:
             async with asyncio.timeout(EXTEND_EVERY_S):
                 await event.wait()
         except TimeoutError:
-            notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}\nSTATUS=waiting for {what}")
+            told = notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}\nSTATUS=waiting for {what}")
         else:
-            return
+            break
+    if told:
+        notify("STATUS=")
 
 
 def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:

@@ -153,10 +153,11 @@ class PathFinder:
     def _kept_sources(self, width: int, source: bytes, route: Route | None, *, local: bool) -> frozenset[bytes]:
         """Return the addresses that a path keeps as its source, though it would get `source` today.
 
-        None where a setting names the source: the route's own (`src`) or --node-ip. Else those of the output device and of
-        loopback, which is behind every device. Without addresses there, and for a backend on this node, all of the node.
+        None where the route names its source (`src`). Else those of the output device and of loopback, which is behind every
+        device; without addresses there, and for a backend on this node, all of the node. Where `source` is one that --node-ip
+        names, only what --node-ip names.
         """
-        if source in self.settings.node_ips or (route is not None and route.prefsrc and not route.connected):
+        if route is not None and route.prefsrc and not route.connected:
             return frozenset()
         device = ANY_DEVICE if local or route is None else route.ifindex
         known = self._kept.get((width, device))
@@ -165,7 +166,8 @@ class PathFinder:
             on_device = [a for a in usable if a.ifindex == device]
             chosen = [a for a in usable if a.ifindex in (device, LOOPBACK)] if on_device else usable
             known = self._kept[width, device] = frozenset(a.address for a in chosen)
-        return known
+        given = self.settings.node_ips
+        return known.intersection(given) if source in given else known
 
     def _further_of(self, width: int) -> tuple[FurtherAddress, ...]:
         """Return the further source addresses of a family. Whose path has one of them first leaves it out (further_paths.py)."""

@@ -68,9 +68,9 @@ async def _network() -> NodeNetwork:
 def _named(addresses: Sequence[str], network: NodeNetwork) -> Iterator[Finding]:
     for address in map(parse_ip, addresses):
         text = format_ip(address)
-        device = next((network.links[a.ifindex].name for a in network.addresses if a.address == address), "")
-        if device:
-            yield Finding(Level.OK, f"--snat-address {text}: device {device} has it")
+        indexes = [a.ifindex for a in network.addresses if a.address == address and a.ifindex in network.links]
+        if indexes:
+            yield Finding(Level.OK, f"--snat-address {text}: device {network.links[indexes[0]].name} has it")
         else:
             yield Finding(
                 Level.WARNING,

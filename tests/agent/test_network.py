@@ -18,7 +18,8 @@ from lbagent.net import near_clients, neighbours
 from lbagent.net.paths import Hop, PathSettings
 from lbagent.net.snapshot import Link
 from tests.lab.netns import Namespace, run, veth
-from tests.net.builders import CNI0, ETH0, address, backend, ip, network
+from tests.net.builders import CNI0, ETH0, backend, ip, network
+from tests.net.builders import address as of_device
 
 pytestmark = pytest.mark.root
 NEAR = ("10.9.0.2", "fd09::2")  # backends beside the node, one a family
@@ -254,9 +255,9 @@ def test_replies_to_an_address_on_its_way_out_are_looked_at() -> None:
     follower = NetworkFollower(MemoryMaps(), PathSettings("me"), 10.0)
     follower._known = network(
         addresses=(
-            address("fd00::5/64", ETH0, source=False, deprecated=True),
-            address("fe80::2/64", ETH0, source=False),
-            address("10.0.0.1/24", ETH0),
+            of_device("fd00::5/64", ETH0, source=False, deprecated=True),
+            of_device("fe80::2/64", ETH0, source=False),
+            of_device("10.0.0.1/24", ETH0),
         )
     )
     found = follower.snat_addresses()

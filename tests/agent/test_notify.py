@@ -30,7 +30,7 @@ def test_a_path_and_an_abstract_name(tmp_path: Path) -> None:
 async def test_a_start_that_waits_asks_the_supervisor_for_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it waits, and not at all where there is nothing to wait for."""
     said: asyncio.Queue[str] = asyncio.Queue()
-    monkeypatch.setattr(notify_module, "notify", said.put_nowait)
+    monkeypatch.setattr(notify_module, "notify", lambda text: said.put_nowait(text) is None)
     monkeypatch.setattr(notify_module, "EXTEND_EVERY_S", 0.02)
     event = asyncio.Event()
     waiting = asyncio.create_task(wait_at_start(event, "a list"))
@@ -39,8 +39,10 @@ async def test_a_start_that_waits_asks_the_supervisor_for_more_time(monkeypatch:
             assert await said.get() == "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=waiting for a list"
     event.set()
     await waiting
+    last = ""
     while not said.empty():
-        said.get_nowait()
+        last = said.get_nowait()
+    assert last == "STATUS="
     await wait_at_start(event, "a list")
     assert said.empty()
 

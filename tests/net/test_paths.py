@@ -83,7 +83,9 @@ def test_a_path_keeps_any_usable_address_of_its_device_or_of_loopback() -> None:
 
 def test_a_path_whose_source_a_setting_names_keeps_no_other() -> None:
     assert kept("10.81.0.1") == set(), "the route says src"
-    assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.1"),))) == set()
+    assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.1"),))) == {"10.0.0.1"}
+    both = (ip("10.0.0.1"), ip("10.0.0.9"), ip("10.244.0.1"))
+    assert kept("10.0.0.7", settings=PathSettings("me", both)) == {"10.0.0.1", "10.0.0.9"}, "it names both"
     assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.9"),))) != set(), "it does not name the first one"
     connected = (route("10.0.0.0/24", ETH0, prefsrc="10.0.0.1", connected=True),)
     assert finder(routes=connected)(backend("10.0.0.7")).snat == ip("10.0.0.1")
