@@ -182,6 +182,8 @@ def _reverse_rows(maps: LBMaps, name: str, ids: dict[str, set[int]]) -> Iterator
         for i, ident in enumerate(u32_values(keys)) if values.strip(b"\0") else ():
             if values[i * size : (i + 1) * size].strip(b"\0"):
                 found.add(ident)
+            if i % ENTRIES == 0:
+                yield ""
         yield ""
     ids[name] = found - ids[name]
 
