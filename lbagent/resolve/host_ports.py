@@ -90,7 +90,7 @@ def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L
 
 
 def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC:
-    picked = select([_info(claim, context) for claim in claims], node_name=context.node.name)
+    picked = select([_info(claim, context) for claim in claims], with_local=False)
     first = claims[0]
     flags = ServiceFlags.from_param(
         SvcFlagParam(
@@ -122,7 +122,6 @@ def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
         claim.backend,
         ready=ready,
         terminating=not ready,
-        local=True,
         node_name=pod.node,
         zone=context.node.zone,
         weight=weight,

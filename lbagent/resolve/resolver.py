@@ -71,10 +71,10 @@ class Resolver:
         self._ownership = Ownership()
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
-        self._context = BuildContext(self._index.local_node(self._options.node_ips))
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._pod_owners: set[str] = set()
         # of one run:
+        self._context: BuildContext
         self._wanted: dict[str, list[WantedFrontend]] = {}
         self._filtered_out: dict[str, set[L3n4Addr]] = {}
 

@@ -262,8 +262,6 @@ class ServiceBuilder:
     def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
-        if winner.key == service.key:
-            problem = f"{want.frontend.with_protocol()} is given twice"
         field, kept = path_text(want.field), "the other frontends stay"
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
