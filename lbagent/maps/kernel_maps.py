@@ -136,8 +136,6 @@ class KernelMaps:
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
         """Delete entries in order; missing keys are fine. Raises KernelError."""
-        if not keys:
-            return
         fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
         done = 0
         while done < count:

@@ -57,7 +57,7 @@ def store(fd: int, words: Iterable[tuple[int, bytes]], limit: int) -> int:
         base = head[0] // PAGE * PAGE
         held: list[tuple[int, bytes]] = []
         pending = list(_while_inside(chain((head,), rest), base, held))
-        length = min(max(at for at, _ in pending) + 8 - base, limit - base)
+        length = max(at for at, _ in pending) + 8 - base
         with window(fd, base, length, limit) as view:
             done += store_words(view, base, pending)
         head = held[0] if held else None

@@ -162,7 +162,6 @@ class Resolver:
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
         """Update the ownership of frontends; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
-        self._wanted = {}
         for key in dirty:
             service = self._index.services.get(key)
             wanted = self._wanted[key] = wanted_frontends(service, self._context.node) if service else []
@@ -196,8 +195,7 @@ class Resolver:
         rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
         built = rows.build(wanted, lost_to)
         self._set_messages(key, rows.messages)
-        if rows.filtered_out:
-            self._filtered_out[key] = rows.filtered_out
+        self._filtered_out[key] = rows.filtered_out
         return built
 
     def _build_pods(self) -> RowsByOwner:

@@ -106,7 +106,7 @@ class ServiceBuilder:
         choice = self._choice(port, want.frontend.family)
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
-        two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
+        two_scopes = not choice.outside.is_same(choice.inside)
         rows = [self._row(want, port, want.frontend, choice.outside, two_scopes)]
         if two_scopes:
             rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
@@ -126,7 +126,7 @@ class ServiceBuilder:
                 session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
-                l7_load_balancer=service.l7_proxy_port > 0,
+                l7_load_balancer=bool(service.l7_proxy_port),
                 source_range_deny=service.ranges_deny,
                 forwarding_dsr=dsr,
                 two_scopes=two_scopes,

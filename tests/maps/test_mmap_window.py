@@ -108,3 +108,15 @@ def test_neighbours_are_zeroed_at_once() -> None:
 
     zero_counters(Noted(cells(2, 10)), 160, [4, 3, 5, 8])  # type: ignore[arg-type]
     assert [(at.start, at.stop) for at in stores] == [(48, 96), (208, 256), (128, 144), (288, 304)]
+
+
+def test_a_window_ends_with_its_use(fd: int) -> None:
+    with window(fd, mmap_window.PAGE + 24, 16, SIZE) as view:
+        assert len(view) == 16
+    with pytest.raises(ValueError, match="released"):
+        bytes(view)
+
+
+def test_a_word_beyond_the_array_is_refused(fd: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        store(fd, [(SIZE, word(1))], SIZE)

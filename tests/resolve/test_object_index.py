@@ -95,6 +95,13 @@ def test_an_endpoint_has_the_weight_of_the_pod_it_names() -> None:
     assert watched.weights() == {1: 100, 2: 3}
 
 
+def test_a_lone_endpoint_follows_the_pod_it_names() -> None:
+    watched = Watched(WEB, piece(Endpoint(ONE, pod="d/p")))
+    assert watched.weights() == {1: 100}
+    watched.put(pod(weight=7, ips=()))
+    assert watched.weights() == {1: 7}
+
+
 def test_an_endpoint_that_names_none_has_the_weight_of_the_pod_with_its_address() -> None:
     watched = Watched(WEB, piece(Endpoint(ONE), Endpoint(TWO)), pod(weight=7))
     assert watched.weights() == {1: 7, 2: 100}
@@ -102,7 +109,7 @@ def test_an_endpoint_that_names_none_has_the_weight_of_the_pod_with_its_address(
     assert watched.weights() == {1: 100, 2: 7}
     watched.put(pod("a", weight=5, ips=(TWO,)), pod("z", weight=6, ips=(TWO,)))
     assert watched.weights() == {1: 100, 2: 5}, "of several Pods the first one's"
-    watched.put(pod("a", ips=(TWO,)), pod("z"))
+    watched.put(pod("a", node="n1", ips=(TWO,), host_ports=(HostPort(7000, 8080, L4Type.TCP, NODE_IP),)), pod("z"))
     assert watched.weights() == {1: 100, 2: 7}
     watched.drop(pod())
     assert watched.weights() == {1: 100, 2: 100}
@@ -148,6 +155,13 @@ def test_a_node_port_without_an_address_of_the_node_is_a_warning() -> None:
         assert len(watched.messages()) == 1
     watched.drop(WEB)
     assert watched.messages() == []
+
+
+def test_a_host_port_is_on_the_internal_ips_of_this_node() -> None:
+    watched = Watched(pod(node="n1", host_ports=(HostPort(7000, 8080, L4Type.TCP),)))
+    assert watched.frontends() == ["0.0.0.0:7000"]
+    watched.put(Node("n1", internal_ips=(NODE_IP,)))
+    assert watched.frontends() == ["0.0.0.0:7000", "192.0.2.1:7000"]
 
 
 def test_the_zone_of_this_node_chooses_by_hints() -> None:

@@ -114,6 +114,7 @@ def test_who_filtered_a_backend_out_is_told_when_it_has_a_row() -> None:
     assert shared.update("one", (), [X, Y]) == (set(), set())
     assert shared.update("two", (), [X]) == (set(), set())
     assert shared.update("three", (row(3, be(X)),)) == (set(), {"one", "two"})
+    assert shared.update("three", (row(3, be(X)),)) == (set(), set()), "it has the row still"
     assert shared.update("two", (), [X]) == (set(), {"two"}), "the row was there already"
     shared.update("one", (), [])
     shared.update("three", ())
@@ -173,8 +174,9 @@ def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
 
 def test_rows_of_nothing_are_none_and_stay_so() -> None:
     rows = OrderedRows()
-    assert rows.state(1).services == ()
-    assert rows.state(2).delta == StateDelta((), (), 0, 0)
+    for generation in (1, 2):
+        state = rows.state(generation)
+        assert (state.services, state.delta) == ((), StateDelta((), (), 0, 0))
 
 
 def test_what_is_said_again_changes_nothing() -> None:
