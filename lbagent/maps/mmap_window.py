@@ -78,7 +78,7 @@ def _while_inside(
 def store_words(view: memoryview, base: int, words: Iterable[tuple[int, bytes]]) -> int:
     """Store words through a view that starts at `base` of the map; return how many."""
     done = 0
-    with view[: len(view) // 8 * 8].cast("Q") as cells:
+    with view.cast("Q") as cells:
         for offset, data in words:
             cells[(offset - base) >> 3] = int.from_bytes(data, sys.byteorder)
             done += 1

@@ -223,8 +223,9 @@ def test_tables_leave_no_descriptor_open(kernel_maps, monkeypatch):
         raise OSError(errno.ENOMEM, "no memory")
 
     monkeypatch.setattr(bpf_map, "map_update", broken)
-    with pytest.raises(KernelError, match="lb4_maglev"):
+    with pytest.raises(KernelError, match="lb4_maglev") as caught:
         kernel_maps.set_maglev("lb4_maglev", {4: table(4)})
+    assert caught.value.errno == errno.ENOMEM
     assert open_files() == before
     assert 4 not in kernel_maps.maglev("lb4_maglev")
 
