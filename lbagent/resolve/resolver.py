@@ -17,13 +17,14 @@ from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
+from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Ownership
-from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
+from lbagent.resolve.service_builder import ServiceBuilder
 
 RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
