@@ -147,7 +147,9 @@ def test_what_finds_no_id_takes_none_from_the_others() -> None:
     state = ids.assign(State(2, (_svc(1, 1), _svc(3, 1, 2, 3))))
     assert [svc.frontend for svc in state.services] == [_frontend(1)]
     assert (ids.backend_ids.in_use(), ids.backend_ids.get(shared)) == ([shared], 1)
-    after = ids.assign(State(3, (_svc(4, 1, 9),)))
+    ids.assign(State(3, (_svc(1, 1), _svc(5, 2, 8, 9))))
+    assert ids.backend_ids.in_use() == [shared]
+    after = ids.assign(State(4, (_svc(4, 1, 9),)))
     assert ids.errors == []
     assert [backend.id for backend in after.services[0].backends] == [1, 2]
 
