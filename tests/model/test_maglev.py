@@ -130,6 +130,13 @@ def test_a_table_is_what_the_rules_say(weights: list[int]) -> None:
         assert list(lookup_table(members, 251)) == _by_the_book(members, 251)
 
 
+def test_a_weight_too_small_for_its_one_entry_has_no_share_of_the_rest() -> None:
+    """Not even of the last entries, which go by remainders."""
+    weights = [int(digit, 16) for digit in "23A816722434981A21837984765263795639AA3941396454A5964"]
+    members = [(number, weight, key) for (number, _, key), weight in zip(_members(len(weights)), weights, strict=True)]
+    assert list(lookup_table(members, 251)) == _by_the_book(members, 251)
+
+
 @pytest.mark.parametrize("count", [250, 251, 260])
 def test_as_many_backends_as_places(count: int) -> None:
     """With more than that, those of the largest weight have one, then those with the smallest keys."""
