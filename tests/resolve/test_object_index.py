@@ -14,9 +14,7 @@ from lbagent.objects.records import (
     Endpoints,
     EndpointSlice,
     HostPort,
-    KubeObject,
     Node,
-    ObjectChange,
     ObjectSnapshot,
     Origin,
     Pod,
@@ -24,49 +22,14 @@ from lbagent.objects.records import (
     ServicePort,
     SlicePort,
     StateOverride,
-    kind_of,
 )
-from lbagent.resolve import Options, Resolver
+from tests.resolve.watched import Watched
 
 VIP, NODE_IP, OTHER_IP = bytes((10, 96, 0, 1)), bytes((192, 0, 2, 1)), bytes((192, 0, 2, 2))
 ONE, TWO = bytes((10, 244, 0, 1)), bytes((10, 244, 0, 2))
 WEB = Service(
     "d", "web", families=(Family.IPV4,), cluster_ips=(VIP,), ports=(ServicePort("", L4Type.TCP, 80, node_port=30080),)
 )
-
-
-class Watched:
-    """A resolver that is told of single changes, as by a source."""
-
-    def __init__(self, *objects: KubeObject, **options: Any) -> None:
-        self.resolver = Resolver(Options(**{"node_name": "n1"} | options))
-        self.known: dict[tuple[str, str], KubeObject] = {}
-        self.put(*objects)
-
-    def put(self, *objects: KubeObject) -> None:
-        for obj in objects:
-            place = (kind_of(obj), obj.key)
-            self.resolver.update([ObjectChange(*place, self.known.get(place), obj)])
-            self.known[place] = obj
-
-    def drop(self, obj: KubeObject) -> None:
-        place = (kind_of(obj), obj.key)
-        self.resolver.update([ObjectChange(*place, self.known.pop(place), None)])
-
-    def backends(self, port: int = 80) -> dict[int, tuple[int, str]]:
-        """Return weight and state of each backend behind a frontend port, by the last byte of its address."""
-        rows = self.resolver.resolve().state.services
-        found = [backend for svc in rows if svc.frontend.port == port for backend in svc.backends]
-        return {backend.address.address[-1]: (backend.weight, backend.state.text) for backend in found}
-
-    def weights(self) -> dict[int, int]:
-        return {host: weight for host, (weight, _) in self.backends().items()}
-
-    def frontends(self) -> list[str]:
-        return [str(svc.frontend) for svc in self.resolver.resolve().state.services]
-
-    def messages(self) -> list[str]:
-        return [str(message) for message in self.resolver.resolve().messages]
 
 
 def piece(*endpoints: Endpoint, weight: int | None = None) -> EndpointSlice:
@@ -83,7 +46,7 @@ def pod(name: str = "p", **more: Any) -> Pod:
 
 
 def test_an_endpoint_has_the_weight_of_the_pod_it_names() -> None:
-    """Whatever address the Pod has, and whoever else has that of the endpoint; without one, that of its slice."""
+    """Whatever address that Pod has, and whichever other one has that of the endpoint; without a weight, that of its slice."""
     named = piece(Endpoint(ONE, pod="d/p"), Endpoint(TWO, pod="d/q"), weight=100)
     watched = Watched(WEB, named, pod(weight=7, ips=()), pod("q"), pod("r", weight=9, ips=(ONE, TWO)))
     assert watched.weights() == {1: 7, 2: 100}

@@ -9,19 +9,17 @@ import pytest
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.model.service import CIDR, SVC
+from lbagent.model.service import CIDR
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
-    KubeObject,
-    ObjectChange,
     Origin,
     Service,
     ServicePort,
     SlicePort,
-    kind_of,
 )
-from lbagent.resolve import Options, Resolver, service_builder
+from lbagent.resolve import service_builder
+from tests.resolve.watched import Watched
 
 VIP, LB = bytes((10, 96, 0, 1)), bytes((203, 0, 113, 1))
 HTTP = ServicePort("http", L4Type.TCP, 80)
@@ -42,28 +40,6 @@ def piece(*endpoints: Endpoint, ports: tuple[SlicePort, ...] = (), of: str = "we
     return EndpointSlice("d", f"{of}-{number}", of, Family.IPV4, ports=ports, endpoints=endpoints)
 
 
-class Resolved:
-    def __init__(self, *objects: KubeObject, node: str = "n1", keep: bool = False) -> None:
-        self.resolver = Resolver(Options(node, keep_existing=keep))
-        self.put(*objects)
-
-    def put(self, *objects: KubeObject) -> None:
-        self.resolver.update([ObjectChange(kind_of(obj), obj.key, None, obj) for obj in objects])
-
-    def drop(self, obj: KubeObject) -> None:
-        self.resolver.update([ObjectChange(kind_of(obj), obj.key, obj, None)])
-
-    @property
-    def rows(self) -> dict[str, SVC]:
-        return {svc.frontend.with_protocol(): svc for svc in self.resolver.resolve().state.services}
-
-    def hosts(self, frontend: str) -> list[list[int]]:
-        svc = self.rows[frontend]
-        return [
-            [each.address.address[3] for each in group] for group in (svc.selectable, svc.unselectable, svc.slotless)
-        ]
-
-
 # --- limits ---
 
 
@@ -81,7 +57,7 @@ def test_a_frontend_has_so_many_slots(
 ) -> None:
     """Those that take new flows come first; the rest is named once, however many frontends the port has."""
     monkeypatch.setattr(service_builder, "MAX_SLOTS", 3)
-    found = Resolved(
+    found = Watched(
         service(ingress=(LB,)), piece(*(endpoint(host) for host in alive), *(endpoint(host, **TERM) for host in going))
     )
     assert found.hosts("10.96.0.1:80/TCP") == found.hosts("203.0.113.1:80/TCP") == groups
@@ -93,26 +69,26 @@ def test_a_frontend_has_so_many_slots(
 
 
 def test_a_node_without_a_name_has_no_local_endpoints() -> None:
-    found = Resolved(service(ingress=(LB,), external_local=True), piece(endpoint(1)), node="")
+    found = Watched(service(ingress=(LB,), external_local=True), piece(endpoint(1)), node_name="")
     assert found.hosts("203.0.113.1:80/TCP") == [[], [], []]
     assert found.hosts("203.0.113.1:80/TCP/i") == [[1], [], []]
 
 
 def test_two_scopes_where_old_flows_alone_meet_other_backends() -> None:
-    found = Resolved(
+    found = Watched(
         service(ingress=(LB,), external_local=True), piece(endpoint(1, node="n1"), endpoint(2, node="n2", **TERM))
     )
     assert found.hosts("203.0.113.1:80/TCP") == [[1], [], []]
     assert found.hosts("203.0.113.1:80/TCP/i") == [[1], [2], []]
-    alike = Resolved(service(ingress=(LB,), external_local=True), piece(endpoint(1, node="n1")))
-    assert list(alike.rows) == ["10.96.0.1:80/TCP", "10.96.0.1:0/NONE", "203.0.113.1:80/TCP"]
+    alike = Watched(service(ingress=(LB,), external_local=True), piece(endpoint(1, node="n1")))
+    assert list(alike.rows()) == ["10.96.0.1:80/TCP", "10.96.0.1:0/NONE", "203.0.113.1:80/TCP"]
 
 
 @pytest.mark.parametrize("deny", [False, True])
 def test_source_ranges_are_of_the_load_balancer_alone(deny: bool) -> None:
     ranges = (CIDR.parse("192.168.0.0/16"), CIDR.parse("10.0.0.0/8"), CIDR.parse("fd00::/8"))
-    found = Resolved(service(ingress=(LB,), source_ranges=ranges, ranges_given=True, ranges_deny=deny))
-    inside, outside = found.rows["10.96.0.1:80/TCP"], found.rows["203.0.113.1:80/TCP"]
+    found = Watched(service(ingress=(LB,), source_ranges=ranges, ranges_given=True, ranges_deny=deny))
+    inside, outside = found.rows()["10.96.0.1:80/TCP"], found.rows()["203.0.113.1:80/TCP"]
     assert (inside.check_source_range, inside.source_ranges_deny, inside.source_ranges) == (False, False, ())
     assert (outside.check_source_range, outside.source_ranges_deny) == (True, deny)
     assert list(map(str, outside.source_ranges)) == ["10.0.0.0/8", "192.168.0.0/16"]
@@ -121,7 +97,7 @@ def test_source_ranges_are_of_the_load_balancer_alone(deny: bool) -> None:
 
 @pytest.mark.parametrize(("port", "flagged"), [(0, False), (1, True), (65535, True)])
 def test_an_l7_proxy_is_flagged(port: int, flagged: bool) -> None:
-    assert Resolved(service(l7_proxy_port=port)).rows["10.96.0.1:80/TCP"].flags.is_l7lb() is flagged
+    assert Watched(service(l7_proxy_port=port)).rows()["10.96.0.1:80/TCP"].flags.is_l7lb() is flagged
 
 
 # --- what the agent keeps ---
@@ -130,7 +106,7 @@ def test_an_l7_proxy_is_flagged(port: int, flagged: bool) -> None:
 def test_restored_backends_count_for_one_state() -> None:
     """What was in the maps keeps its row as long as it exists; what was away since then has none."""
     lost = piece(endpoint(1, ready=False, serving=False))
-    found = Resolved(service(), lost, keep=True)
+    found = Watched(service(), lost, keep_existing=True)
     found.resolver.set_restored_backends([L3n4Addr(bytes((10, 244, 0, 1)), 8080)])
     assert found.hosts("10.96.0.1:80/TCP") == [[], [], [1]]
     found.drop(lost)
@@ -145,7 +121,7 @@ OLD, OLDER = SlicePort("old", L4Type.TCP, 8080), SlicePort("older", L4Type.TCP, 
 def test_a_backend_of_a_renamed_port_is_kept_once_and_in_its_best_state() -> None:
     """One address may be behind several ports that no frontend asks for any more."""
     before = piece(endpoint(1), endpoint(2))
-    found = Resolved(service(), before, keep=True)
+    found = Watched(service(), before, keep_existing=True)
     assert found.hosts("10.96.0.1:80/TCP") == [[1, 2], [], []]
     found.drop(before)
     found.put(
@@ -153,21 +129,21 @@ def test_a_backend_of_a_renamed_port_is_kept_once_and_in_its_best_state() -> Non
         piece(endpoint(1), endpoint(2), ports=(OLDER,), number=3),
     )
     assert found.hosts("10.96.0.1:80/TCP") == [[], [], [1, 2]]
-    kept = found.rows["10.96.0.1:80/TCP"].slotless
+    kept = found.rows()["10.96.0.1:80/TCP"].slotless
     assert [(each.state, each.fe_port_name) for each in kept] == [
         (BackendState.ACTIVE, "older"), (BackendState.ACTIVE, "old"),
     ]  # fmt: skip
 
 
 def test_a_backend_that_a_frontend_has_is_not_kept_beside_it() -> None:
-    found = Resolved(service(), piece(endpoint(1), endpoint(2)), keep=True)
+    found = Watched(service(), piece(endpoint(1), endpoint(2)), keep_existing=True)
     assert found.hosts("10.96.0.1:80/TCP") == [[1, 2], [], []]
     found.put(piece(endpoint(1), endpoint(2), endpoint(3), ports=(OLD,), number=2))
     assert found.hosts("10.96.0.1:80/TCP") == [[1, 2], [], []]
 
 
 def test_a_backend_of_a_port_that_none_asks_for_is_kept_when_another_service_brings_its_row() -> None:
-    found = Resolved(service(), piece(endpoint(1), ports=(OLD,)), keep=True)
+    found = Watched(service(), piece(endpoint(1), ports=(OLD,)), keep_existing=True)
     assert found.hosts("10.96.0.1:80/TCP") == [[], [], []]
     found.put(service("other", cluster_ips=(bytes((10, 96, 0, 2)),)), piece(endpoint(1), of="other"))
     assert found.hosts("10.96.0.2:80/TCP") == [[1], [], []]
