@@ -63,10 +63,10 @@ class CIDR(Struct, frozen=True, gc=False):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `ADDRESS/BITS` and mask the host bits; blanks around it do not count. Raises ValueError."""
-        head, slash, tail = text.strip().partition("/")
+        head, _, tail = text.strip().partition("/")
         address = parse_ip(head)
         width = len(address) * 8
-        if not (slash and tail.isascii() and tail.isdecimal() and len(tail) <= 3):
+        if not (tail.isascii() and tail.isdecimal() and len(tail) <= 3):
             raise ValueError(f"{text!r} is not a range like 10.0.0.0/8")
         bits = int(tail) - (96 if ":" in head and width == 32 else 0)  # an IPv4-mapped range counts from ::ffff:0:0/96
         if not 0 <= bits <= width:

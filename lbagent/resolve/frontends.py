@@ -76,8 +76,6 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
 
 def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
     ports = [port for port in service.ports if port.node_port]
-    if not ports:
-        return
     for address, surrogate in node_addresses(service.families, node):
         for port in ports:
             frontend = L3n4Addr(address, port.node_port, port.protocol)

@@ -17,13 +17,14 @@ from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
+from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Ownership
-from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
+from lbagent.resolve.service_builder import ServiceBuilder
 
 RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
@@ -71,10 +72,10 @@ class Resolver:
         self._ownership = Ownership()
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
-        self._context = BuildContext(self._index.local_node(self._options.node_ips))
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._pod_owners: set[str] = set()
         # of one run:
+        self._context: BuildContext
         self._wanted: dict[str, list[WantedFrontend]] = {}
         self._filtered_out: dict[str, set[L3n4Addr]] = {}
 
@@ -162,7 +163,6 @@ class Resolver:
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
         """Update the ownership of frontends; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
-        self._wanted = {}
         for key in dirty:
             service = self._index.services.get(key)
             wanted = self._wanted[key] = wanted_frontends(service, self._context.node) if service else []
@@ -196,8 +196,7 @@ class Resolver:
         rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
         built = rows.build(wanted, lost_to)
         self._set_messages(key, rows.messages)
-        if rows.filtered_out:
-            self._filtered_out[key] = rows.filtered_out
+        self._filtered_out[key] = rows.filtered_out
         return built
 
     def _build_pods(self) -> RowsByOwner:

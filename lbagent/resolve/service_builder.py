@@ -6,8 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,20 +27,8 @@ from lbagent.model.select import (
 from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
 from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
-from lbagent.resolve.frontends import LocalNode, WantedFrontend
-from lbagent.resolve.overrides import Overrides
-
-
-class BuildContext(Struct, frozen=True, gc=False):
-    """Everything beside the Service and its slices that its rows depend on."""
-
-    node: LocalNode
-    has_row: Callable[[L3n4Addr], bool] | None = (
-        None  # the agent: an endpoint that exists keeps its backend row, if it has one
-    )
-    overrides: Overrides = Overrides()
-    weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
-    nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses whose objects differ (placement.py)
+from lbagent.resolve.build_context import BuildContext
+from lbagent.resolve.frontends import WantedFrontend
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -106,7 +93,7 @@ class ServiceBuilder:
         choice = self._choice(port, want.frontend.family)
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
-        two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
+        two_scopes = not choice.outside.is_same(choice.inside)
         rows = [self._row(want, port, want.frontend, choice.outside, two_scopes)]
         if two_scopes:
             rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
@@ -126,7 +113,7 @@ class ServiceBuilder:
                 session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
-                l7_load_balancer=service.l7_proxy_port > 0,
+                l7_load_balancer=bool(service.l7_proxy_port),
                 source_range_deny=service.ranges_deny,
                 forwarding_dsr=dsr,
                 two_scopes=two_scopes,
@@ -262,8 +249,6 @@ class ServiceBuilder:
     def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
-        if winner.key == service.key:
-            problem = f"{want.frontend.with_protocol()} is given twice"
         field, kept = path_text(want.field), "the other frontends stay"
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
@@ -288,18 +273,8 @@ _LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
-def node_of(info: EndpointInfo, context: BuildContext) -> tuple[str, bool]:
-    """Return the node an endpoint's address is on, '' = unknown, and whether it is this one.
-
-    §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
-    """
-    address, here = info.address.address, context.node
-    name = context.nodes.get(address, info.node_name)
-    return name, (name == here.name) if name else address in here.addresses
-
-
 def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, context: BuildContext) -> Backend:
-    node_name, local = node_of(info, context)
+    node_name, local = context.node_of(info)
     state = BackendState.ACTIVE if state is None else state
     return Backend(
         0,

@@ -70,6 +70,8 @@ def test_no_endpoint() -> None:
     assert not picked.has_any
     assert not picked.no_local_backend(picked.local)
     assert select([]).cluster == EndpointSet()
+    not_ready = select([_endpoint(1, {"ready": False})])  # serving, as a starting Pod may say; it does not terminate
+    assert (_groups(not_ready.cluster), not_ready.has_any) == (([], [], [], [1]), False)
 
 
 def test_local_policies() -> None:
@@ -183,6 +185,8 @@ def test_topology_without_a_node_object() -> None:
     assert _numbers(
         select([_endpoint(1, _node("n1")), _endpoint(2, _node("x"))], node_name="n1").cluster.selectable
     ) == [1]
+    nameless = [_endpoint(1, _node("")), _endpoint(2, _node("n1"))]
+    assert _numbers(select(nameless, zone="a").cluster.selectable) == [1, 2]
 
 
 def test_topology_filters_the_rest_too() -> None:
@@ -192,8 +196,11 @@ def test_topology_filters_the_rest_too() -> None:
         _endpoint(2, _zone("b"), QUARANTINED),
         _endpoint(3, TERM),
         _endpoint(4, _zone("b")),
+        _endpoint(5, _zone("b"), TERM),
+        _endpoint(6, _zone("a"), TERM),
+        _endpoint(7, QUARANTINED),
     ]
-    assert _groups(select(endpoints, zone="a").cluster) == ([1], [3], [], [2, 4])
+    assert _groups(select(endpoints, zone="a").cluster) == ([1], [3, 6], [], [2, 4, 5, 7])
 
 
 def test_duplicates() -> None:
