@@ -164,6 +164,15 @@ async def test_a8_a_port_goes_from_one_service_to_another_in_one_change(node: No
     assert not list(node.servers.problems())
 
 
+async def test_a8_two_services_exchange_their_ports_in_one_change(node: Node, port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        second = sock.getsockname()[1]
+    await node.see(service(port), service(second, "new"))
+    await node.see(service(second), service(port, "new"))
+    assert not list(node.servers.problems())
+    assert [(await ask(number)).body["service"]["name"] for number in (port, second)] == ["new", "web"]
+
+
 async def test_a8_a_port_that_is_taken_is_named_and_tried_again(
     node: Node, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
