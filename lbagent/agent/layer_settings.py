@@ -77,6 +77,7 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         sources=source_names(config),
         node_port_addresses=node_port_addresses(config, network),
         node_port_primary=config.nodeport_addresses == (PRIMARY,),
+        external_ips=config.external_ips,
     )
 
 

@@ -26,6 +26,7 @@ class LocalNode(Struct, frozen=True, gc=False):
     addresses: tuple[bytes, ...] = ()
     zone: str = ""
     node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
+    external_ips: bool = True  # whether externalIPs are served here
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
@@ -69,7 +70,7 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
-    for index, address in enumerate(service.external_ips):
+    for index, address in enumerate(service.external_ips if node.external_ips else ()):
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)

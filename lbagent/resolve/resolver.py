@@ -38,6 +38,7 @@ class Options(Struct, frozen=True, gc=False):
     `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
     there before counts: a State may hold resting backends that a fresh one does not.
     `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
+    `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them).
     `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
@@ -47,6 +48,7 @@ class Options(Struct, frozen=True, gc=False):
     sources: tuple[str, ...] = ()
     node_port_addresses: tuple[bytes, ...] | None = None
     node_port_primary: bool = False
+    external_ips: bool = True
 
 
 class Resolution(Struct, frozen=True):
@@ -107,7 +109,7 @@ class Resolver:
         chosen = options.node_port_addresses
         if options.node_port_primary:
             chosen = tuple({Family.of(address): address for address in reversed(node.addresses)}.values())
-        return replace(node, node_port_addresses=chosen)
+        return replace(node, node_port_addresses=chosen, external_ips=options.external_ips)
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""

@@ -266,6 +266,8 @@ class ServiceBuilder:
 
     def _warn_ignored(self) -> None:
         service = self._service
+        if service.external_ips and not self._context.node.external_ips:
+            self._warn("spec.externalIPs", "they are switched off (--no-external-ips)", "they have no frontend")
         if service.algorithm is Algorithm.RANDOM:
             for key in self._ignored_weights:
                 problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"

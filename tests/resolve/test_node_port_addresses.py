@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from lbagent.agent import layer_settings
 from lbagent.config import Config
@@ -19,7 +20,7 @@ NETWORK = (*INTERNAL, "127.0.0.1", "10.9.0.1", "10.9.0.2", "fe80::1")
 def resolved(*words: str, internal: tuple[str, ...] = INTERNAL) -> Resolution:
     addresses = tuple(NodeAddress(parse_ip(text), 24, 2) for text in NETWORK)
     config = Config(node_name="n1", nodeport_addresses=words)
-    resolver = Resolver(layer_settings.resolve_options(config, EMPTY.__class__(*_with(addresses))))
+    resolver = Resolver(layer_settings.resolve_options(config, replace(EMPTY, addresses=addresses)))
     port = ServicePort("http", L4Type.TCP, 80, 30080)
     objects = (
         Node("n1", internal_ips=tuple(map(parse_ip, internal))),
@@ -28,12 +29,6 @@ def resolved(*words: str, internal: tuple[str, ...] = INTERNAL) -> Resolution:
     )
     resolver.update([ObjectChange(kind_of(obj), obj.key, None, obj) for obj in objects])
     return resolver.resolve()
-
-
-def _with(addresses: tuple[NodeAddress, ...]) -> tuple:
-    values = [getattr(EMPTY, field) for field in EMPTY.__struct_fields__]
-    values[EMPTY.__struct_fields__.index("addresses")] = addresses
-    return tuple(values)
 
 
 def node_ports(resolution: Resolution, port: int = 30080) -> list[str]:
@@ -57,6 +52,18 @@ def test_a2_addresses_of_node_ports(words: tuple[str, ...], wanted: tuple[str, .
     assert sorted(node_ports(resolution)) == sorted(wanted)
     assert bool(resolution.messages) == (not wanted)
     assert node_ports(resolution, 7000) == ["192.0.2.1", "198.51.100.1"], "a HostPort is on every address"
+
+
+def test_a2_external_ips_may_be_switched_off() -> None:
+    web = Service(
+        "d", "web", families=(4,), external_ips=(parse_ip("203.0.113.1"),), ports=(ServicePort("", L4Type.TCP, 80),)
+    )
+    for given, wanted in ((True, ["203.0.113.1:80"]), (False, [])):
+        resolver = Resolver(layer_settings.resolve_options(Config(external_ips=given)))
+        resolver.update([ObjectChange("Service", "d/web", None, web)])
+        resolution = resolver.resolve()
+        assert [str(svc.frontend) for svc in resolution.state.services] == wanted
+        assert [message.field for message in resolution.messages] == ([] if given else ["spec.externalIPs"])
 
 
 def test_a2_what_is_said_when_no_address_is_left() -> None:
