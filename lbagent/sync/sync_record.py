@@ -14,6 +14,8 @@ from lbagent.objects.records import ObjectChange
 from lbagent.sync.histogram import Histogram
 
 LATENCY_BOUNDS_S = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
+MAX_WAITING = 1000  # States
+MAX_TIMES = 10_000  # changes that were merged, of which each is measured
 DURATION_BOUNDS_S = tuple(0.001 * 2**power for power in range(15))
 
 
@@ -40,6 +42,9 @@ class SyncRecord:
         if generation is not None:
             self.pending += kinds
             times = [change.triggered_at for change in changes if change.triggered_at > self._started_at]
+            if len(self._waiting) >= MAX_WAITING:  # nothing is in force for long: the last ones count as one
+                _, before, earlier = self._waiting.pop()
+                kinds, times = kinds + before, (earlier + times)[:MAX_TIMES]
             self._waiting.append((generation, kinds, times))
 
     def in_force(self, generation: int, duration_s: float) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from lbagent.objects.records import ObjectChange
+from lbagent.sync import sync_record
 from lbagent.sync.histogram import Histogram
 from lbagent.sync.sync_record import SyncRecord
 from lbagent.sync.target_protocol import SnapshotTarget
@@ -52,6 +53,21 @@ def test_a15_what_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     record.queued([change(time.time() + 1000)], 2)
     record.in_force(2, 0.1)
     assert (record.programming.count, record.programming.sum) == (1, 0)  # a clock that is ahead
+
+
+def test_a15_what_waits_for_long_takes_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_record, "MAX_TIMES", 50)
+    record = SyncRecord()
+    later = time.time() + 1000
+    for generation in range(1, 3001):
+        record.queued([change(later), change(kind="Service")], generation)
+    assert len(record._waiting) == sync_record.MAX_WAITING
+    assert len(record._waiting[-1][2]) == 50
+    assert record.pending == {"EndpointSlice": 3000, "Service": 3000}
+    record.in_force(2999, 0.1)
+    assert record.pending.total() == 2 * (3000 - sync_record.MAX_WAITING + 1)
+    record.in_force(3000, 0.1)
+    assert record.pending.total() == 0
 
 
 def test_buckets() -> None:
