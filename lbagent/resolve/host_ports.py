@@ -84,7 +84,7 @@ def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L
         return
     if port.host_ip is not None:
         families = tuple(family for family in families if family == Family.of(port.host_ip))
-    for address, surrogate in node_addresses(families, context.node):
+    for address, surrogate in node_addresses(families, context.node.addresses):
         frontend = L3n4Addr(address, port.port, port.protocol)
         yield frontend, _Claim(pod, backends[Family.of(address)], surrogate, False)
 

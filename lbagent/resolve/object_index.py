@@ -52,8 +52,8 @@ class ObjectIndex:
             case Pod():
                 self._pod(key, new)
             case Node() if key == self._here:
-                self._node = new if isinstance(new, Node) else None
-                self.all_dirty = True
+                self._node, before = new if isinstance(new, Node) else None, self._node
+                self.all_dirty |= _node_facts(before) != _node_facts(self._node)
             case StateOverride():
                 self._override(key, new)
 
@@ -221,6 +221,10 @@ def _claims(obj: object) -> Iterable[Claim]:
 
 def _weight_facts(pod: Pod | None) -> object:
     return (pod.weight, pod.ips, pod.finished, pod.host_network) if pod and pod.weight is not None else None
+
+
+def _node_facts(node: Node | None) -> object:
+    return (node.internal_ips, node.zone) if node else None
 
 
 def _put(where: dict[str, Any], key: str, value: object) -> None:

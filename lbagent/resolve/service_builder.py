@@ -50,6 +50,7 @@ class _Choice(Struct, frozen=True, gc=False):
     cluster_ip: _Group
     outside: _Group
     inside: _Group
+    health_check_addresses: tuple[bytes, ...] = ()
 
 
 class ServiceBuilder:
@@ -92,14 +93,22 @@ class ServiceBuilder:
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, want.frontend.family)
         if want.type is SVCType.CLUSTER_IP:
-            return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
+            return [self._row(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
         two_scopes = not choice.outside.is_same(choice.inside)
-        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes)]
+        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes, choice.health_check_addresses)]
         if two_scopes:
             rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
         return rows
 
-    def _row(self, want: WantedFrontend, port: ServicePort, frontend: L3n4Addr, group: _Group, two_scopes: bool) -> SVC:
+    def _row(
+        self,
+        want: WantedFrontend,
+        port: ServicePort,
+        frontend: L3n4Addr,
+        group: _Group,
+        two_scopes: bool,
+        checked: tuple[bytes, ...] = (),
+    ) -> SVC:
         service = self._service
         check = want.type is SVCType.LOAD_BALANCER and service.ranges_given
         dsr = service.dsr and want.is_routable
@@ -139,6 +148,7 @@ class ServiceBuilder:
             flags=flags,
             l7_lb_proxy_port=service.l7_proxy_port,
             health_check_node_port=service.health_check_node_port,
+            health_check_addresses=checked,
             forwarding_dsr=dsr,
             no_local_backend=group.no_local_backend,
         )
@@ -167,6 +177,7 @@ class ServiceBuilder:
             cluster_ip=group(picked.for_cluster_ip(service.internal_local)),
             outside=group(picked.for_outside(service.external_local)),
             inside=group(picked.for_inside()),
+            health_check_addresses=_ready_addresses(picked.local) if service.health_check_node_port else (),
         )
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
@@ -255,6 +266,8 @@ class ServiceBuilder:
 
     def _warn_ignored(self) -> None:
         service = self._service
+        if service.external_ips and not self._context.node.external_ips:
+            self._warn("spec.externalIPs", "they are switched off (--no-external-ips)", "they have no frontend")
         if service.algorithm is Algorithm.RANDOM:
             for key in self._ignored_weights:
                 problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"
@@ -267,6 +280,11 @@ class ServiceBuilder:
     def _warn(self, field: str, problem: str, kept: str) -> None:
         subject, origin = f"Service {self._service.key}", self._service.origin
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
+
+
+def _ready_addresses(local: EndpointSet) -> tuple[bytes, ...]:
+    """Return what healthCheckNodePort counts: an endpoint that serves only because no ready one is left is not ready."""
+    return tuple(sorted({info.address.address for info in local.selectable if info.ready}))
 
 
 _LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
