@@ -36,7 +36,8 @@ class Edit:
 
 
 # What stands in one program up to seven times: with a mark at each branch the verifier gives up (more than a million instructions).
-_COARSE = "lbagent/bpf/include/flow/"
+# The last two are in the program of replies, which is longest while SNAT slots are being moved.
+_COARSE = ("lbagent/bpf/include/flow/", "lbagent/bpf/include/forward/fwd.h", "lbagent/bpf/include/program/reply.h")
 # One asks again what the other one has asked: with a mark in between the compiler keeps both questions, and the verifier takes them for two.
 _UNMARKED = frozenset(("pkt_segment_len", "parse_full_l4"))
 _NAME = re.compile(r"(\w+)\([^()]*\)\s*$")

@@ -26,10 +26,11 @@ class Survey:
 
 @dataclass(frozen=True)
 class Result:
-    """Whether a set of tests passed, and which one did not."""
+    """Whether a set of tests passed, and which one did not. `refused`: one whose own programs the verifier did not take."""
 
     failed: str = ""
     error: str = ""
+    refused: str = ""
 
 
 @dataclass
@@ -98,16 +99,26 @@ def survey(items: Sequence[pytest.Item], take: Take, note: Callable[[str, Survey
     return out
 
 
-def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float]) -> Result:
-    """Run the tests up to the first one that fails. SIGALRM ends the process when one takes longer than its limit."""
+def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patience_s: float = 0.0) -> Result:
+    """Run the tests up to the first one that fails. SIGALRM ends the process when one takes longer than its limit.
+
+    After `patience_s` seconds of processor time (0: never) no further test is begun: as if all of them passed.
+    A test that loads programs with settings of its own says nothing where the verifier refuses them: other mutants in the build may be why.
+    """
+    refused = ""
     for index, item in enumerate(items):
+        if patience_s and time.process_time() > patience_s:
+            _end(item)
+            break
         signal.setitimer(signal.ITIMER_REAL, limits(item.nodeid))
         error = _run(item, items[index + 1] if index + 1 < len(items) else None)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if error is not None:
+        if error is not None and "VerifierError" in error:
+            refused = refused or item.nodeid
+        elif error is not None:
             _end(item)
             return Result(item.nodeid, error)
-    return Result()
+    return Result(refused=refused)
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> str | None:
