@@ -22,7 +22,8 @@ _SWAPS = {
 _ASSIGNMENT_SWAPS = {"+=": "-=", "-=": "+=", "|=": "=", "&=": "=", "^=": "=", "<<=": ">>=", ">>=": "<<=", "*=": "+="}
 _TRUTHS = frozenset(("<", "<=", ">", ">=", "==", "!=", "&&", "||"))
 # hints for the compiler and order of memory: what they do is seen on another processor or in the instructions only
-_HINTS = frozenset(("MB", "OPAQUE", "FENCE", "__builtin_expect", "PKT_REPARSE", "RACE_POINT"))
+# (and where __builtin_unreachable is behind a switch no build loads)
+_HINTS = frozenset(("MB", "OPAQUE", "FENCE", "__builtin_expect", "__builtin_unreachable", "PKT_REPARSE", "RACE_POINT"))
 _WRAPPERS = frozenset(("LIKELY", "UNLIKELY"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
+from tests.packet.caller import Caller
 from tests.packet.clock import StillClock, TimedWorld, open_timed_world, ticks_of
 from tests.packet.craft import Family
 from tests.packet.harness import SMALL
@@ -51,3 +52,20 @@ def test_the_only_flow_that_may_go_is_found_in_either_bucket(loaded_two_buckets_
         now = {flow.port for flow in table.flows(world, fam)}
         assert held - {gone.port} <= now, "an established flow loses nothing"
     assert entered >= AT_LEAST
+
+
+def test_a_flow_in_the_second_bucket_is_told_apart_as_well(loaded_two_buckets_world: TimedWorld, fam: Family) -> None:
+    """Six entries are taken, so a client's flow lies in either bucket: its second one to that local backend has a SNAT port."""
+    for n in range(24):
+        world = loaded_two_buckets_world.reset()
+        first = caller(world, fam, XDP, local=True)
+        for other in range(6):
+            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
+        second = Caller(world, world.service(fam, fam.vip2, 80, backends=first.service.backends))
+        talks = [dataclasses.replace(talk, port=50000 + n) for talk in (first, second)]
+        talks[0].establish()
+        assert talks[0].source == talks[0].endpoint
+        talks[1].send("S")
+        assert talks[1].source[0] == fam.node, n
+        for talk in talks:
+            assert talk.is_answered("SA"), n
