@@ -59,6 +59,7 @@ def try_mutants(
     remember: str = "",
     believe: bool = False,
     patience_s: float = 0.0,
+    verbose: bool = False,
 ) -> list[Outcome]:
     """Try each mutant with the tests that come there; survivors are printed as they are found.
 
@@ -86,6 +87,8 @@ def try_mutants(
         outcomes.append(shown)
         if shown.fate in SURVIVORS:
             print(f"{shown.fate}\n  {shown.mutant}", flush=True)
+        elif verbose:
+            print(f"{shown.fate}: {shown.by}\n  {shown.mutant}", flush=True)
         if len(outcomes) % PROGRESS == 0:
             say(f"{len(outcomes)} of {len(chosen)}, {sum(found.fate in SURVIVORS for found in outcomes)} survived")
 
@@ -181,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="processor time for a mutant: one that lives so long counts as a survivor (default: all tests)",
     )
     parser.add_argument("--believe", action="store_true", help="do not try what docs/testing.md explains")
+    parser.add_argument("--verbose", action="store_true", help="name the test that killed each")
     parser.add_argument("--list", action="store_true", help="print them and try none")
     options = parser.parse_args(arguments)
     every = all_mutants(options.places)
@@ -200,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             remember=options.remember,
             believe=options.believe,
             patience_s=options.patience,
+            verbose=options.verbose,
         )
     for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
         print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")

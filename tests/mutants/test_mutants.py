@@ -208,14 +208,21 @@ def test_what_runs_only_while_a_module_is_imported_is_not_tried() -> None:
     assert "1 mutants in 3 s; 100.0 % survived" in summary(outcomes, 3.0)
 
 
+def busy(_: object) -> None:
+    while True:
+        pass
+
+
 @pytest.mark.parametrize(("work", "what"), [
     (lambda: 7, (7, "", False)),
     (lambda: 1 // 0, (None, "ZeroDivisionError", False)),
     (lambda: os.kill(os.getpid(), signal.SIGKILL), (None, "status", False)),
     (lambda: time.sleep(60), (None, "status", True)),
+    (lambda: busy(signal.setitimer(signal.ITIMER_PROF, 0.05)), (None, "status", True)),
 ])  # fmt: skip
 def test_how_a_child_ends(work, what) -> None:
-    ended = Child.start(work, 1).wait()
+    """A result, an exception, a signal, the deadline, its processor time."""
+    ended = Child.start(work, 5).wait()
     result, said, timed_out = what
     assert (ended.result, ended.timed_out) == (result, timed_out)
     assert said in ended.error
