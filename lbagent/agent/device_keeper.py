@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from lbagent.agent.layer_settings import socket_cgroup
 from lbagent.bpf.hooks import XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
@@ -109,7 +110,10 @@ class DeviceKeeper:
             if self._done == (wanted, config):
                 return
             self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
-            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
+            cgroup = socket_cgroup(config)
+            hooks = await asyncio.to_thread(
+                self._datapath.attach, config.attach, chosen.names, config.pod_device, cgroup
+            )
             before, self.attached = self.attached, tuple(hooks)
             self.chosen, self.problems = chosen, dict(chosen.missing)
             self.problems |= {name: f"map lb_device has no room for device {name}" for name in self._left_out}
