@@ -12,6 +12,7 @@ import lbagent
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.types import (
+    CgroupStatus,
     ConditionStatus,
     DeviceStatus,
     FailingService,
@@ -21,6 +22,7 @@ from lbagent.api.types import (
     Status,
     TargetStatus,
 )
+from lbagent.bpf.hooks import TargetKind
 from lbagent.bpf.load.devices import strict_devices
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
@@ -145,6 +147,7 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
+            cgroups=self._cgroups(),
             outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -179,7 +182,7 @@ class AgentFacade:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
-            if attachment in keeper.lost:
+            if attachment in keeper.lost or attachment.target.kind is not TargetKind.DEVICE:
                 continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
@@ -187,6 +190,15 @@ class AgentFacade:
             link = self._components.network.network.by_name(name)
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
+
+    def _cgroups(self) -> list[CgroupStatus]:
+        keeper = self._components.devices
+        hooks: dict[str, list[str]] = {}
+        for attachment in keeper.attached if keeper else ():
+            if attachment.target.kind is TargetKind.CGROUP:
+                words = hooks.setdefault(attachment.target.name, [])
+                words += [] if attachment in keeper.lost else [str(attachment.hook)]  # type: ignore[union-attr]
+        return [CgroupStatus(path, words) for path, words in hooks.items()]
 
     def _outputs(self) -> list[OutputStatus]:
         """Return how packets leave to remote backends, by device."""
@@ -338,6 +350,8 @@ def target_status(runner: TargetRunner) -> TargetStatus:
 
 def reverse_path_problems(components: AgentComponents) -> list[str]:
     """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+    if components.config.socket_lb:
+        return []  # a backend's answers to the node's own processes come as what they are
     network, devices = components.network.network, components.devices
     names = {item.target.name for item in devices.attached} if devices else set()
     by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}

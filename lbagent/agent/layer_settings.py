@@ -66,7 +66,7 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
 
 
 def socket_cgroup(config: Config) -> str:
-    """Return the cgroup that the socket programs are attached to; '': they are off. Raises NotFound where cgroup2 is not mounted."""
+    """Return the cgroup that the socket programs are attached to; '': they are off. Raises NotFound without a mount of cgroup2."""
     if not config.socket_lb:
         return ""
     found = config.cgroup or cgroups.first_mount()

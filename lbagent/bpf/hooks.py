@@ -24,7 +24,9 @@ class Context:
     prog_type: ProgType
     sources: tuple[str, ...] = ("lb4.c", "lb6.c")  # in lbagent/bpf
     calls: str = ""  # the map with its tail calls, programs named call_CONTEXT_SLOT_NAME; '': has none
-    attach_type_at_load: bool = False  # the kernel allows a program only what its attach type may do, so it is told at load
+    attach_type_at_load: bool = (
+        False  # the kernel allows a program only what its attach type may do, so it is told at load
+    )
 
     @property
     def flag(self) -> str:

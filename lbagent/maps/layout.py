@@ -118,7 +118,9 @@ LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
 # `seen`: ticks (lb_config.jiffies_shift) of the last datagram sent.
 LB4_SOCK_KEY = _layout("lb4_sock_key", "u64 cookie, be32 address, be16 port, u8 kind, pad1 pad")
 LB6_SOCK_KEY = _layout("lb6_sock_key", "u64 cookie, be128 address, be16 port, u8 kind, pad5 pad")
-LB4_SOCK_VALUE = _layout("lb4_sock_value", "be32 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen")
+LB4_SOCK_VALUE = _layout(
+    "lb4_sock_value", "be32 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen"
+)
 LB6_SOCK_VALUE = _layout(
     "lb6_sock_value", "be128 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen, pad4 pad_end"
 )

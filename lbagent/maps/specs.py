@@ -164,7 +164,11 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
-ADDED_MAPS = ("lb_neighbor", "lb4_sock", "lb6_sock")  # pins of an earlier version of this schema lack them; only the agent makes them
+ADDED_MAPS = (
+    "lb_neighbor",
+    "lb4_sock",
+    "lb6_sock",
+)  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 
 # What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).

@@ -220,7 +220,10 @@ def _index_of(device: str) -> int:
         return 0
 
 
-_TARGET_IDS = {TargetKind.DEVICE: _index_of, TargetKind.CGROUP: cgroup_id}  # what the kernel calls a target in a link; 0: it is gone
+_TARGET_IDS = {
+    TargetKind.DEVICE: _index_of,
+    TargetKind.CGROUP: cgroup_id,
+}  # what the kernel calls a target in a link; 0: it is gone
 
 
 def detach_all(root: Path) -> list[Attachment]:

@@ -34,7 +34,7 @@ class CgroupAttacher:
 
     root: Path
 
-    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
+    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:  # noqa: ARG002 as every Attacher
         """Attach to a cgroup, or update what is attached there; return the hook. Nothing stands in for a socket program.
 
         Raises NotFound (no such cgroup), ConfigError (the path is none), Conflict (another lbagent, or a program that allows none

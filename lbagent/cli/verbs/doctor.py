@@ -16,7 +16,7 @@ UNSUPPORTED = 77
 
 @click.command()
 @form_option("table", "json", "yaml")
-@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports")
+@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "socket_lb", "cgroup")
 def doctor(form: str, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings. Nothing is changed.
 
@@ -36,6 +36,8 @@ def doctor(form: str, **flags: Any) -> int:
             bpffs=settings.bpffs,
             artifact=settings.artifact,
             snat_ports=settings.snat_port_range,
+            socket_lb=settings.socket_lb,
+            cgroup=settings.cgroup,
         )
     )
     if form == "table":
