@@ -251,6 +251,8 @@ CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls
 # What both families have, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
+SOCK_KEY = {Family.IPV4: LB4_SOCK_KEY, Family.IPV6: LB6_SOCK_KEY}
+SOCK_VALUE = {Family.IPV4: LB4_SOCK_VALUE, Family.IPV6: LB6_SOCK_VALUE}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

@@ -35,8 +35,8 @@ from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, link
 from lbagent.bpf.load.other_agents import is_pinned_elsewhere
 from lbagent.errors import NotFound
 from lbagent.kernel import bpf_prog
-from lbagent.kernel.cgroups import cgroup_id
 from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.kernel.mounts import cgroup_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

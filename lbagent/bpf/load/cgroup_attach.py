@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.load.links import attach_link, pin_path
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 from lbagent.kernel import bpf_link, bpf_map, bpf_prog
-from lbagent.kernel.cgroups import cgroup_id, open_cgroup
 from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.kernel.mounts import cgroup_id, open_cgroup
 from lbagent.maps.layout import LB_CONFIG
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import LbError
-from lbagent.kernel import bpffs, cgroups, features, nftables
-from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
+from lbagent.kernel import bpffs, features, nftables
+from lbagent.kernel.mounts import PRIVATE_ADVICE, first_cgroup, is_private, open_cgroup, would_be_private
 from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.pins import pin_dir
@@ -284,12 +284,12 @@ def _sockets(question: ProbeOptions) -> Iterator[Finding]:
     """What the node's own processes reach Services by."""
     if not question.socket_lb:
         return
-    path = question.cgroup or cgroups.first_mount()
+    path = question.cgroup or first_cgroup()
     if not path:
         yield Finding(Level.ERROR, "--socket-lb needs cgroup2, which is not mounted", "mount it, or use --no-socket-lb")
         return
     try:
-        os.close(cgroups.open_cgroup(path))
+        os.close(open_cgroup(path))
     except LbError as error:
         yield Finding(Level.ERROR, str(error), exit_code=error.exit_code)
         return
