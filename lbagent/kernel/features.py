@@ -71,12 +71,20 @@ def has_tcx() -> bool:
 
 
 @cache
+def has_socket_programs() -> bool:
+    """Return whether this kernel runs programs for the sockets of a cgroup (CONFIG_CGROUP_BPF)."""
+    return _loads_for_connect(returning(1))
+
+
+@cache
 def has_set_retval() -> bool:
     """Return whether socket programs may choose the error of a call that they refuse (Linux 5.18)."""
-    code = insn(MOV64_IMM, dst=1) + insn(CALL, imm=SET_RETVAL) + returning(0)
-    loaded = bpf_prog.prog_load(
-        ProgType.CGROUP_SOCK_ADDR, code, "lb_probe", expected_attach_type=AttachType.INET4_CONNECT
-    )
+    return _loads_for_connect(insn(MOV64_IMM, dst=1) + insn(CALL, imm=SET_RETVAL) + returning(0))
+
+
+def _loads_for_connect(code: bytes) -> bool:
+    kind, attach_type = ProgType.CGROUP_SOCK_ADDR, AttachType.INET4_CONNECT
+    loaded = bpf_prog.prog_load(kind, code, "lb_probe", expected_attach_type=attach_type)
     if loaded.fd >= 0:
         os.close(loaded.fd)
     return loaded.fd >= 0

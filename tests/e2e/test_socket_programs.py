@@ -289,6 +289,17 @@ def test_a_node_port_of_other_backends_is_reached_from_the_node(inside: Cluster)
         inside.serve(inside.web())
 
 
+def test_the_external_traffic_policy_is_not_for_the_node(inside: Cluster) -> None:
+    """A process of the node is no external client: it reaches the backends of other nodes by a NodePort, too."""
+    ports = [{"name": "p", "port": 80, "targetPort": "p", "nodePort": NODE_PORT + 1}]
+    inside.serve(inside.web("b1", spec={"type": "NodePort", "externalTrafficPolicy": "Local", "ports": ports}))
+    try:
+        for vip in NODE_ADDRESSES:
+            assert traffic.http_get(vip, NODE_PORT + 1).backend == "b1"
+    finally:
+        inside.serve(inside.web())
+
+
 def test_doctor_does_not_complain_of_what_works(inside: Cluster, group: Path) -> None:
     inside.serve(on_node())
     said = inside.agent.cli("doctor", "--bpffs", str(inside.lab.bpffs), check=False).stdout

@@ -35,11 +35,12 @@ class DeadPeers:
         generation = -1
         while True:
             generation = await changed_from(generation)
-            try:
-                await asyncio.to_thread(self.look)
-            except (LbError, OSError) as error:
-                log.warning("sockets of backends that are gone were not ended", extra={"error": str(error)})
-            await asyncio.sleep(PAUSE_S)
+            for _ in range(2):  # a socket may have been given its backend in the moment of the change
+                try:
+                    await asyncio.to_thread(self.look)
+                except (LbError, OSError) as error:
+                    log.warning("sockets of backends that are gone were not ended", extra={"error": str(error)})
+                await asyncio.sleep(PAUSE_S)
 
     def look(self) -> int:
         """End what is to be ended now, in the network namespace of the calling thread; return how many. Raises OSError."""

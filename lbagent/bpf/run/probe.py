@@ -293,6 +293,10 @@ def _sockets(question: ProbeOptions) -> Iterator[Finding]:
     except LbError as error:
         yield Finding(Level.ERROR, str(error), exit_code=error.exit_code)
         return
+    if features.can_load() == 0 and not features.has_socket_programs():
+        advice = "use --no-socket-lb, or a kernel with CONFIG_CGROUP_BPF"
+        yield Finding(Level.ERROR, "this kernel runs no programs for the sockets of a cgroup", advice)
+        return
     yield Finding(Level.OK, f"processes of this node in cgroup {path} reach Services by socket programs")
     if features.can_load() == 0 and not features.has_set_retval():
         text = "a refused connection says EPERM, not ECONNREFUSED: this kernel lets no program choose (Linux 5.18 does)"
