@@ -365,6 +365,8 @@ def test_what_is_switched_off_is_gone_and_cleanup_leaves_nothing(cluster: Cluste
     agent = cluster.agent
     agent.stop()
     assert len(programs_on(group)) == len(SOCKET_HOOKS)  # they serve without an agent
+    said = agent.cli("status", "--bpffs", str(cluster.lab.bpffs), check=False).stdout
+    assert f"cgroup     {group}: socket programs" in said
     agent.arguments.append("--no-socket-lb")
     agent.start()
     assert programs_on(group) == []
