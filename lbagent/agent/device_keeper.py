@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from lbagent.agent.layer_settings import socket_cgroup
-from lbagent.bpf.hooks import XDP
+from lbagent.bpf.hooks import XDP, TargetKind
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import no_such_device
@@ -161,6 +161,16 @@ def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> No
     if old != new:
         fields = {"attached": sorted(new - old), "detached": sorted(old - new), "total": len(new)}
         log.info("attachments changed", extra=fields)
+
+
+def cgroup_hooks(keeper: DeviceKeeper | None) -> dict[str, list[str]]:
+    """Return the hooks of socket programs that are in force, by the path of their cgroup."""
+    out: dict[str, list[str]] = {}
+    for item in keeper.attached if keeper else ():
+        if item.target.kind is TargetKind.CGROUP:
+            hooks = out.setdefault(item.target.name, [])
+            hooks += [] if keeper and item in keeper.lost else [item.hook.name]
+    return out
 
 
 def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: Iterable[str]) -> Wanted:

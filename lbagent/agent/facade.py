@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
+from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.types import (
@@ -24,6 +25,7 @@ from lbagent.api.types import (
 )
 from lbagent.bpf.hooks import TargetKind
 from lbagent.bpf.load.devices import strict_devices
+from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
@@ -35,6 +37,7 @@ from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
 from lbagent.observe import metrics
+from lbagent.observe.kube_proxy_metrics import KubeProxySample
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -147,7 +150,7 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
-            cgroups=self._cgroups(),
+            cgroups=[CgroupStatus(path, hooks) for path, hooks in cgroup_hooks(components.devices).items()],
             outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -190,15 +193,6 @@ class AgentFacade:
             link = self._components.network.network.by_name(name)
             out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
         return out
-
-    def _cgroups(self) -> list[CgroupStatus]:
-        keeper = self._components.devices
-        hooks: dict[str, list[str]] = {}
-        for attachment in keeper.attached if keeper else ():
-            if attachment.target.kind is TargetKind.CGROUP:
-                words = hooks.setdefault(attachment.target.name, [])
-                words += [] if attachment in keeper.lost else [str(attachment.hook)]  # type: ignore[union-attr]
-        return [CgroupStatus(path, words) for path, words in hooks.items()]
 
     def _outputs(self) -> list[OutputStatus]:
         """Return how packets leave to remote backends, by device."""
@@ -280,6 +274,11 @@ class AgentFacade:
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
         return out + components.problems
 
+    def settings(self) -> Mapping[str, object]:
+        """Return the configuration in force, by key."""
+        config = self._components.config
+        return {option.key: getattr(config, option.field) for option in options()}
+
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
         components, state = self._components, self._components.bpf.state
@@ -318,6 +317,7 @@ class AgentFacade:
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,
+                kube_proxy=_kube_proxy_sample(components),
             )
         )
 
@@ -332,6 +332,11 @@ class AgentFacade:
             before = out.get(backend, (0, 0))
             out[backend] = (before[0] + packets, before[1] + size)
         return out
+
+
+def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
+    servers = components.node_servers
+    return KubeProxySample(components.loop.record, servers.health.codes if servers else {})
 
 
 def target_status(runner: TargetRunner) -> TargetStatus:
