@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
+from lbagent.agent.conditions.check_devices import reverse_path_problems
 from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
@@ -24,7 +25,6 @@ from lbagent.api.types import (
     TargetStatus,
 )
 from lbagent.bpf.hooks import TargetKind
-from lbagent.bpf.load.devices import strict_devices
 from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
@@ -351,20 +351,6 @@ def target_status(runner: TargetRunner) -> TargetStatus:
         target.waiting,
         runner.error,
     )
-
-
-def reverse_path_problems(components: AgentComponents) -> list[str]:
-    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
-    if components.config.socket_lb:
-        return []  # a backend's answers to the node's own processes come as what they are
-    network, devices = components.network.network, components.devices
-    names = {item.target.name for item in devices.attached} if devices else set()
-    by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
-    strict = strict_devices(sorted(names - by_default)) if by_default else []
-    if not strict:
-        return []
-    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
-    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
