@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from lbagent.bpf.hooks import XDP
+from lbagent.agent.layer_settings import socket_cgroup
+from lbagent.bpf.hooks import XDP, TargetKind
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import no_such_device
@@ -109,7 +110,10 @@ class DeviceKeeper:
             if self._done == (wanted, config):
                 return
             self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
-            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
+            cgroup = socket_cgroup(config)
+            hooks = await asyncio.to_thread(
+                self._datapath.attach, config.attach, chosen.names, config.pod_device, cgroup
+            )
             before, self.attached = self.attached, tuple(hooks)
             self.chosen, self.problems = chosen, dict(chosen.missing)
             self.problems |= {name: f"map lb_device has no room for device {name}" for name in self._left_out}
@@ -157,6 +161,16 @@ def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> No
     if old != new:
         fields = {"attached": sorted(new - old), "detached": sorted(old - new), "total": len(new)}
         log.info("attachments changed", extra=fields)
+
+
+def cgroup_hooks(keeper: DeviceKeeper | None) -> dict[str, list[str]]:
+    """Return the hooks of socket programs that are in force, by the path of their cgroup."""
+    out: dict[str, list[str]] = {}
+    for item in keeper.attached if keeper else ():
+        if item.target.kind is TargetKind.CGROUP:
+            hooks = out.setdefault(item.target.name, [])
+            hooks += [] if keeper and item in keeper.lost else [item.hook.name]
+    return out
 
 
 def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: Iterable[str]) -> Wanted:
