@@ -203,6 +203,7 @@ class DeviceFlag(IntEnum):
 
     POD = 1  # a --pod-device: packets from it have internal scope
     XDP_SEND = 2  # the device takes frames that XDP sends
+    STACKED = 4  # over a device with programs: what comes in by it may be translated already
 
 
 class ConfigFlag(IntEnum):

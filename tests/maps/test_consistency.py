@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from lbagent.maps import prefilter
 from lbagent.maps.consistency import check, without_master
 from lbagent.model.service import Algorithm
 from tests.sync.target.plans import Node, backend, service
@@ -76,6 +77,15 @@ def test_a_clear_filter(node):
         view[:] = bytes(384 * 1024)
     breaks(node, "10.96.0.1:80/TCP: the prefilter passes its packets untouched")
     breaks(node, "local backend 1: the prefilter passes its replies untouched")
+
+
+def test_a_pod_with_udp_that_the_filter_does_not_ask_for():
+    node = Node()
+    node.serve(service("10.96.0.1:53/UDP", backend("10.244.1.1:53/UDP")))
+    bit = prefilter.direct_bit(bytes((10, 244, 1, 1)))
+    with node.maps.window("lb_filter", bit >> 6 << 3, 8) as view:
+        view[:] = bytes(8)
+    breaks(node, "local backend 1: the prefilter does not ask for datagrams that clients send to it directly")
 
 
 def test_leftovers_are_wrong_only_when_settled(node):

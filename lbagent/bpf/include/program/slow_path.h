@@ -106,6 +106,21 @@ AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *ke
 	return (syn & expired) | ct_flow_lost_snat(f, key);
 }
 
+/* The flow made way for its client's direct conversation with the backend (direct.h): it stays with the backend, from a SNAT port. */
+AI int slow_path_take_snat(lb_ctx *ctx, struct lb_scratch *s, const struct ct_flow *f, u64 meta)
+{
+	s->choice = CHOICE_RESELECT;
+	s->old_value = f->value;
+	s->version = f->version;
+	s->backend = value_backend(f->value);
+	s->backend_gen = META_GEN(meta);
+	s->service = ct_flow_service(f);
+	s->forward = FORWARD_SNAT;
+	s->snat_port = 0;
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}
+
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
@@ -126,6 +141,8 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
+	if (UNLIKELY(value_awaits_snat(v)))
+		return slow_path_take_snat(ctx, s, f, meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
 		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
@@ -163,6 +180,8 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	}
 	if (prefilter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	if (direct_is_possible(&s->pk))
+		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
