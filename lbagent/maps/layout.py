@@ -223,7 +223,7 @@ DEVICES = 1024  # positions of lb_device
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
-FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
+FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend of UDP
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
 # First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
 METRIC_SERVICE = 256

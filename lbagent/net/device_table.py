@@ -43,7 +43,8 @@ def write_devices(
     """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return names that found no place.
 
     `senders`: devices by which XDP can send, wanted or not; further ones get a place as long as there is one, for without it
-    their frames go by tc. `stacked`: DeviceFlag.STACKED, by ifindex. A record is stored last word first, so that a program never sees a device with another one's address.
+    their frames go by tc. `stacked`: DeviceFlag.STACKED, by ifindex. A record is stored last word first, so that a program
+    never sees a device with another one's address.
     """
     devices = dict(wanted) | {index: (link, False) for index, link in senders.items() if index not in wanted}
     with maps.window(MAP, 0, DEVICES * LB_DEVICE.size) as view:

@@ -16,7 +16,7 @@ LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever the addresses say
 class Link(msgspec.Struct, frozen=True, gc=False):
     """A network device. `mac` is empty where frames have no Ethernet header; `kind` is '' for a real NIC.
 
-    `parent` and `master` are indexes of other devices, 0 for none: IFLA_LINK (a VLAN's device) and IFLA_MASTER (the bond or bridge it is in).
+    `parent` and `master` are indexes of other devices, 0 for none: IFLA_LINK (a VLAN's device), IFLA_MASTER (its bond or bridge).
     """
 
     index: int

@@ -167,7 +167,9 @@ def test_on_its_way_out_it_is_asked_once(world: World, fam: Family) -> None:
     """What leaves by the pod's device was seen when it came in, translated or not; only what a bridge passes on was not."""
     one = scene(world, fam, TC_INGRESS)
     sent = craft.udp(fam, fam.client, PORT, one.pod.address, 8053)
-    routed = craft.frame(sent, src=LOCAL_MAC, dst=POD_MAC)  # in a test run, for the device's own MAC address: PACKET_HOST
+    routed = craft.frame(
+        sent, src=LOCAL_MAC, dst=POD_MAC
+    )  # in a test run, for the device's own MAC address: PACKET_HOST
     bridged = craft.frame(sent, src=NODE_MAC, dst=LOCAL_MAC)
     one.caller.send()
     out = world.run(TC_EGRESS, routed, world.net.pod0)
