@@ -16,7 +16,7 @@ from lbagent.config import Config
 from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
 from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.net.device_table import write_devices
+from lbagent.net.device_table import stacked_devices, write_devices
 from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
 from lbagent.net.xdp_output import refusing_devices
@@ -42,7 +42,7 @@ class DeviceKeeper:
         self.renamed: dict[str, Link] = {}  # by the name that --device gives
         self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
-        self._written: tuple[Wanted, dict[int, Link]] | None = None
+        self._written: tuple[Wanted, dict[int, Link], frozenset[int]] | None = None
         self._left_out: list[str] = []
         self.refusing_of: Refusing = refusing_devices
         self.on_attached: Callable[[frozenset[int], frozenset[int]], None] = lambda _devices, _native: None
@@ -130,9 +130,10 @@ class DeviceKeeper:
         senders = xdp_senders(
             network, self.attached if self._done else None, names, self.config.attach, self.refusing_of
         )
-        if self._written != (wanted, senders):
-            self._left_out = write_devices(self._maps, wanted, senders)
-            self._written = (wanted, senders)
+        stacked = stacked_devices(network.links, wanted.keys())
+        if self._written != (wanted, senders, stacked):
+            self._left_out = write_devices(self._maps, wanted, senders, stacked)
+            self._written = (wanted, senders, stacked)
 
     def _choose(self, network: NodeNetwork, config: Config) -> ChosenDevices:
         """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""

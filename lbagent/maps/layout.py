@@ -217,6 +217,7 @@ class DeviceFlag(IntEnum):
 
     POD = 1  # a --pod-device: packets from it have internal scope
     XDP_SEND = 2  # the device takes frames that XDP sends
+    STACKED = 4  # over a device with programs: what comes in by it may be translated already
 
 
 class ConfigFlag(IntEnum):
@@ -237,7 +238,7 @@ DEVICES = 1024  # positions of lb_device
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
-FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
+FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend of UDP
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
 # First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
 METRIC_SERVICE = 256
