@@ -98,7 +98,7 @@ async def test_events(follower: Follower, api: ApiServer) -> None:
     await follower.until(lambda: "default/web-0" not in follower.names("Service"))
     await api.put(service("web-0", "10.96.2.3"))
     await follower.converges()
-    assert lists(api) == (4 if api.streams_lists else 8)  # that it streams no lists is found once for each resource
+    assert lists(api) == (5 if api.streams_lists else 10)  # that it streams no lists is found once for each resource
 
 
 async def test_a_bookmark_is_where_the_next_watch_begins(follower: Follower, api: ApiServer) -> None:
