@@ -21,6 +21,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 SOURCES = ("go.mod", "go.sum", "main.go")
 VERSION = "1.36.3"  # of k8s.io/kubernetes in go.mod
+GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"  # where it is when PATH does not say
 OLDEST_GO = (1, 21)  # from here on Go gets the version that go.mod asks for by itself
 NAMES = ("kube-apiserver", "kube-controller-manager")
 BUILDING = "tests/kube: building kube-apiserver and kube-controller-manager, once (4 minutes of two cores, 1.5 GB of Go modules)"
@@ -87,7 +88,7 @@ def _folder() -> Path:
 
 def _go() -> str:
     """Return a Go that can build it. Raises Missing."""
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    go = shutil.which("go") or shutil.which("go", path=GO_PLACES)
     if go is None:
         raise Missing("no kube-apiserver with etcd and kube-controller-manager, and no Go to build them with")
     said = subprocess.run([go, "env", "GOVERSION"], cwd="/", capture_output=True, text=True).stdout.strip()

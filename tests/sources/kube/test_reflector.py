@@ -162,7 +162,7 @@ async def gone_while_pages_are_read(api: ApiServer, follower: Follower) -> None:
 
 async def too_many_requests(api: ApiServer, _follower: Follower) -> None:
     api.cut()
-    for _ in range(4):
+    for _ in range(5):
         api.answers.append(web.json_response(status(429, "slow down"), status=429, headers={"Retry-After": "1"}))
 
 
