@@ -63,7 +63,7 @@ class Cluster:
         others = "kubernetes.io/service-name!=kubernetes"
         wait_for(lambda: self._clear_slices(others), "the end of the slices", 20)
         self.plane.ask("DELETE", f"{HOME}/events")
-        self.plane.send("DELETE", f"{CRDS}/backendstates.lbagent.io")
+        self.plane.send("DELETE", BACKEND_STATES)
 
     def _clear_slices(self, selector: str) -> bool:
         self.plane.ask("DELETE", f"{SLICES}?labelSelector={selector}")
@@ -156,4 +156,6 @@ class Cluster:
         self.plane.ask("POST", BACKEND_STATES, body)
 
     def events(self) -> list[Obj]:
-        return list(self.plane.ask("GET", f"{HOME}/events")["items"])
+        """Return what lbagent wrote; the server's own controllers write Events too."""
+        found = self.plane.ask("GET", f"{HOME}/events")["items"]
+        return [event for event in found if event["source"]["component"] == "lbagent"]

@@ -24,7 +24,7 @@ VERSION = "1.36.3"  # of k8s.io/kubernetes in go.mod
 GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"  # where it is when PATH does not say
 OLDEST_GO = (1, 21)  # from here on Go gets the version that go.mod asks for by itself
 NAMES = ("kube-apiserver", "kube-controller-manager")
-BUILDING = "tests/kube: building kube-apiserver and kube-controller-manager, once (4 minutes of two cores, 1.5 GB of Go modules)"
+BUILDING = "tests/kube: building kube-apiserver and kube-controller-manager, once (4 minutes of two cores, 0.8 GB of Go modules, 2.8 GB of build cache)"
 
 
 class Missing(Exception):

@@ -16,7 +16,7 @@ from tests.lab.agent import program
 from tests.lab.netns import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
-IDS = re.compile(r"\b(ID|BACKEND|REVNAT|ref|index)=\d+")
+IDS = re.compile(r"\b(BEID|ID)=\d+")
 
 
 class Node:

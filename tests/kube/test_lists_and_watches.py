@@ -46,7 +46,7 @@ async def test_fields_that_this_version_does_not_know(cluster: Cluster, config: 
 
 async def test_labels_and_kinds_that_are_left_to_others(cluster: Cluster, config: Path) -> None:
     cluster.add_service("web")
-    cluster.add_service("headless", clusterIPs=["None"])
+    cluster.add_service("headless", clusterIP="None")
     cluster.add_pod("web-0", "web", "10.244.0.10")
     cluster.add_pod("headless-0", "headless", "10.244.0.11")
     label = "service.kubernetes.io/service-proxy-name"
