@@ -1,4 +1,4 @@
-"""The packet programs by BPF_PROG_TEST_RUN: established, reply, new flow, packet for nobody, SYN flood; both families."""
+"""The packet programs by BPF_PROG_TEST_RUN: established, reply, new flow, packet of no service, SYN flood; both families."""
 
 from __future__ import annotations
 
@@ -163,10 +163,10 @@ class Bench:
         self.set(Plan(Tuple(self.shape.flooder, vip, 0, port), 1 << 30, SYN, in_order=True))
         return self.row(case, 0, verdict, target, limit=NEW_BURST)
 
-    def nobody(self, flows: int) -> Row:
+    def no_service(self, flows: int) -> Row:
         """Measure packets that concern no service."""
         self.set(Plan(Tuple(self.shape.client, self.shape.stranger, 0, 443), flows, ACK))
-        return self.row("packet for nobody", flows, PASS, 0.75 if flows == 1 else 0.0, 1.5 if flows == 1 else 0.0)
+        return self.row("packet of no service", flows, PASS, 0.75 if flows == 1 else 0.0, 1.5 if flows == 1 else 0.0)
 
 
 @contextlib.contextmanager
@@ -189,8 +189,8 @@ def measure(family: int, *, quick: bool) -> Iterator[Row]:
     sizes = FLOWS[:3] if quick else FLOWS
     with pinned():
         with bench(family, count) as made:
-            yield made.nobody(1)
-            yield made.nobody(65536)
+            yield made.no_service(1)
+            yield made.no_service(65536)
             for flows in sizes:
                 yield made.established(flows)
                 if flows <= 65536 or not quick:

@@ -27,7 +27,7 @@ from lbagent.agent.device_keeper import DeviceKeeper, require_devices
 from lbagent.agent.facade import AgentFacade
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
-from lbagent.agent.notify import keep_watchdog, notify
+from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources, event_sinks
@@ -200,7 +200,7 @@ class Agent:
         group.create_task(loop.run())
         components.datapath = await loading
         self._closing.callback(components.datapath.close)
-        await bpf.first_pass.wait()
+        await wait_at_start(bpf.first_pass, "the first full list of every source")
         components.devices = DeviceKeeper(components.maps, components.datapath, config)
         components.devices.on_attached = components.network.use_devices
         components.devices.refusing_of = components.network.refusing_of
@@ -209,7 +209,7 @@ class Agent:
         group.create_task(components.devices.run())
         components.sweeper = Sweeper(
             components.maps,
-            lambda: components.datapath.programs if components.datapath else {},
+            lambda: components.datapath.in_force if components.datapath else [],
             config.sweep_interval,
             bpf.flows_of_backends,
         )

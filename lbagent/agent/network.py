@@ -67,7 +67,7 @@ class NetworkFollower:
 
     def snat_addresses(self) -> tuple[bytes, ...]:
         """Return the addresses this node translates to: whatever a path may choose."""
-        own = [item.address for item in self._known.addresses if item.source]
+        own = [item.address for item in self._known.addresses if item.source or item.deprecated]
         chosen = [
             route.prefsrc
             for table in (self._known.routes4, self._known.routes6)

@@ -7,9 +7,11 @@ import os
 import socket
 from collections.abc import Mapping
 
+EXTEND_EVERY_S, EXTEND_BY_S = 10.0, 60.0
+
 
 def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
-    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `STATUS=...`; return whether a supervisor was told."""
+    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`, `STATUS=...`; return whether it was told."""
     path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return False
@@ -20,6 +22,24 @@ def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
         except OSError:
             return False
     return True
+
+
+async def wait_at_start(event: asyncio.Event, what: str) -> None:
+    """Wait for what may take any time. As long as the event loop runs, the supervisor (TimeoutStartSec) does not end the start.
+
+    `what` is waited for: a word for `systemctl status`.
+    """
+    told = False
+    while True:
+        try:
+            async with asyncio.timeout(EXTEND_EVERY_S):
+                await event.wait()
+        except TimeoutError:
+            told = notify(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}\nSTATUS=waiting for {what}")
+        else:
+            break
+    if told:
+        notify("STATUS=")
 
 
 def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:

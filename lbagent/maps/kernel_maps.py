@@ -227,6 +227,11 @@ class KernelMaps:
         with kernel_errors("read", map_name):
             return self._tables[map_name].read()
 
+    def maglev_ids(self, map_name: str) -> set[int]:
+        """Return the service ids that have a table. Raises KernelError."""
+        with kernel_errors("read", map_name):
+            return self._tables[map_name].service_ids()
+
     # --- arrays as memory ---
 
     @contextmanager

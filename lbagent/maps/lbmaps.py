@@ -25,7 +25,10 @@ class PathInfo(Struct, frozen=True, gc=False):
     mtu: int = 0  # bytes of the way out; 0 = unknown
     local: bool = False  # on this node: the client's address is kept
     host: bool = False  # the address is one of the node's own
-    further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of `snat`
+    further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of the first one
+    kept: frozenset[bytes] = (
+        frozenset()
+    )  # a path that has one of these source addresses keeps it, in the place of `snat`
 
 
 # Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).
@@ -67,6 +70,9 @@ class LBMaps(Protocol):
 
     def maglev(self, map_name: str) -> dict[int, bytes]:
         """Return the lookup table of each service id; equal tables are one object."""
+
+    def maglev_ids(self, map_name: str) -> set[int]:
+        """Return the service ids that have a lookup table; no table is read."""
 
     def window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
         """Map `length` bytes of a mmapable array; what is stored through it is in the map at once."""

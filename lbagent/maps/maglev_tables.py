@@ -77,6 +77,15 @@ class MaglevTables:
         for ident in ids:
             bpf_map.map_delete(self._outer, struct.pack("=I", ident))
 
+    def service_ids(self) -> set[int]:
+        """Return the service ids that have a table. Raises OSError."""
+        out: set[int] = set()
+        key = bpf_map.map_next_key(self._outer, None, 4)
+        while key is not None:
+            out.add(struct.unpack("=I", key)[0])
+            key = bpf_map.map_next_key(self._outer, key, 4)
+        return out
+
     def read(self) -> dict[int, bytes]:
         """Return every service's table; equal tables are one object. Raises OSError."""
         by_inner: dict[int, bytes] = {}

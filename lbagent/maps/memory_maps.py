@@ -89,6 +89,10 @@ class MemoryMaps:
         """Return the table of each service id."""
         return dict(self._tables[map_name])
 
+    def maglev_ids(self, map_name: str) -> set[int]:
+        """Return the service ids that have a table."""
+        return set(self._tables[map_name])
+
     def _array(self, map_name: str) -> mmap.mmap:
         spec = self.specs[map_name]
         if not spec.flags & F_MMAPABLE:
@@ -204,6 +208,10 @@ class FaultyMaps:
     def maglev(self, map_name: str) -> dict[int, bytes]:
         """Read."""
         return self.inner.maglev(map_name)
+
+    def maglev_ids(self, map_name: str) -> set[int]:
+        """Read."""
+        return self.inner.maglev_ids(map_name)
 
     def window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
         """Read, or write past the faults."""

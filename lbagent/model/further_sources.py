@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 MAX_FURTHER = 4  # of each family; numbered from 1
+SHORT_OF_PORTS = (
+    0.9  # of a backend's ports held: a new flow looks at some dozens, and hardly finds a free one from here on
+)
 
 
 class FurtherAddress(Struct, frozen=True, gc=False):

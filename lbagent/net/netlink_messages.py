@@ -13,12 +13,14 @@ SOCKET_FAMILY = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _FAMILY_OF_SOCKET = {number: family for family, number in SOCKET_FAMILY.items()}
 TABLE_LOCAL, TABLE_MAIN = 255, 254
 TYPE_UNICAST, TYPE_LOCAL = 1, 2
+PROTOCOL_KERNEL = 2  # the kernel made the route, with an address
 TYPES_REFUSING = frozenset({6, 7, 8})  # blackhole, unreachable, prohibit
 ROUTE_DEAD = 1  # RTNH_F_DEAD: the kernel passes over it
 ROUTE_CLONED = 0x200  # a cache entry, not a route
 LINK_UP = 1
 LINK_LOWER_UP = 0x10000  # the driver has a carrier: the other end of the cable is there
-ADDRESS_BAD = 0x08 | 0x20 | 0x40  # dadfailed, deprecated, tentative: the kernel would not pick it
+ADDRESS_DEPRECATED = 0x20
+ADDRESS_BAD = 0x08 | 0x40  # dadfailed, tentative: not the node's yet, or another host's
 SCOPE_GLOBAL = 0
 ETHERNET = 1  # ARPHRD_ETHER
 NEIGHBOUR_UNICAST = 1
@@ -64,7 +66,8 @@ def address(message: Any) -> NodeAddress | None:
         return None
     flags = message.get_attr("IFA_FLAGS") or message["flags"]
     usable = message["scope"] == SCOPE_GLOBAL and not flags & ADDRESS_BAD
-    return NodeAddress(packed(text), message["prefixlen"], message["index"], usable)
+    deprecated = usable and bool(flags & ADDRESS_DEPRECATED)
+    return NodeAddress(packed(text), message["prefixlen"], message["index"], usable and not deprecated, deprecated)
 
 
 def route(message: Any) -> tuple[int, Route] | None:
@@ -92,6 +95,7 @@ def route(message: Any) -> tuple[int, Route] | None:
         unicast=kind == TYPE_UNICAST,
         others=tuple((hop["oif"], _gateway(hop)) for hop in hops[1:]) if hops else (),
         simple=not (hops and len(hops) > 1) and message.get_attr("RTA_ENCAP_TYPE") is None,
+        connected=message["proto"] == PROTOCOL_KERNEL,
     )
 
 

@@ -22,6 +22,8 @@ MAX_MTU = 0xFFFF  # the path record's field
 ETHERNET_ADDRESS = 6  # bytes
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
 NO_OUTPUT = 0  # no index of a device: packets stay on this node
+ANY_DEVICE = -1  # no index of a device
+LOOPBACK = 1  # the index of `lo` in every network namespace
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
 
@@ -60,7 +62,8 @@ class PathFinder:
             link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
         )
         self._sources: dict[tuple[int, Route | None], bytes] = {}
-        self._further: dict[bytes, tuple[FurtherAddress, ...]] = {}  # by the first source address
+        self._kept: dict[tuple[int, int], frozenset[bytes]] = {}  # by width and device, ANY_DEVICE: of the whole node
+        self._further: dict[int, tuple[FurtherAddress, ...]] = {}  # by width
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
@@ -115,13 +118,14 @@ class PathFinder:
     def _find(self, address: bytes, route: Route | None, *, local: bool) -> PathInfo:
         link = self.network.links.get(route.ifindex) if route else None
         mtu, source = self._mtu(route, link), self._source(address, route)
-        further = self._further_than(source)
+        further, kept = self._further_of(len(address)), self._kept_sources(len(address), source, route, local=local)
         if local:
             # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
-            return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further)
+            return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further, kept=kept)
         if link is not None:
             self.outputs.add(link.index)
-        return PathInfo(source, self._hop(address, route, link), mtu, local=False, host=False, further=further)
+        hop = self._hop(address, route, link)
+        return PathInfo(source, hop, mtu, local=False, host=False, further=further, kept=kept)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
@@ -146,14 +150,32 @@ class PathFinder:
             known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route, further)
         return known
 
-    def _further_than(self, source: bytes) -> tuple[FurtherAddress, ...]:
-        """Return the further source addresses of a path. One that is the first here has its ports already."""
-        known = self._further.get(source)
+    def _kept_sources(self, width: int, source: bytes, route: Route | None, *, local: bool) -> frozenset[bytes]:
+        """Return the addresses that a path keeps as its source, though it would get `source` today.
+
+        None where the route names its source (`src`). Else those of the output device and of loopback, which is behind every
+        device; without addresses there, and for a backend on this node, all of the node. Where `source` is one that --node-ip
+        names, only what --node-ip names.
+        """
+        if route is not None and route.prefsrc and not route.connected:
+            return frozenset()
+        device = ANY_DEVICE if local or route is None else route.ifindex
+        known = self._kept.get((width, device))
         if known is None:
-            known = self._further[source] = tuple(
+            usable = [a for a in self.network.addresses if len(a.address) == width and (a.source or a.deprecated)]
+            on_device = [a for a in usable if a.ifindex == device]
+            chosen = [a for a in usable if a.ifindex in (device, LOOPBACK)] if on_device else usable
+            known = self._kept[width, device] = frozenset(a.address for a in chosen)
+        given = self.settings.node_ips
+        return known.intersection(given) if source in given else known
+
+    def _further_of(self, width: int) -> tuple[FurtherAddress, ...]:
+        """Return the further source addresses of a family. Whose path has one of them first leaves it out (further_paths.py)."""
+        known = self._further.get(width)
+        if known is None:
+            known = self._further[width] = tuple(
                 FurtherAddress(number, address, self.network.has(address))
-                for number, address in self.settings.further.of_width(len(source))
-                if address != source
+                for number, address in self.settings.further.of_width(width)
             )
         return known
 
@@ -192,7 +214,7 @@ def preferred_source(
 
     The route's own choice first, then an address of the output device (one the next hop shares a subnet with, one given by
     --node-ip, any), then --node-ip, then any: as the kernel does for a socket without a bound address. Of addresses that will
-    do equally, one of `further` comes last: when it is added to a device, flows of the first address must not change theirs.
+    do equally, one of `further` comes last: it is there for flows that find no port of the first one.
     """
     if route is not None and route.prefsrc:
         return route.prefsrc

@@ -23,6 +23,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     unicast: bool = True  # false: unreachable, blackhole, prohibit
     simple: bool = True
     others: tuple[tuple[int, bytes], ...] = ()  # further next hops (ifindex, gateway) of a route that has several
+    connected: bool = False  # made by the kernel with an address, its `prefsrc`; in any other one that is a setting
 
 
 class RouteTable:

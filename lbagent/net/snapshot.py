@@ -26,12 +26,16 @@ class Link(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeAddress(msgspec.Struct, frozen=True, gc=False):
-    """An address of this node. `source` says whether the kernel would pick it by itself (global, not deprecated)."""
+    """An address of this node. `source` says whether the kernel would pick it by itself (global, not deprecated).
+
+    A `deprecated` one is not picked any more: what has it goes on with it (RFC 4862 §5.5.4).
+    """
 
     address: bytes
     bits: int
     ifindex: int
     source: bool = True
+    deprecated: bool = False
 
 
 Neighbours = Mapping[tuple[int, bytes], bytes]  # (ifindex, address) -> MAC

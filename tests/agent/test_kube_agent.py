@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_the_maps_follow_the_server_and_stay_while_it_is_away(cluster: Cluster) 
     wait_for(lambda: not any("10.96.0.11" in line for line in agent.dump()), "the deletion", 20)
     cluster.until("ADDR=10.96.0.10:80/TCP")
     wait_for(lambda: agent.cli("status", check=False).returncode == 0, "a good status", 20)
+
+
+def test_a_start_without_a_server_is_given_time_by_the_supervisor(cluster: Cluster) -> None:
+    """Nothing is there to serve, so it is not READY; a restart would not bring the server."""
+    path = cluster.box.folder / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(path))
+        sock.settimeout(90)
+        cluster.agent.start(wait=False, env={"NOTIFY_SOCKET": str(path)})
+        for _ in range(2):
+            assert sock.recv(200).startswith(b"EXTEND_TIMEOUT_USEC=60000000\nSTATUS=waiting for")
+        cluster.start()
+        cluster.agent.wait_ready()
+        while (said := sock.recv(200)) != b"READY=1":
+            assert said.startswith((b"EXTEND", b"STATUS=")), said
 
 
 def test_it_is_not_ready_before_it_was_told_anything(cluster: Cluster) -> None:

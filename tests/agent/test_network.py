@@ -19,6 +19,7 @@ from lbagent.net.paths import Hop, PathSettings
 from lbagent.net.snapshot import Link
 from tests.lab.netns import Namespace, run, veth
 from tests.net.builders import CNI0, ETH0, backend, ip, network
+from tests.net.builders import address as of_device
 
 pytestmark = pytest.mark.root
 NEAR = ("10.9.0.2", "fd09::2")  # backends beside the node, one a family
@@ -247,3 +248,18 @@ def test_the_last_clients_are_kept_when_there_are_many() -> None:
     assert len(clients.hops(gone, 10.0)) == limit  # a link may flap
     assert clients.next_look_s(gone)
     assert clients.hops(gone, 99.0) == []
+
+
+def test_replies_to_an_address_on_its_way_out_are_looked_at() -> None:
+    """A path that had it as its source keeps it; an address of the link alone is never a source."""
+    follower = NetworkFollower(MemoryMaps(), PathSettings("me"), 10.0)
+    follower._known = network(
+        addresses=(
+            of_device("fd00::5/64", ETH0, source=False, deprecated=True),
+            of_device("fe80::2/64", ETH0, source=False),
+            of_device("10.0.0.1/24", ETH0),
+        )
+    )
+    found = follower.snat_addresses()
+    assert {ip("fd00::5"), ip("10.0.0.1")} <= set(found)
+    assert ip("fe80::2") not in found

@@ -94,11 +94,19 @@ class Cluster:
             out += traffic.spread(self.client, count // len(asks), ask)
         return out
 
-    def load(self, *, web: bool = True, dns: bool = True, workers: int = 4, pause_s: float = 0.002) -> traffic.Load:
-        """Return a load of requests over both families, not started."""
+    def load(
+        self,
+        *,
+        web: bool = True,
+        dns: bool = True,
+        workers: int = 4,
+        pause_s: float = 0.002,
+        timeout_s: float = traffic.TIMEOUT_S,
+    ) -> traffic.Load:
+        """Return a load of requests over both families, not started. A request fails that has no answer within `timeout_s`."""
         asks: list[Callable[[], Answer]] = []
-        asks += [partial(traffic.http_get, vip, 80) for vip in WEB] if web else []
-        asks += [partial(traffic.dns_ask, vip, 53) for vip in DNS] if dns else []
+        asks += [partial(traffic.http_get, vip, 80, timeout_s=timeout_s) for vip in WEB] if web else []
+        asks += [partial(traffic.dns_ask, vip, 53, timeout_s=timeout_s) for vip in DNS] if dns else []
         return traffic.Load(self.client, asks, workers, pause_s)
 
     def talkers(self, count: int = 12, vip: str = VIP4) -> traffic.Talkers:

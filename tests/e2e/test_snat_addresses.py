@@ -129,6 +129,12 @@ def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
     assert set(seen_as(first)) == {FIRST[0]}
     wait_for(lambda: "snat-ports-short 10.77.1.2:8080/TCP" in conditions(cluster), "the limit in the status", 30)
     assert "--snat-address" in cluster.agent.cli("status", check=False).stdout
+    words = ["doctor", *PORTS, *options(*FURTHER), "--bpffs", str(cluster.lab.bpffs)]
+    doctor = cluster.agent.cli(*words, check=False).stdout
+    assert f"no device of this node has {FURTHER[0]} (--snat-address): it is not used" in doctor
+    assert f"--snat-address {FURTHER[1]}: device lan1 has it" in doctor
+    assert "backend 10.77.1.2:8080/TCP is short of SNAT ports" in doctor
+    assert "add an address to device lan1 and name it with --snat-address" in doctor
 
     add(cluster, FURTHER[0])
     wait_for(lambda: name not in conditions(cluster), "the condition gone")

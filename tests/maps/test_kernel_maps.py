@@ -118,6 +118,8 @@ def test_inner_tables_go_with_their_last_service(kernel_maps):
     kernel_maps.delete_maglev("lb4_maglev", [1, 2, 4])
     kernel_maps.set_maglev("lb4_maglev", {5: one})
     assert kernel_maps.maglev("lb4_maglev") == {3: two, 5: one}
+    assert kernel_maps.maglev_ids("lb4_maglev") == {3, 5}
+    assert kernel_maps.maglev_ids("lb6_maglev") == set()
 
 
 def test_counters_are_summed_over_the_cpus(kernel_maps):

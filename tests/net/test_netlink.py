@@ -147,6 +147,25 @@ def test_multipath_and_ipv6_gateways_of_ipv4_routes(node: Namespace) -> None:
     in_node(node, steps)
 
 
+def test_whose_word_a_source_is_and_which_addresses_are_on_their_way_out(node: Namespace) -> None:
+    """The kernel's route to an address's subnet names that address; in any other route it is a setting."""
+    node.ip("addr add fd09::5/64 dev v0 nodad preferred_lft 0", "route add 10.63.0.0/16 via 10.9.0.7 src 10.9.0.1")
+
+    async def steps(follower: Follower) -> None:
+        network = follower.watcher.network
+        found = {item.address: (item.source, item.deprecated) for item in network.addresses}
+        assert found[ip("fd09::1")] == found[ip("10.9.0.1")] == (True, False)
+        assert found[ip("fd09::5")] == (False, True)
+        (link_local,) = (item for item in network.addresses if item.address.startswith(ip("fe80::")[:2]))
+        assert not link_local.source
+        assert not link_local.deprecated
+        own, other = network.route(ip("10.9.0.7")), network.route(ip("10.63.0.1"))
+        assert (own.prefsrc, own.connected) == (ip("10.9.0.1"), True)
+        assert (other.prefsrc, other.connected) == (ip("10.9.0.1"), False)
+
+    in_node(node, steps)
+
+
 def test_default_routes_that_are_not_the_best_one_are_seen(node: Namespace) -> None:
     async def steps(follower: Follower) -> None:
         network = follower.watcher.network

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
-from lbagent.net.paths import NO_OUTPUT, Hop, PathFinder, PathSettings, gateways
+from lbagent.net.paths import LOOPBACK, NO_OUTPUT, Hop, PathFinder, PathSettings, gateways
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {
@@ -18,6 +20,7 @@ INDEX = {
     (VLAN, ip("10.61.0.1")): 15,
 }
 NODE = PathSettings("me", (), ("cni*", "veth*"))
+ETH0_4 = frozenset({ip("10.0.0.1"), ip("10.0.0.9")})  # its addresses
 
 
 def finder(settings: PathSettings = NODE, **more: object) -> PathFinder:
@@ -25,23 +28,23 @@ def finder(settings: PathSettings = NODE, **more: object) -> PathFinder:
 
 
 def test_a_neighbour_on_the_link() -> None:
-    assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, False, False)
+    assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, False, False, kept=ETH0_4)
 
 
 def test_further_source_addresses() -> None:
-    """They are those of the family, but for the path's first one; one that no device has is known as such."""
+    """They are those of the family; one that no device has is known as such."""
     further = FurtherSources((ip("10.0.0.9"), b"", ip("10.0.0.1"), ip("203.0.113.5")), (ip("fd00::5"),))
     find = finder(PathSettings("me", (), ("cni*",), further))
-    nine, missing = FurtherAddress(1, ip("10.0.0.9")), FurtherAddress(4, ip("203.0.113.5"), present=False)
-    assert find(backend("10.0.0.7")).further == (nine, missing)
-    assert find(backend("10.81.0.9")).further == (FurtherAddress(3, ip("10.0.0.1")), missing), "its route prefers .9"
-    assert find(backend("10.244.0.5")).further == (nine, FurtherAddress(3, ip("10.0.0.1")), missing)
+    nine, one = FurtherAddress(1, ip("10.0.0.9")), FurtherAddress(3, ip("10.0.0.1"))
+    missing = FurtherAddress(4, ip("203.0.113.5"), present=False)
+    for where in ("10.0.0.7", "10.81.0.9", "10.244.0.5"):
+        assert find(backend(where)).further == (nine, one, missing)
     assert find(backend("2001:db8::9")).further == (FurtherAddress(1, ip("fd00::5"), present=False),)
     assert find(backend("10.0.0.1")).further == (), "a process of this node is reached without translation"
 
 
 def test_a_further_address_is_the_first_one_only_where_there_is_no_other() -> None:
-    """The kernel lists a new IPv6 address before the others: adding it must not change the address that flows have."""
+    """The kernel lists a new IPv6 address before the others."""
     new_first = (address("fd00::5/64", ETH0), address("10.0.0.5/24", ETH0), *ADDRESSES)
     settings = PathSettings("me", (), (), FurtherSources((ip("10.0.0.5"), ip("10.244.0.1")), (ip("fd00::5"),)))
     find = finder(settings, addresses=new_first)
@@ -51,9 +54,48 @@ def test_a_further_address_is_the_first_one_only_where_there_is_no_other() -> No
     assert finder(PathSettings("me"), addresses=new_first)(backend("10.0.0.7")).snat == ip("10.0.0.5")
 
 
+# --- a path keeps its source ---
+
+
+def kept(where: str, node: str = "", settings: PathSettings = NODE, **more: object) -> set[str]:
+    found = finder(settings, **more)(backend(where, node)).kept
+    return {socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw) for raw in found}
+
+
+def test_a_path_keeps_any_usable_address_of_its_device_or_of_loopback() -> None:
+    more = (
+        address("192.0.2.77/32", LOOPBACK),
+        address("10.0.0.5/24", ETH0, source=False, deprecated=True),
+        address("10.0.0.6/24", ETH0, source=False),  # tentative, or of the link alone
+        address("fd00::5/64", ETH0, source=False, deprecated=True),
+        *ADDRESSES,
+    )
+    for where in ("10.0.0.7", "192.0.2.9"):
+        assert kept(where, addresses=more) == {"10.0.0.1", "10.0.0.9", "10.0.0.5", "192.0.2.77"}
+    assert kept("2001:db8::9", addresses=more) == {"fd00::1", "fd00::5"}
+    assert kept("10.60.1.1", addresses=more) == {
+        "10.0.0.1", "10.0.0.9", "10.0.0.5", "192.0.2.77", "10.244.0.1",
+    }, "no address on its device"  # fmt: skip
+    assert kept("10.244.0.5", "other", addresses=more) == {"10.244.0.1", "192.0.2.77"}
+    assert kept("10.244.0.5", "me") == {"10.0.0.1", "10.0.0.9", "10.244.0.1"}, "a pod of this node: any will do"
+    assert kept("10.0.0.7", routes=()) == {"10.0.0.1", "10.0.0.9", "10.244.0.1"}
+
+
+def test_a_path_whose_source_a_setting_names_keeps_no_other() -> None:
+    assert kept("10.81.0.1") == set(), "the route says src"
+    assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.1"),))) == {"10.0.0.1"}
+    both = (ip("10.0.0.1"), ip("10.0.0.9"), ip("10.244.0.1"))
+    assert kept("10.0.0.7", settings=PathSettings("me", both)) == {"10.0.0.1", "10.0.0.9"}, "it names both"
+    assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.9"),))) != set(), "it does not name the first one"
+    connected = (route("10.0.0.0/24", ETH0, prefsrc="10.0.0.1", connected=True),)
+    assert finder(routes=connected)(backend("10.0.0.7")).snat == ip("10.0.0.1")
+    assert kept("10.0.0.7", routes=connected) == {"10.0.0.1", "10.0.0.9"}, "the kernel's own word is no setting"
+
+
 def test_behind_a_gateway() -> None:
-    assert finder()(backend("192.0.2.9")) == PathInfo(ip("10.0.0.1"), 11, 1500, False, False)
-    assert finder()(backend("2001:db8::9")) == PathInfo(ip("fd00::1"), 14, 1500, False, False)
+    assert finder()(backend("192.0.2.9")) == PathInfo(ip("10.0.0.1"), 11, 1500, False, False, kept=ETH0_4)
+    six = PathInfo(ip("fd00::1"), 14, 1500, False, False, kept=frozenset({ip("fd00::1")}))
+    assert finder()(backend("2001:db8::9")) == six
 
 
 @pytest.mark.parametrize(

@@ -10,26 +10,23 @@ from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.model.address import format_ip
-from lbagent.model.further_sources import MAX_FURTHER
+from lbagent.model.further_sources import MAX_FURTHER, SHORT_OF_PORTS
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.model.backend import Backend
     from lbagent.model.state import State
 
-NEARLY = (
-    0.9  # of a backend's ports held: new flows look at some dozens of ports, and hardly find a free one from here on
-)
 MAX_NAMED = 20
 
 
 def check_snat_ports(components: AgentComponents) -> Iterator[Condition]:
     """Name each remote backend whose ports are nearly all held."""
     if components.sweeper and components.sweeper.live:
-        (first, last), path = components.config.snat_port_range, components.network.path
+        (first, last), has = components.config.snat_port_range, components.network.network.has
 
         def addresses(backend: Backend) -> int:
-            return 1 + sum(source.present for source in path(backend).further)
+            return 1 + sum(map(has, components.bpf.further_addresses(backend)))
 
         yield from short_of_ports(components.bpf.state, components.sweeper.live, last - first + 1, addresses)
 
@@ -38,11 +35,11 @@ def short_of_ports(
     state: State, flows: Mapping[int, int], ports: int, addresses: Callable[[Backend], int] = lambda _: 1
 ) -> Iterator[Condition]:
     """Yield a condition for each; `flows` are live flows by backend id, `addresses` tells how many source addresses one has."""
-    many = {number: count for number, count in flows.items() if count >= NEARLY * ports}
+    many = {number: count for number, count in flows.items() if count >= SHORT_OF_PORTS * ports}
     if not many:
         return
     remote = [item for item in state.backends.values() if item.id in many and not item.local]
-    short = [item for item in remote if many[item.id] >= NEARLY * ports * addresses(item)]
+    short = [item for item in remote if many[item.id] >= SHORT_OF_PORTS * ports * addresses(item)]
     for backend in sorted(short, key=lambda item: -many[item.id])[:MAX_NAMED]:
         name, services = backend.address.with_protocol(), ", ".join(_services(state, backend.id))
         number = addresses(backend)

@@ -35,6 +35,7 @@ class Datapath:
     key: str
     seeds: Seeds
     reused: bool  # True: the pinned programs were the right ones, nothing was loaded
+    sizes: Sizes  # of the maps that the programs know
     attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
     log_dir: Path | None = None
@@ -44,6 +45,11 @@ class Datapath:
     def hooked(self) -> Datapath:
         """Return whose programs belong on the hooks and in the pins."""
         return self.interim or self
+
+    @property
+    def in_force(self) -> list[tuple[Mapping[str, int], Sizes]]:
+        """Return (programs, sizes of their maps): two while a change of map sizes is half done, the new maps' second."""
+        return [(each.programs, each.sizes) for each in (self, self.interim) if each is not None]
 
     @property
     def programs(self) -> Mapping[str, int]:
@@ -78,6 +84,7 @@ class Datapath:
         generation.install(self.root, key, new, self._swap)
         self.generation.close()
         self.artifact, self.generation, self.key, self.reused = artifact, new, key, False
+        self.sizes = sizes
 
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
@@ -90,6 +97,7 @@ class Datapath:
         self.close()
         self.interim = None
         self.artifact, self.generation, self.key, self.reused = other.artifact, other.generation, other.key, False
+        self.sizes = other.sizes
 
     def leave_hooks_to(self, interim: Datapath) -> None:
         """Let the programs of `interim`, installed at least in part, stay on the hooks: only they know all maps with flows."""
@@ -124,7 +132,7 @@ def load(
     key = generation.generation_key(artifact, shared_maps, config)
     found = generation.reuse_pinned(root, key, artifact) if reuse else None
     new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
-    return Datapath(root, artifact, new, key, seeds, reused=bool(found), log_dir=log_dir)
+    return Datapath(root, artifact, new, key, seeds, reused=bool(found), sizes=sizes, log_dir=log_dir)
 
 
 def start(

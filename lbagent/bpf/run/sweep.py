@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
@@ -19,7 +20,7 @@ from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, HOST_ORDER, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.reasons import Event, Reason, label
-from lbagent.maps.specs import counter_row, counter_rows
+from lbagent.maps.specs import Sizes, counter_row, counter_rows
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
@@ -49,23 +50,44 @@ def trust_ages(maps: LBMaps, until: int) -> None:
     maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_rows(maps.sizes))])
 
 
+InForce = tuple[Mapping[str, int], Sizes]  # programs, and the sizes of their maps
+
+
+def tables(in_force: Sequence[InForce]) -> Iterator[tuple[Family, Mapping[str, int], int]]:
+    """Yield (family, programs that sweep it, entries) of each flow table, none of them twice.
+
+    While a change of sizes is half done there may be two of a family, and two maps of SNAT slots. Where the slots alone have two
+    maps, the programs that know both sweep the one table: stale slots of the old map are in no flow's way.
+    """
+    if not in_force:
+        return
+    (own, sizes), (last, after) = in_force[0], in_force[-1]
+    for family in Family:
+        (flows, flows_after), (slots, slots_after) = (
+            (getattr(sizes, f"{name}{family}"), getattr(after, f"{name}{family}")) for name in ("flow", "snat")
+        )
+        if flows != flows_after:
+            yield family, own, flows
+        yield family, last if (flows, slots) != (flows_after, slots_after) else own, flows_after
+
+
 class Sweeper:
     """Sweeps every `interval_s`. `live` are live flows by backend id of the last sweep, None before the first."""
 
     def __init__(
         self,
         maps: LBMaps,
-        programs: Callable[[], Mapping[str, int]],
+        in_force: Callable[[], Sequence[InForce]],
         interval_s: float,
         of_backends: Callable[[dict[int, int]], dict[int, int]] = lambda counts: counts,
     ) -> None:
-        """`programs` returns the descriptors in force (they change with a reload).
+        """`in_force` returns what `Datapath.in_force` is (it changes with a reload).
 
         `of_backends` makes live flows by backend of those by id (further source addresses have ids of their own).
         """
         self._maps = maps
         self._of_backends = of_backends
-        self._programs = programs
+        self._in_force = in_force
         self.interval_s = interval_s
         self.live: dict[int, int] | None = None
         self.last_duration_s = 0.0
@@ -80,12 +102,11 @@ class Sweeper:
         self._error = ""
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """Return (live flows, entries) of the flow tables."""
-        sizes = self._maps.sizes
-        return {
-            "lb4_flow": (self._flows[Family.IPV4], sizes.flow4),
-            "lb6_flow": (self._flows[Family.IPV6], sizes.flow6),
-        }
+        """Return (live flows, entries) of the flow tables; of a half-done change of sizes those of both."""
+        entries: Counter[Family] = Counter()
+        for family, _, count in tables(self._in_force()):
+            entries[family] += count
+        return {family.map("flow"): (flows, entries[family]) for family, flows in self._flows.items()}
 
     def problems(self) -> list[str]:
         """Return what is full now, and why sweeping fails."""
@@ -120,14 +141,19 @@ class Sweeper:
                     await self.sweep()
 
     async def sweep(self) -> dict[int, int]:
-        """Sweep both tables once and return the live flows by backend id."""
+        """Sweep all tables once and return the live flows by backend id."""
         began, half, sizes = time.monotonic(), self._half, self._maps.sizes
         size = sizes.backends * 4
         with self._maps.window("lb_live", half * size, size) as view:
             view[:] = bytes(size)
         until = 0
-        for family, entries in ((Family.IPV4, sizes.flow4), (Family.IPV6, sizes.flow6)):
-            self._flows[family], until = await self._sweep_table(family, entries // FLOW_WAYS, half, until)
+        found = dict.fromkeys(Family, 0)
+        for family, programs, entries in tables(self._in_force()):
+            flows, until = await self._sweep_table(
+                programs[f"sweep{family}"], family, entries // FLOW_WAYS, (half, until)
+            )
+            found[family] += flows
+        self._flows = found
         trust_ages(self._maps, until)
         self.live = self._of_backends(await self._read_live(half))
         self._half = 1 - half
@@ -136,15 +162,16 @@ class Sweeper:
         self.last_duration_s = time.monotonic() - began
         return self.live
 
-    async def _sweep_table(self, family: Family, buckets: int, half: int, until: int) -> tuple[int, int]:
-        """Sweep one table; return its live flows, and until when ages are right (`until` if it is not 0).
+    @staticmethod
+    async def _sweep_table(program: int, family: Family, buckets: int, run: tuple[int, int]) -> tuple[int, int]:
+        """Sweep one table; return its live flows, and until when ages are right. `run`: half of lb_live, the latter if known.
 
         In a thread: each run waits some 70 ms for the kernel's XDP dispatcher.
         """
-        live = 0
+        live, (half, until) = 0, run
         for first in range(0, buckets, BUCKETS_PER_RUN):
             count = min(BUCKETS_PER_RUN, buckets - first)
-            program, data = self._programs()[f"sweep{family}"], LB_SWEEP.pack(first, count, half, 0, until)
+            data = LB_SWEEP.pack(first, count, half, 0, until)
             with kernel_errors("test run", f"sweep{family}"):
                 output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval

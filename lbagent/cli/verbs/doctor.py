@@ -16,7 +16,7 @@ UNSUPPORTED = 77
 
 @click.command()
 @form_option("table", "json", "yaml")
-@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports")
+@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address")
 def doctor(form: str, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings. Nothing is changed.
 
@@ -26,8 +26,10 @@ def doctor(form: str, **flags: Any) -> int:
     from lbagent.bpf.load.loader import MIN_KERNEL
     from lbagent.bpf.run.probe import ProbeOptions, findings
     from lbagent.kernel import features
+    from lbagent.net.source_findings import source_findings
 
     settings = from_flags(flags)
+    first, last = settings.snat_port_range
     found = findings(
         ProbeOptions(
             device=settings.device,
@@ -38,6 +40,7 @@ def doctor(form: str, **flags: Any) -> int:
             snat_ports=settings.snat_port_range,
         )
     )
+    found += source_findings(settings.snat_address, last - first + 1, settings.bpffs)
     if form == "table":
         for item in found:
             click.echo(f"{item.level:<7}{GAP}{item.what}")

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
+from lbagent.sources.kube import credentials_command
 from lbagent.sources.kube.kube_settings import KubeSettings
 
 CONNECT_S = 5.0
@@ -221,7 +222,16 @@ def _credentials_folder(settings: KubeSettings) -> str | None:
 
 def _load_package() -> tuple[Any, Any]:
     from kubernetes.aio import client, config
+    from kubernetes.aio.config import exec_provider, kube_config
 
+    class Command(exec_provider.ExecProvider):  # type: ignore[misc]
+        """Reads the kubeconfig's words as the package does; the command itself is ours (credentials_command.py)."""
+
+        async def run(self, *_: object) -> dict[str, Any]:
+            """Return the credentials."""
+            return await credentials_command.run(self.args, self.env, self.api_version)
+
+    kube_config.ExecProvider = Command
     return config, client
 
 

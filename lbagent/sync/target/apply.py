@@ -228,7 +228,7 @@ class _Run:
     def _keep_partial(self, owner: int, change: FrontendChange, done: list[tuple[Step, int]]) -> None:
         """Remember the entries a failed change has really got, and pin every backend they may name."""
         before, after = reference_counts(change.old), reference_counts(change.svc)
-        rows = replay(change, done)
+        rows, strays = replay(change, done)
         if owner in self.plan.refused:  # its backends were never counted, nor written
             counted, after = before, {}
         else:
@@ -236,8 +236,9 @@ class _Run:
         pins = frozenset(before) | frozenset(after) | frozenset(rows.backend_ids())
         for ident in pins:
             self.shadow.pin(ident, counted.get(ident, _NO_COUNT)[0])
-        is_there = pins or rows != FrontendEntries(rows.id, {})
-        self.shadow.set_frontend(change.frontend, PartialFrontend(rows, pins) if is_there else None)
+        is_there = pins or strays or rows != FrontendEntries(rows.id, {})
+        entry = PartialFrontend(rows, pins, strays=strays) if is_there else None
+        self.shadow.set_frontend(change.frontend, entry)
 
     def clear_stale_bits(self, now: float, linger_s: float) -> None:
         """Clear the filter bits that have no user any more: the last write of all."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
@@ -241,12 +243,18 @@ def _state(refs: int) -> tuple[BackendState | None, bool]:
 def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
     """Return the path record a backend that is reached so should have; `old` is the one under its id.
 
-    Flows keep the mode they were made with. Where a live backend is no longer local, those that kept the client's address
-    need its replies to be looked at until it is gone, so its record remembers what it was.
+    A path keeps its source address as long as it may (`PathInfo.kept`): the backend knows its flows by that. Flows keep the mode
+    they were made with. Where a live backend is no longer local, those that kept the client's address need its replies to be
+    looked at until it is gone, so its record remembers what it was.
     """
-    size = len(old)
+    size, address = len(old), backend.address.address
     flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
-    was_local = backend_codec.replies_are_local(flags) and old.startswith(backend.address.address)
+    mine = bool(flags & _LIVE) and old.startswith(address)
+    if mine and info.kept:
+        source = old[len(address) : 2 * len(address)]
+        if source != info.snat and source in info.kept:
+            info = replace(info, snat=source)
+    was_local = mine and backend_codec.replies_are_local(flags)
     return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
 
 

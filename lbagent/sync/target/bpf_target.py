@@ -19,7 +19,7 @@ from msgspec import Struct
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdAssigner
 from lbagent.model.state import State, next_generation
@@ -28,7 +28,7 @@ from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import collect, drift, path_drift
-from lbagent.sync.target.further_paths import ids_of, of_backends
+from lbagent.sync.target.further_paths import further_addresses, ids_of, of_backends
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
 from lbagent.sync.target.restore import Restored, give_ids, id_assigner, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
@@ -152,6 +152,10 @@ class BpfTarget:
     def counter_ids(self, ident: int) -> list[int]:
         """Return the ids under which packets of a backend are counted: its own, and those of further source addresses."""
         return ids_of(self.shadow, ident)
+
+    def further_addresses(self, backend: Backend) -> list[bytes]:
+        """Return the further source addresses of a backend (with its id), also those that no device has now."""
+        return further_addresses(self.shadow, backend.address.family, backend.id)
 
     def flows_of_backends(self, counts: Mapping[int, int]) -> dict[int, int]:
         """Return live flows by backend id, those of further source addresses added to their backends."""

@@ -7,7 +7,7 @@ plan these again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.layout import U32, PathFlag, u32_values
@@ -20,7 +20,7 @@ from lbagent.sync.target.backends import each_backend, path_record
 from lbagent.sync.target.further_paths import further_records
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
-from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries
+from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries, strays_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 PIECE = 1 << 18  # bytes of path records compared between two yields
@@ -46,8 +46,8 @@ async def collect(differences: Iterator[str], busy: asyncio.Lock) -> list[str]:
 def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
 
-    Plans may be applied between two yields: a difference is reported only when it is still there at a second look. Maglev
-    tables are not read: they are swapped whole or not at all. Raises KernelError.
+    Plans may be applied between two yields: a difference is reported only when it is still there at a second look. Of Maglev
+    tables only their services are read: they are swapped whole or not at all. Raises KernelError.
     """
     for family in Family:
         yield from _services(maps, shadow, family)
@@ -143,7 +143,9 @@ def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
 
 
 def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+    """Compare the maps of which every entry belongs to a frontend: also what is there of none is a difference."""
     wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
+    ids: dict[str, set[int]] = {family.map(kind): set() for family in Family for kind in ("reverse_nat", "maglev")}
     entries = dict(shadow.frontends)
     for number, (frontend, entry) in enumerate(entries.items()):
         rows = map_entries(entry)
@@ -154,15 +156,50 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
         ranges = wanted[frontend.family.map("source_range")]
         ranges.update(key + values.get(key, frontend_codec.PRESENT) for key in rows.ranges)
         name = frontend.family.map("reverse_nat")
+        ids[name].update([rows.id] if rows.reverse else [])
+        ids[frontend.family.map("maglev")].update([rows.id] if rows.has_table else [])
+        for map_name, key in strays_of(entry):
+            if map_name in ids:
+                ids[map_name].add(int(U32.unpack(key)[0]))
+            else:
+                wanted[map_name].add(key + frontend_codec.PRESENT)
         current = shadow.frontends.get(frontend) is entry
         if rows.reverse and current and maps.get(name, U32.pack(rows.id)) != rows.reverse:
             yield f"{frontend.with_protocol()}: {name} is not what was written"
         if number % SLICE == 0:
             yield ""
-    unchanged = len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items())
-    for name, keys in wanted.items() if unchanged else ():
+    for family in Family:
+        yield from _reverse_rows(maps, family.map("reverse_nat"), ids)
+    if len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items()):
+        yield from _others(maps, wanted, ids)  # at once: no plan is applied meanwhile
+
+
+def _reverse_rows(maps: LBMaps, name: str, ids: dict[str, set[int]]) -> Iterator[str]:
+    """Leave in `ids` the services with a row that no frontend has."""
+    found: set[int] = set()
+    for keys, values, count in maps.batches(name):
+        size = len(values) // count
+        for i, ident in enumerate(u32_values(keys)) if values.strip(b"\0") else ():
+            if values[i * size : (i + 1) * size].strip(b"\0"):
+                found.add(ident)
+            if i % ENTRIES == 0:
+                yield ""
+        yield ""
+    ids[name] = found - ids[name]
+
+
+def _others(maps: LBMaps, wanted: Mapping[str, set[bytes]], ids: Mapping[str, set[int]]) -> Iterator[str]:
+    """Name what is there and was not put there, or the other way round."""
+    for name, keys in wanted.items():
         if {key + value for key, value in maps.items(name)} != keys:
             yield f"{name} is not what was written"
+    for name, numbers in ids.items():
+        if name.endswith("_maglev"):
+            wrong = maps.maglev_ids(name) ^ numbers
+        else:
+            wrong = {ident for ident in numbers if (maps.get(name, U32.pack(ident)) or b"").strip(b"\0")}
+        for ident in sorted(wrong):
+            yield f"{name}: what is there of service {ident} is not what was written"
 
 
 def _filter(maps: LBMaps, shadow: Shadow) -> Iterator[str]:

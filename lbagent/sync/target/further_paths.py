@@ -48,7 +48,9 @@ def further_records(
     """
     if not (info.further or shadow.further_paths):
         return
-    wanted = {source.number: source for source in info.further}
+    width = family.address_bytes
+    mine = first[width : 2 * width]  # an address that is the first here has its ports already
+    wanted = {source.number: source for source in info.further if source.address != mine}
     for number, other, old in further_ids(shadow, family, ident):
         lives = old[backend_codec.FLAGS_AT[len(old)]] & _LIVE
         source = wanted.get(number)
@@ -60,6 +62,11 @@ def further_records(
             continue
         if new != old:
             yield other, old, new
+
+
+def further_addresses(shadow: Shadow, family: Family, ident: int) -> list[bytes]:
+    """Return the further source addresses of a backend, also those that no device has now."""
+    return [backend_codec.path_of(record).snat for _, record in live_further_ids(shadow, family, ident)]
 
 
 def of_backends(shadow: Shadow, counts: Mapping[int, int]) -> dict[int, int]:

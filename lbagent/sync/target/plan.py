@@ -23,7 +23,7 @@ from lbagent.sync.target.backends import BackendPlanner
 from lbagent.sync.target.ranges import range_steps
 from lbagent.sync.target.retention import RESTORED, as_found
 from lbagent.sync.target.shadow import Shadow
-from lbagent.sync.target.shadow_frontend import map_entries
+from lbagent.sync.target.shadow_frontend import map_entries, strays_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
@@ -79,6 +79,7 @@ def planning(
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
+        _stray_steps(steps, owner, new, strays_of(change.old), shadow)
         if change.svc is not None:
             bits[prefilter.vip_bit(change.frontend.address)] = None
     out.refs = yield from backends.planning()
@@ -251,6 +252,22 @@ def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: Fronten
         steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, frontend_codec.PRESENT)
     for key in sorted(had - wanted):
         steps.at(Phase.AFFINITY_OUT, "lb_affinity_match").add(owner, key)
+
+
+def _stray_steps(
+    steps: Steps, owner: int, new: FrontendEntries, strays: Iterable[tuple[str, bytes]], shadow: Shadow
+) -> None:
+    """Take away what a change of the id that broke off left under an id that the frontend does not get."""
+    affinity = {frontend_codec.affinity_match_key(new.id, ident) for ident in new.affinity}
+    for name, key in sorted(strays):
+        if name == "lb_affinity_match":
+            if key not in affinity:
+                steps.at(Phase.AFFINITY_OUT, name).add(owner, key)
+        elif name.endswith("_maglev"):
+            if key != U32.pack(new.id) or not new.members:
+                steps.at(Phase.TABLE_OUT, name).add(owner, key)
+        elif key != U32.pack(new.id):
+            steps.at(Phase.REVERSE_OUT, name).add(owner, key, bytes(shadow.specs[name].value_size))
 
 
 # --- what belongs to no frontend ---

@@ -8,8 +8,11 @@ from msgspec.structs import replace
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
-from lbagent.sync.target.shadow_frontend import map_entries
+from lbagent.maps.layout import U32
+from lbagent.sync.target.shadow_frontend import map_entries, strays_of
 from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
+
+Stray = tuple[str, bytes]  # map, key
 
 # --- words ---
 
@@ -46,16 +49,30 @@ def entries_by_owner(plan: Plan, stopped_at: dict[int, tuple[int, int]]) -> dict
     return out
 
 
-def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> FrontendEntries:
-    """Return the rows of a change after the entries that were done."""
+def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> tuple[FrontendEntries, frozenset[Stray]]:
+    """Return the rows of a change after the entries that were done, and what it has under another id than these."""
     new = frontend_codec.encode(change.svc) if change.svc is not None else NO_ENTRIES
     rows = FrontendEntries(new.id, {})
     if change.old is not None:
         old = map_entries(change.old)
         rows = replace(old, slots=dict(old.slots))
+    strays = set(strays_of(change.old))
     for step, entry in done:
-        _replay_one(rows, new, step, entry)
-    return rows
+        key = step.key(entry)
+        if _id_of(step.map, key) in (None, rows.id):
+            _replay_one(rows, new, step, entry)
+        elif step.kind is Kind.TABLE or step.phase in (Phase.REVERSE_IN, Phase.AFFINITY_IN):
+            strays.add((step.map, key))
+        else:
+            strays.discard((step.map, key))
+    return rows, frozenset(strays)
+
+
+def _id_of(map_name: str, key: bytes) -> int | None:
+    """Return the id of the service that a key names, where the rows of a frontend have one id for all keys of the map."""
+    if map_name == "lb_affinity_match":
+        return frontend_codec.affinity_match_ids(key)[0]
+    return int(U32.unpack(key)[0]) if map_name.endswith(("_reverse_nat", "_maglev")) else None
 
 
 def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: int) -> None:

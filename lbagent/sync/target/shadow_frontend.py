@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 from msgspec import Struct
 
@@ -16,12 +17,14 @@ class PartialFrontend(Struct):
     """A frontend whose entries are not those of one SVC: just read from the maps, or a plan that broke off.
 
     `pins` are backends that must not be deleted, because its slots may name them. `slots` are (slot, value) side by side
-    that are not in `rest`: a start holds 100,000 of them for a moment.
+    that are not in `rest`: a start holds 100,000 of them for a moment. `strays` are (map, key) of reverse NAT rows, affinity
+    matches and tables under another id than `rest` has: a change of the id broke off.
     """
 
     rest: FrontendEntries
     pins: frozenset[int] = frozenset()
     slots: bytes = b""
+    strays: frozenset[tuple[str, bytes]] = frozenset()
 
     @property
     def entries(self) -> FrontendEntries:
@@ -55,10 +58,19 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
             family.map("reverse_nat"): int(bool(entry.id)),
         }
     entries = map_entries(entry)
-    return {
-        family.map("service"): len(entries.slots),
-        family.map("reverse_nat"): int(bool(entries.reverse)),
-        "lb_affinity_match": len(entries.affinity),
-        family.map("source_range"): len(entries.ranges),
-        family.map("maglev"): int(entries.has_table),
-    }
+    counts = Counter(
+        {
+            family.map("service"): len(entries.slots),
+            family.map("reverse_nat"): int(bool(entries.reverse)),
+            "lb_affinity_match": len(entries.affinity),
+            family.map("source_range"): len(entries.ranges),
+            family.map("maglev"): int(entries.has_table),
+        }
+    )
+    counts.update(name for name, _ in strays_of(entry))
+    return counts
+
+
+def strays_of(entry: ShadowFrontend | None) -> frozenset[tuple[str, bytes]]:
+    """Return the (map, key) of what an entry has under another id than the rest."""
+    return entry.strays if isinstance(entry, PartialFrontend) else frozenset()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import ssl
 import stat
 import subprocess
@@ -17,9 +18,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from lbagent.sources.kube import kube_client, kube_settings
+from lbagent.errors import LbError
+from lbagent.sources.kube import credentials_command, kube_client, kube_settings
 from lbagent.sources.kube.kube_client import ApiError, KubeClient, ServerUnreachable
 from lbagent.sources.kube.kube_settings import KubeSettings
+from tests.lab.netns import wait_for
 from tests.sources.kube.api_server import ApiServer, status
 from tests.sources.kube.cluster import kubeconfig, node
 
@@ -202,4 +205,48 @@ async def test_a_command_that_gives_the_credentials(api, tmp_path, monkeypatch, 
         with pytest.raises((ServerUnreachable, ApiError)):
             await nodes(client)
     await client.close()
-    await asyncio.sleep(1.5 if "sleep" in command else 0)  # the command ends before the loop that watches it
+
+
+async def test_a_command_that_takes_too_long_is_killed_with_what_it_started(api, tmp_path, monkeypatch) -> None:
+    """Also a command that has ended and left a process behind that could still print."""
+    settings = secure(tmp_path, api.port, tmp_path / "server.crt")
+    for number, words in enumerate(("sleep 600 & echo $! $$ > PIDS; wait", "sleep 600 & echo $! > PIDS")):
+        pids = tmp_path / f"pids{number}"
+        use_command(Path(settings.kubeconfig), words.replace("PIDS", str(pids)))
+        monkeypatch.setattr(kube_client, "CREDENTIALS_S", 3.0)
+        client = KubeClient(settings)
+        with pytest.raises(ServerUnreachable, match="no credentials within 3 s"):
+            await nodes(client)
+        await client.close()
+        found = [int(word) for word in pids.read_text().split()]
+        assert found
+        await gone(found)
+
+
+async def gone(pids: list[int]) -> None:
+    """Wait until the processes are gone, or wait for a parent that does not ask for them."""
+    for pid in pids:
+        await asyncio.to_thread(wait_for, lambda pid=pid: state_of(pid) in ("", "Z"), "the end of a process")
+
+
+def state_of(pid: int) -> str:
+    """Return the state letter of a process; '' when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("exit 3", "sh ended with 3"),
+        ("echo some words >&2; exit 4", "sh ended with 4: some words"),
+        ("echo x", "sh printed no JSON"),
+        ("echo {}", "sh printed no ExecCredential with a status"),
+        ("""echo '{"apiVersion": "v9", "status": {}}'""", "sh printed an ExecCredential of v9, expected v1"),
+    ],
+)
+async def test_what_a_command_did_wrong_is_said(printed: str, said: str) -> None:
+    with pytest.raises(LbError, match=f"^{re.escape(said)}$"):
+        await credentials_command.run(["sh", "-c", printed], os.environ, "v1")

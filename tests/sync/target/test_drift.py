@@ -49,6 +49,18 @@ def slot(number: int) -> bytes:
             lambda maps: maps.delete_many("lb6_source_range", [maps.items("lb6_source_range")[0][0]]),
             "lb6_source_range is not",
         ),
+        (
+            lambda maps: maps.put_many("lb6_reverse_nat", [(struct.pack("=I", 77), b"\xfd" + bytes(23))]),
+            "lb6_reverse_nat: what is there of service 77 is not",
+        ),
+        (
+            lambda maps: maps.set_maglev("lb4_maglev", {77: struct.pack("=I", 1) * SMALL.maglev_size}),
+            "lb4_maglev: what is there of service 77 is not",
+        ),
+        (
+            lambda maps: maps.delete_maglev("lb4_maglev", [*maps.maglev_ids("lb4_maglev")]),
+            "lb4_maglev: what is there of service",
+        ),
     ],
 )
 def test_what_a_stranger_did_is_named_and_made_good(deed, sentence):

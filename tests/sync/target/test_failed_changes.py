@@ -287,6 +287,54 @@ def test_a_change_of_the_id_that_breaks_off_anywhere_is_finished(more):
     assert number > 2
 
 
+@pytest.mark.parametrize("then", [(), "other backends", "another id", "the first id"])
+def test_of_a_change_of_the_id_that_breaks_off_nothing_stays_that_is_not_wanted(then):
+    """Whatever is wanted next: no frontend, less of it, a third id, the id it had."""
+    number, broke = 0, True
+    while broke:
+        node = Node()
+        node.serve(web(ONE, TWO, **EVERYTHING))
+        first = node.book
+        give_other_ids(node)
+        inner = node.maps
+        node.want(web(ONE, TWO, **EVERYTHING))
+        node.maps = FaultyMaps(inner, before=fail_at(number, KernelError("update", 12, "a map")))
+        broke = not node.sync().complete
+        node.maps = inner
+        assert unknown(node) == [], number
+        assert_counted(node)
+        if then == "another id":
+            give_other_ids(node, 60)
+        elif then == "the first id":
+            node.book = first
+        wanted = [] if not then else [web(TWO)] if then == "other backends" else [web(ONE, TWO, **EVERYTHING)]
+        node.serve(*wanted)
+        assert check(inner, settled=True) == [], number
+        assert unknown(node) == []
+        assert_counted(node)
+        assert then or not any(found for kind, found in contents(inner).items() if kind != "lb_filter"), number
+        number += 1
+    assert number > 2
+
+
+def test_a_change_of_the_id_may_break_off_twice():
+    """Once towards one id, then towards the next; then the frontend goes."""
+    for first in range(6, 18):
+        for second in range(0, 18, 3):
+            node = Node()
+            node.serve(web(ONE, TWO, **EVERYTHING))
+            inner = node.maps
+            for ident, number in ((50, first), (60, second)):
+                give_other_ids(node, ident)
+                node.want(web(ONE, TWO, **EVERYTHING))
+                node.maps = FaultyMaps(inner, before=fail_at(number, KernelError("update", 12, "a map")))
+                node.sync()
+                node.maps = inner
+                assert unknown(node) == []
+            node.serve()
+            assert not any(found for kind, found in contents(inner).items() if kind != "lb_filter")
+
+
 # --- what goes ---
 
 

@@ -11,7 +11,7 @@
 #define CT_FOUND 5 /* another CPU made this very flow */
 #define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the port that was found could not be taken */
 
-/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of whoever came last. */
+/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of the flow that came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
 	if (!value_is_snat(value))
