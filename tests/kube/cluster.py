@@ -158,4 +158,4 @@ class Cluster:
     def events(self) -> list[Obj]:
         """Return what lbagent wrote; the server's own controllers write Events too."""
         found = self.plane.ask("GET", f"{HOME}/events")["items"]
-        return [event for event in found if event["source"]["component"] == "lbagent"]
+        return [event for event in found if event["source"].get("component") == "lbagent"]

@@ -77,7 +77,9 @@ async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, config: 
         own.plane.compact()
         since = len(own.plane.requests())
         front.is_refusing = False
-        await one.until(lambda: one.addresses("more") == ["10.244.2.1"] and count(one) == 4, "the changes")
+        await one.until(
+            lambda: one.deleted and one.addresses("more") == ["10.244.2.1"] and count(one) == 4, "the changes"
+        )
         assert one.deleted == {"default/web-0"}
         seen = last_requests(own, since, "services")
         assert any("resourceVersion" in query for query in seen)  # it asks where it stopped, and is told 410
