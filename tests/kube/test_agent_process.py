@@ -72,10 +72,11 @@ def test_the_maps_follow_a_real_server_through_faults(node: Node, cluster: Clust
     plane.kill()
     assert node.has(f"ADDR={vip}:80/TCP", "10.244.0.10:8080", "10.244.0.11:8080")
     plane.start()
-    cluster.set_pod("web-0", ["10.244.0.10"], ready=False)
+    cluster.delete_pod("web-0")
     more = cluster.add_service("more")["spec"]["clusterIP"]
     cluster.add_pod("more-0", "more", "10.244.0.12")
     node.until(f"ADDR={more}:80/TCP", "10.244.0.12:8080")
+    wait_for(lambda: not node.has("10.244.0.10:8080"), "the deletion", 60)
     wait_for(lambda: agent.cli("status", check=False).returncode == 0, "a good status", 40)
 
     followed = node.contents()
