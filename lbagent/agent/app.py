@@ -41,8 +41,10 @@ from lbagent.bpf.run.resize import resize_at_start
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
+from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
@@ -179,10 +181,15 @@ class Agent:
 
     async def _serve(self, components: AgentComponents) -> None:
         view = AgentFacade(components)
+        loop = components.loop
+        components.node_servers = NodeServers(
+            components.config, loop, components.bpf, components.sources, lambda: loop.local_node().node_port_addresses
+        )
         server = ApiServer(view, components.config.socket, components.config.metrics_address)
         await server.start()
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(components.node_servers.run(server.answer_metrics))
                 await self._start(components, group)
         finally:
             await server.close()
@@ -191,6 +198,8 @@ class Agent:
         """Start what runs for ever, in the order of the module's first lines."""
         config, loop, bpf = components.config, components.loop, components.bpf
         await components.network.start()
+        follow_node_ports = node_port_follower(components)
+        follow_node_ports(components.network.network)
         require_devices(components.network.network, config)
         loading = group.create_task(asyncio.to_thread(self._load_programs, components))
         for source in components.sources:
@@ -205,7 +214,7 @@ class Agent:
         components.devices.on_attached = components.network.use_devices
         components.devices.refusing_of = components.network.refusing_of
         await components.devices.start(components.network.network)
-        components.network.on_network = components.devices.follow
+        components.network.on_network = both(components.devices.follow, follow_node_ports)
         group.create_task(components.devices.run())
         components.sweeper = Sweeper(
             components.maps,
@@ -239,6 +248,29 @@ class Agent:
         found, root = self._artifact(config), pins.pin_dir(config.bpffs)
         settings = layer_settings.program_settings(config, components.further)
         return datapath.start(root, found, maps.fds, maps.sizes, settings)
+
+
+def node_port_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:
+    """Return a function that lets NodePorts follow the addresses that the node has of --nodeport-addresses."""
+    known = layer_settings.node_port_addresses(components.config, EMPTY)
+
+    def follow(network: NodeNetwork) -> None:
+        nonlocal known
+        before, known = known, layer_settings.node_port_addresses(components.config, network)
+        if known != before:
+            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(components.config, network)))
+
+    return follow
+
+
+def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], None]:
+    """Return a function that tells all of them."""
+
+    def follow(network: NodeNetwork) -> None:
+        for each in followers:
+            each(network)
+
+    return follow
 
 
 def spare_memory() -> None:

@@ -12,6 +12,7 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
+from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.object_event import EventSink
@@ -36,6 +37,7 @@ class AgentComponents:
     devices: DeviceKeeper | None = None
     sweeper: Sweeper | None = None
     conditions: ConditionMonitor | None = None
+    node_servers: NodeServers | None = None
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know

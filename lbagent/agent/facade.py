@@ -22,6 +22,7 @@ from lbagent.api.types import (
     TargetStatus,
 )
 from lbagent.bpf.load.devices import strict_devices
+from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
 from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
@@ -33,6 +34,7 @@ from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
 from lbagent.observe import metrics
+from lbagent.observe.kube_proxy_metrics import KubeProxySample
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -268,6 +270,11 @@ class AgentFacade:
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
         return out + components.problems
 
+    def settings(self) -> Mapping[str, object]:
+        """Return the configuration in force, by key."""
+        config = self._components.config
+        return {option.key: getattr(config, option.field) for option in options()}
+
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
         components, state = self._components, self._components.bpf.state
@@ -306,6 +313,7 @@ class AgentFacade:
                 started_at=self._started_at,
                 resident_bytes=_resident_bytes(),
                 cpu_s=times.user + times.system,
+                kube_proxy=_kube_proxy_sample(components),
             )
         )
 
@@ -320,6 +328,11 @@ class AgentFacade:
             before = out.get(backend, (0, 0))
             out[backend] = (before[0] + packets, before[1] + size)
         return out
+
+
+def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
+    servers = components.node_servers
+    return KubeProxySample(components.loop.record, servers.health.codes if servers else {})
 
 
 def target_status(runner: TargetRunner) -> TargetStatus:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from lbagent.agent.sources import source_names
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.config import Config
+from lbagent.config import PRIMARY, Config
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.model.further_sources import FurtherSources
+from lbagent.model.service import CIDR
 from lbagent.net.paths import PathSettings
+from lbagent.net.snapshot import EMPTY, NodeNetwork
+from lbagent.objects.decode.report import special
 from lbagent.resolve import Options
 
 
@@ -65,9 +68,28 @@ def path_settings(config: Config, further: FurtherSources) -> PathSettings:
     return PathSettings(config.name_of_node, node_addresses(config), config.pod_device, further)
 
 
-def resolve_options(config: Config) -> Options:
+def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
     """Return what resolve must know of this node. Rows of endpoints that still exist stay: flows live on."""
-    return Options(config.name_of_node, node_addresses(config), keep_existing=True, sources=source_names(config))
+    return Options(
+        config.name_of_node,
+        node_addresses(config),
+        keep_existing=True,
+        sources=source_names(config),
+        node_port_addresses=node_port_addresses(config, network),
+        node_port_primary=config.nodeport_addresses == (PRIMARY,),
+        external_ips=config.external_ips,
+    )
+
+
+def node_port_addresses(config: Config, network: NodeNetwork) -> tuple[bytes, ...] | None:
+    """Return the addresses of this node in the ranges of --nodeport-addresses; None without ranges. Never of the loopback."""
+    if config.nodeport_addresses in ((), (PRIMARY,)):
+        return None
+    ranges = [CIDR.parse(text) for text in config.nodeport_addresses]
+    own = sorted(
+        {item.address for item in network.addresses if not special(item.address)}, key=lambda each: (len(each), each)
+    )
+    return tuple(address for address in own if any(cidr.contains(address) for cidr in ranges))
 
 
 def node_addresses(config: Config) -> tuple[bytes, ...]:

@@ -78,8 +78,9 @@ class Reloader:
         components.further = further
         components.bpf.use_further_sources(further=bool(merged.snat_address))
         components.network.reconfigure(layer_settings.path_settings(merged, further))
-        if layer_settings.resolve_options(merged) != layer_settings.resolve_options(old):
-            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged)))
+        network = components.network.network
+        if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
+            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
         reconfigure_sources(components.sources, merged)
         components.bpf.resync_s = merged.resync_interval
         components.bpf.linger_s = layer_settings.linger_s(merged)

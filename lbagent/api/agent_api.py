@@ -106,6 +106,10 @@ class AgentApi(Protocol):
         """
         ...
 
+    def settings(self) -> Mapping[str, object]:
+        """Return the configuration in force, by key."""
+        ...
+
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text in pieces of at most some 64 KiB (observe.metrics.render)."""
         ...

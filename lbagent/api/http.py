@@ -48,6 +48,7 @@ class Response(Struct, frozen=True):
     status: int
     body: bytes | Iterable[bytes]
     content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()  # beyond those that every answer has
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -234,7 +235,9 @@ async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool
     )
     head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
-        f"Content-Type: {response.content_type}\r\n{length}\r\nConnection: {'close' if close else 'keep-alive'}\r\n\r\n"
+        f"Content-Type: {response.content_type}\r\n{length}\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in response.headers)
+        + f"Connection: {'close' if close else 'keep-alive'}\r\n\r\n"
     )
     writer.write(head.encode())
     for piece in [response.body] if isinstance(response.body, bytes) else response.body:

@@ -7,7 +7,7 @@ PUT /v1/backends/clear-state           ClearState -> Cleared
 GET /v1/status                         Status
 GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
-GET /metrics                           Prometheus text (the only path on the TCP address)
+GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ import msgspec
 from lbagent.api.agent_api import AgentApi
 from lbagent.api.client import API_PREFIX
 from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
-from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Limits, Request, Response
+from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
+from lbagent.api.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.api.named_backends import named_backends
 from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
-from lbagent.model.address import L3n4Addr, format_ip
+from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.objects.pod_reference import is_pod_reference
@@ -45,7 +46,7 @@ MAX_WAIT_S = 60.0
 MAX_PATH_BYTES = 107  # bytes; unix(7)
 BACKLOG = 32
 PROBE_S = 1.0  # for an agent that may listen on the path already
-METRICS_LIMITS = Limits(per_client=8, makes_room=True, answer_s=30.0)  # any host that reaches the port may connect
+PROXY_MODE = b"lbagent"  # kube-proxy says iptables or nftables here
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
@@ -58,7 +59,7 @@ class ApiServer:
         self._path = socket_file(path)
         self._metrics_address = metrics_address
         self._api = HttpServer(self._answer)
-        self._metrics = HttpServer(self._answer_metrics, METRICS_LIMITS)
+        self._metrics = HttpServer(self.answer_metrics, PUBLIC_LIMITS)
         self._servers: list[asyncio.Server] = []
         self._inode: tuple[int, int] | None = None
         routes = {
@@ -119,10 +120,16 @@ class ApiServer:
             log.exception("a request failed", extra={"method": request.method, "path": request.path})
             return _json(Problem("the agent failed on this request; its log says why; nothing was changed", 1), 500)
 
-    async def _answer_metrics(self, request: Request) -> Response:
-        if (request.method, request.path) != ("GET", "/metrics"):
-            return Response(404, b"only /metrics is here\n", "text/plain; charset=utf-8")
-        return await self._answer(request)
+    async def answer_metrics(self, request: Request) -> Response:
+        """Answer at the port of the metrics, as kube-proxy does at 10249."""
+        match request.method, request.path:
+            case "GET", "/metrics":
+                return await self._answer(request)
+            case "GET", "/proxyMode":
+                return Response(200, PROXY_MODE, "text/plain; charset=utf-8")
+            case "GET", "/configz":
+                return Response(200, msgspec.json.encode({"lbagent": self._view.settings()}) + b"\n")
+        return Response(404, b"only /metrics, /proxyMode and /configz are here\n", "text/plain; charset=utf-8")
 
     async def _services(self, request: Request) -> Response:
         namespace, name, text = (request.query.get(key, "") for key in ("namespace", "name", "vip"))
@@ -285,9 +292,8 @@ def _tcp_socket(text: str) -> socket.socket:
         address = L3n4Addr.parse(text)
     except ValueError as error:
         raise ConfigError(f"--metrics-address: {error}") from None
-    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
     try:
-        return socket.create_server((format_ip(address.address), address.port), family=family, backlog=BACKLOG)
+        return tcp_socket(address)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)  # strerror tells the address once more
         raise ConfigError(f"--metrics-address {text}: {reason}; the agent did not start") from None

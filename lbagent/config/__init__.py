@@ -6,6 +6,6 @@ list is separated by commas). Everything wrong is refused with the place it came
 
 from lbagent.config.check_config import MIN_SNAT_PORT
 from lbagent.config.load_config import load
-from lbagent.config.schema import RELOADABLE, Config, Option, options
+from lbagent.config.schema import PRIMARY, RELOADABLE, Config, Option, options
 
-__all__ = ["MIN_SNAT_PORT", "RELOADABLE", "Config", "Option", "load", "options"]
+__all__ = ["MIN_SNAT_PORT", "PRIMARY", "RELOADABLE", "Config", "Option", "load", "options"]

@@ -7,10 +7,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from lbagent.config.schema import BY_KEY, Config
+from lbagent.config.schema import AUTO, BY_KEY, PRIMARY, Config
 from lbagent.errors import ConfigError
 from lbagent.model.further_sources import MAX_FURTHER
 from lbagent.model.maglev import TABLE_SIZES
+from lbagent.model.service import CIDR
 
 
 def check(config: Config, places: Mapping[str, str]) -> None:
@@ -27,6 +28,8 @@ def check(config: Config, places: Mapping[str, str]) -> None:
     for value in config.node_ip:
         if not _is_address(value):
             refuse("node-ip", f"{value!r} is not an IP address")
+    if wrong := _wrong_node_port_addresses(config.nodeport_addresses):
+        refuse("nodeport-addresses", wrong)
     if wrong := _wrong_snat_addresses(config.snat_address):
         refuse("snat-address", wrong)
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
@@ -36,12 +39,22 @@ def check(config: Config, places: Mapping[str, str]) -> None:
     if config.maglev_table_size not in TABLE_SIZES:
         sizes = ", ".join(map(str, TABLE_SIZES))
         refuse("maglev-table-size", f"{config.maglev_table_size} is not a table size; one of {sizes} is possible")
-    if config.metrics_address and not _is_address_and_port(config.metrics_address):
-        refuse("metrics-address", f"{config.metrics_address!r} is not ADDRESS:PORT like 127.0.0.1:9100 or [::1]:9100")
+    _check_listeners(config, refuse)
     empty = [key for key in ("socket", "bpffs", "state-dir") if not getattr(config, key.replace("-", "_"))]
     if empty:
         refuse(empty[0], "must not be empty")
     _check_sources(config, refuse)
+
+
+def _check_listeners(config: Config, refuse: Callable[[str, str], None]) -> None:
+    if config.metrics_address and not _is_address_and_port(config.metrics_address):
+        refuse("metrics-address", f"{config.metrics_address!r} is not ADDRESS:PORT like 127.0.0.1:9100 or [::1]:9100")
+    for key in ("metrics-bind-address", "healthz-bind-address"):
+        value = getattr(config, key.replace("-", "_"))
+        if value not in ("", AUTO) and not _is_address_and_port(value):
+            refuse(key, f"{value!r} is not ADDRESS:PORT like 127.0.0.1:10249 or [::1]:10249, and not auto")
+    if config.metrics_address and config.metrics_bind_address != AUTO:
+        refuse("metrics-bind-address", "it cannot be given beside metrics-address: they are one setting")
 
 
 def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
@@ -92,6 +105,18 @@ def _wrong_snat_addresses(texts: Sequence[str]) -> str:
         number = len({address for address in found.values() if address.version == version})
         if number > MAX_FURTHER:
             return f"{number} IPv{version} addresses are too many; at most {MAX_FURTHER} of each IP family are possible"
+    return ""
+
+
+def _wrong_node_port_addresses(texts: Sequence[str]) -> str:
+    """Return why these do not choose addresses, '' if they do."""
+    if PRIMARY in texts:
+        return "" if len(texts) == 1 else f"{PRIMARY} cannot be combined with ranges"
+    for text in texts:
+        try:
+            CIDR.parse(text)
+        except ValueError as error:
+            return f"{error}; give ranges, or {PRIMARY} alone"
     return ""
 
 

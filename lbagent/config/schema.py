@@ -16,14 +16,17 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 # fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
 RELOADABLE = frozenset(
     {
-        "device", "pod_device", "attach", "node_ip", "log_format", "log_level", "external_clusterip", "strict_source", "snat_ports",
-        "snat_address",
-        "reject_rate", "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
+        "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
+        "external_ips", "strict_source", "snat_ports", "snat_address", "reject_rate",
+        "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
     }
 )  # fmt: skip
 
 Words = tuple[str, ...]
+PRIMARY = "primary"
+AUTO = "auto"  # on where there is a Kubernetes API, at kube-proxy's port
+HEALTHZ, METRICS = ("0.0.0.0:10256", "[::]:10256"), ("127.0.0.1:10249",)
 _SECONDS = {"unit": "s"}
 
 
@@ -65,6 +68,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     ] = "auto"
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
     node_ip: Annotated[Words, Meta(description="Address of this node for NodePorts and SNAT (repeatable).")] = ()
+    nodeport_addresses: Annotated[
+        Words,
+        Meta(
+            description="CIDR of the addresses of this node that NodePorts and health check node ports have, or primary: the"
+            " first one of each IP family (default: every InternalIP; repeatable)."
+        ),
+    ] = ()
     socket: Annotated[str, Meta(description="Path of the Unix socket that serves the API.")] = DEFAULT_SOCKET
     bpffs: Annotated[str, Meta(description="Folder of the pins, on a bpf file system.")] = DEFAULT_BPFFS
     state_dir: Annotated[
@@ -78,7 +88,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     metrics_address: Annotated[
         str, Meta(description="ADDRESS:PORT that serves Prometheus metrics (default: none).")
     ] = ""
+    metrics_bind_address: Annotated[
+        str,
+        Meta(
+            description="kube-proxy's name of metrics-address; auto: 127.0.0.1:10249 with a Kubernetes API, else none."
+            " Give one of the two."
+        ),
+    ] = AUTO
+    healthz_bind_address: Annotated[
+        str,
+        Meta(
+            description="ADDRESS:PORT that serves /healthz and /livez; auto: port 10256 of all addresses with a Kubernetes API,"
+            " else none."
+        ),
+    ] = AUTO
     external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
+    external_ips: Annotated[
+        bool,
+        Meta(
+            description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
+        ),
+    ] = True
     strict_source: Annotated[
         bool, Meta(description="Whether a remote backend's replies must come in by the device of its route.")
     ] = False
@@ -149,6 +179,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         """First and last SNAT port."""
         first, _, last = self.snat_ports.partition("-")
         return int(first), int(last)
+
+    @property
+    def has_kubernetes(self) -> bool:
+        """Whether a Kubernetes API is among the sources."""
+        return bool(self.kubeconfig or self.in_cluster)
+
+    @property
+    def healthz_listen_addresses(self) -> Words:
+        """Where /healthz is served: each ADDRESS:PORT."""
+        return self._listen(self.healthz_bind_address, HEALTHZ)
+
+    @property
+    def metrics_listen_addresses(self) -> Words:
+        """Where metrics are served beside metrics-address: each ADDRESS:PORT."""
+        return () if self.metrics_address else self._listen(self.metrics_bind_address, METRICS)
+
+    def _listen(self, text: str, default: Words) -> Words:
+        if text == AUTO:
+            return default if self.has_kubernetes else ()
+        return (text,) if text else ()
 
     @property
     def name_of_node(self) -> str:

@@ -94,7 +94,7 @@ def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
     flags = record[at + 3] & ~(_LOCAL | _HOST | _WAS_LOCAL) & (0xFF if source.present else ~_SELECTABLE)
     nexthop = int.from_bytes(record[at + 4 : at + 6], HOST_ORDER) | source.number << PATH_FURTHER_SHIFT
     meta = record[at : at + 2] + bytes((gen, flags)) + nexthop.to_bytes(2, HOST_ORDER) + record[at + 6 : at + 8]
-    return record[:width] + source.address + record[2 * width : at] + meta + record[at + 8 :]
+    return record[:width] + source.address + meta + record[at + 8 :]
 
 
 def further_number(record: bytes) -> int:

@@ -231,5 +231,5 @@ def _affinity(view: _View) -> Iterator[str]:
         _, count, ident, flags, _ = group.master
         sticky = flags & ServiceFlags.SESSION_AFFINITY
         wanted = {group.backend(slot) for slot in range(1, count + 1) if slot in group.slots} if sticky else set()
-        if ident and wanted != matches.get(ident, set()):
+        if wanted != matches.get(ident, set()):
             yield f"{group}: affinity matches of service {ident} are not its backends"

@@ -76,16 +76,15 @@ def _affinity(maps: LBMaps) -> Iterator[Line]:
 
 
 def _maglev(maps: LBMaps) -> Iterator[Line]:
-    counted: dict[int, str] = {}  # by identity: shared tables are one object
     for name in ("lb4_maglev", "lb6_maglev"):
         tables = maps.maglev(name)
+        counted: dict[int, str] = {}  # by identity: shared tables are one object, which lives as long as `tables`
         for ident, table in tables.items():
             text = counted.get(id(table))
             if text is None:
                 entries = Counter(memoryview(table).cast("I"))
                 text = counted[id(table)] = ", ".join(f"{backend}({entries[backend]})" for backend in sorted(entries))
             yield (ident, name), f"MAGLEV: ID={ident} INNER=[{text}]"
-        counted.clear()  # the tables go with this round, their identities with them
 
 
 def _ranges(maps: LBMaps) -> Iterator[Line]:

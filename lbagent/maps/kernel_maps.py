@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -136,8 +136,6 @@ class KernelMaps:
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
         """Delete entries in order; missing keys are fine. Raises KernelError."""
-        if not keys:
-            return
         fd, count, joined = self.fds[map_name], len(keys), b"".join(keys)
         done = 0
         while done < count:
@@ -177,7 +175,7 @@ class KernelMaps:
                 (keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * size : (i + 1) * size])
                 for i in range(count)
             ]
-            out += [item for item in split if item[1] != zero] if zero else split
+            out += [item for item in split if item[1] != zero]
         return out
 
     def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
@@ -237,16 +235,12 @@ class KernelMaps:
     @contextmanager
     def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
         """Map bytes of a mmapable array; what is stored is in the map at once. Raises KernelError, ValueError."""
-        with kernel_errors("mmap", map_name):
-            opened = self._window(map_name, offset, length)
-            view = opened.__enter__()
-        try:
+        with ExitStack() as opened:
+            with kernel_errors("mmap", map_name):  # not around what the caller does
+                view = opened.enter_context(
+                    windows.window(self.fds[map_name], offset, length, self.specs[map_name].value_size)
+                )
             yield view
-        finally:
-            opened.__exit__(None, None, None)
-
-    def _window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
-        return windows.window(self.fds[map_name], offset, length, self.specs[map_name].value_size)
 
     def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
         """Store 8-byte words of a mmapable array in order, each by one aligned store. Raises KernelError."""

@@ -57,7 +57,7 @@ def store(fd: int, words: Iterable[tuple[int, bytes]], limit: int) -> int:
         base = head[0] // PAGE * PAGE
         held: list[tuple[int, bytes]] = []
         pending = list(_while_inside(chain((head,), rest), base, held))
-        length = min(max(at for at, _ in pending) + 8 - base, limit - base)
+        length = max(at for at, _ in pending) + 8 - base
         with window(fd, base, length, limit) as view:
             done += store_words(view, base, pending)
         head = held[0] if held else None
@@ -78,7 +78,7 @@ def _while_inside(
 def store_words(view: memoryview, base: int, words: Iterable[tuple[int, bytes]]) -> int:
     """Store words through a view that starts at `base` of the map; return how many."""
     done = 0
-    with view[: len(view) // 8 * 8].cast("Q") as cells:
+    with view.cast("Q") as cells:
         for offset, data in words:
             cells[(offset - base) >> 3] = int.from_bytes(data, sys.byteorder)
             done += 1

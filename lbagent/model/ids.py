@@ -184,8 +184,7 @@ class IdAssigner:
         self._assigned[key] = replace(svc, id=number, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
 
     def _release_unused(self, svc: SVC) -> None:
-        if svc.frontend not in self._frontends:
-            self.service_ids.release(svc.frontend)
+        self.service_ids.release(svc.frontend)  # an older SVC of this frontend is not in the State any more
         for backend in svc.backends:
             if backend.address not in self._backends:
                 self.backend_ids.release(backend.address)

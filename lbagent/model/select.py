@@ -9,7 +9,8 @@ The one place of the rule which endpoints get new flows. Pure. How resolve uses 
 
 Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend row in maintenance, no
 slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `filtered_state`). All four are in
-slot order. `no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: a backend shared
+slot order. A UDP endpoint that does not serve is in none of them while another takes its flows (`_is_stale`).
+`no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: a backend shared
 by services has the most alive of its states, which resolve knows.
 
 Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-1669 (terminating), KEP-2433, KEP-3015 (hints).
@@ -22,7 +23,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
 
 
@@ -156,6 +157,11 @@ def _may_fall_back(endpoint: EndpointInfo) -> bool:
     )
 
 
+def _is_stale(endpoint: EndpointInfo) -> bool:
+    """Whether flows must leave it: UDP has no end that a client notices. Source: kube-proxy's conntrack/cleanup.go (behaviour)."""
+    return endpoint.address.protocol is L4Type.UDP and not (endpoint.ready or endpoint.serving)
+
+
 Predicate = Callable[[EndpointInfo], bool]
 
 
@@ -191,7 +197,7 @@ def _arrange(ordered: list[EndpointInfo], selectable: list[EndpointInfo], belong
     slotless: list[EndpointInfo] = []
     filtered: list[EndpointInfo] = []
     for endpoint in ordered:
-        if endpoint.address in chosen:
+        if endpoint.address in chosen or (chosen and _is_stale(endpoint)):
             continue
         state = endpoint_state(endpoint) if belongs(endpoint) else None
         if state is BackendState.TERMINATING:

@@ -60,13 +60,17 @@ class CIDR(Struct, frozen=True, gc=False):
         """Order by family, network, length."""
         return (len(self.network), self.network, self.bits)
 
+    def contains(self, address: bytes) -> bool:
+        """Return whether the address is of this family and in the range."""
+        return len(address) == len(self.network) and mask(address, self.bits) == self.network
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `ADDRESS/BITS` and mask the host bits; blanks around it do not count. Raises ValueError."""
-        head, slash, tail = text.strip().partition("/")
+        head, _, tail = text.strip().partition("/")
         address = parse_ip(head)
         width = len(address) * 8
-        if not (slash and tail.isascii() and tail.isdecimal() and len(tail) <= 3):
+        if not (tail.isascii() and tail.isdecimal() and len(tail) <= 3):
             raise ValueError(f"{text!r} is not a range like 10.0.0.0/8")
         bits = int(tail) - (96 if ":" in head and width == 32 else 0)  # an IPv4-mapped range counts from ::ffff:0:0/96
         if not 0 <= bits <= width:
@@ -114,6 +118,7 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     l7_lb_proxy_port: int = 0
     l7_lb_frontend_ports: tuple[str, ...] = ()
     health_check_node_port: int = 0
+    health_check_addresses: tuple[bytes, ...] = ()  # with that port: of local endpoints that are ready, sorted
     loopback_hostport: bool = False
     forwarding_dsr: bool = False
     no_local_backend: bool = (

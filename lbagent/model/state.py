@@ -43,6 +43,10 @@ class State(Struct, frozen=True, gc=False, eq=False):
             return NotImplemented
         return self.generation == other.generation and self.services == other.services
 
+    def __ne__(self, other: object) -> bool:
+        """Say the opposite of `==`: msgspec's own would compare identities."""
+        return not self == other
+
     def __hash__(self) -> int:
         """Hash the contents."""
         return hash((self.generation, self.services))

@@ -180,12 +180,13 @@ class Endpoints(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """A v1 Node: its InternalIPs and its zone label."""
+    """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836)."""
 
     name: str
     origin: Origin = NOWHERE
     internal_ips: tuple[bytes, ...] = ()
     zone: str = ""
+    leaves: bool = False
 
     @property
     def key(self) -> str:
@@ -312,12 +313,16 @@ class LastGoodObject(Struct, frozen=True, gc=False):
 
 
 class ObjectChange(Struct, frozen=True, gc=False):
-    """One object became another; None = it was not there, or is gone."""
+    """One object became another; None = it was not there, or is gone.
+
+    `triggered_at` is when what it tells of happened, as its controller noted it: seconds since 1970, 0 = unknown.
+    """
 
     kind: str
     key: str
     old: KubeObject | None
     new: KubeObject | None
+    triggered_at: float = 0.0
 
 
 def kind_of(obj: KubeObject) -> str:

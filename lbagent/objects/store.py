@@ -36,7 +36,7 @@ class Store:
                 own[key] = change.new
             new = self._effective(key)
             if old is not new:
-                out.append(ObjectChange(change.kind, change.key, old, new))
+                out.append(ObjectChange(change.kind, change.key, old, new, change.triggered_at))
         return out
 
     def _effective(self, key: tuple[str, str]) -> KubeObject | None:
@@ -44,6 +44,10 @@ class Store:
             if key in objects:
                 return objects[key]
         return None
+
+    def get(self, kind: str, key: str) -> KubeObject | None:
+        """Return an object of the merged set, None when there is none."""
+        return self._effective((kind, key))
 
     def services_of(self, sources: Iterable[str]) -> set[str]:
         """Return the keys of the Services (and Pods) of which these sources hold a part."""

@@ -6,10 +6,13 @@ every number here already is in a BPF map or in the agent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
+
+from lbagent.sync.histogram import Histogram
 
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 
@@ -25,15 +28,37 @@ class MetricFamily(Struct, frozen=True):
     samples: Iterable[tuple[Labels, float]]
 
 
-def render(families: Iterable[MetricFamily]) -> Iterator[str]:
+class HistogramFamily(Struct, frozen=True):
+    """One histogram without labels."""
+
+    name: str
+    help: str
+    histogram: Histogram
+    kind: Literal["histogram"] = "histogram"
+
+
+def _samples(family: MetricFamily | HistogramFamily) -> Iterator[tuple[str, Labels, float]]:
+    """Yield (name, labels, value) of each line."""
+    if isinstance(family, MetricFamily):
+        for labels, value in family.samples:
+            yield family.name, labels, value
+        return
+    histogram = family.histogram
+    for bound, count in histogram.cumulative():
+        yield f"{family.name}_bucket", (("le", "+Inf" if bound == math.inf else _number(bound)),), count
+    yield f"{family.name}_sum", (), histogram.sum
+    yield f"{family.name}_count", (), histogram.count
+
+
+def render(families: Iterable[MetricFamily | HistogramFamily]) -> Iterator[str]:
     """Yield the exposition in pieces; families without a sample are left out."""
     lines: list[str] = []
     for family in families:
         head = [f"# HELP {family.name} {family.help}\n", f"# TYPE {family.name} {family.kind}\n"]
-        for labels, value in family.samples:
+        for name, labels, value in _samples(family):
             lines += head
             head = []
-            lines.append(f"{family.name}{_labels(labels)} {_number(value)}\n")
+            lines.append(f"{name}{_labels(labels)} {_number(value)}\n")
             if len(lines) >= _PIECE_LINES:
                 yield "".join(lines)
                 lines = []

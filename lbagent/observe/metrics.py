@@ -16,8 +16,9 @@ from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.state import State
-from lbagent.observe import exposition
-from lbagent.observe.exposition import Labels, MetricFamily
+from lbagent.observe import exposition, kube_proxy_metrics
+from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
+from lbagent.observe.kube_proxy_metrics import KubeProxySample
 
 MapUse = tuple[int, int]  # entries in use, most entries
 
@@ -63,6 +64,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
     cpu_s: float = 0.0
+    kube_proxy: KubeProxySample | None = None
 
 
 def render(snapshot: Snapshot) -> Iterator[str]:
@@ -70,10 +72,12 @@ def render(snapshot: Snapshot) -> Iterator[str]:
     return exposition.render(families(snapshot))
 
 
-def families(snapshot: Snapshot) -> Iterator[MetricFamily]:
+def families(snapshot: Snapshot) -> Iterator[MetricFamily | HistogramFamily]:
     """Yield every metric of the agent, the small ones first."""
     yield from _agent(snapshot)
     yield from _sync(snapshot)
+    if snapshot.kube_proxy is not None:
+        yield from kube_proxy_metrics.families(snapshot.kube_proxy, snapshot.state.services)
     yield from _datapath(snapshot)
     yield from _per_service(snapshot)
     yield from _per_backend(snapshot)

@@ -25,6 +25,8 @@ class LocalNode(Struct, frozen=True, gc=False):
     name: str = ""
     addresses: tuple[bytes, ...] = ()
     zone: str = ""
+    node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
+    external_ips: bool = True  # whether externalIPs are served here
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
@@ -68,7 +70,7 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
-    for index, address in enumerate(service.external_ips):
+    for index, address in enumerate(service.external_ips if node.external_ips else ()):
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
@@ -76,9 +78,8 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
 
 def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
     ports = [port for port in service.ports if port.node_port]
-    if not ports:
-        return
-    for address, surrogate in node_addresses(service.families, node):
+    addresses = node.addresses if node.node_port_addresses is None else node.node_port_addresses
+    for address, surrogate in node_addresses(service.families, addresses):
         for port in ports:
             frontend = L3n4Addr(address, port.node_port, port.protocol)
             yield WantedFrontend(
@@ -86,10 +87,10 @@ def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
             )
 
 
-def node_addresses(families: Iterable[Family], node: LocalNode) -> Iterator[tuple[bytes, bool]]:
+def node_addresses(families: Iterable[Family], addresses: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Iterate over (address, is surrogate) that a NodePort or HostPort of these families listens on."""
     for family in families:
         yield UNSPECIFIED[family], True
-        for address in node.addresses:
+        for address in addresses:
             if Family.of(address) == family:
                 yield address, False

@@ -16,8 +16,8 @@ from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
 from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
-from lbagent.resolve.service_builder import BuildContext, node_of
 
 
 class HostPortRows(NamedTuple):
@@ -84,13 +84,13 @@ def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L
         return
     if port.host_ip is not None:
         families = tuple(family for family in families if family == Family.of(port.host_ip))
-    for address, surrogate in node_addresses(families, context.node):
+    for address, surrogate in node_addresses(families, context.node.addresses):
         frontend = L3n4Addr(address, port.port, port.protocol)
         yield frontend, _Claim(pod, backends[Family.of(address)], surrogate, False)
 
 
 def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC:
-    picked = select([_info(claim, context) for claim in claims], node_name=context.node.name)
+    picked = select([_info(claim, context) for claim in claims], with_local=False)
     first = claims[0]
     flags = ServiceFlags.from_param(
         SvcFlagParam(
@@ -122,7 +122,6 @@ def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
         claim.backend,
         ready=ready,
         terminating=not ready,
-        local=True,
         node_name=pod.node,
         zone=context.node.zone,
         weight=weight,
@@ -138,7 +137,7 @@ def _groups(chosen: EndpointSet, context: BuildContext) -> list[tuple[Backend, .
 
 
 def _backend(info: EndpointInfo, state: BackendState, context: BuildContext) -> Backend:
-    node_name, local = node_of(info, context)
+    node_name, local = context.node_of(info)
     return Backend(0, info.address, state, weight=info.weight, node_name=node_name, zone=info.zone, local=local)
 
 

@@ -31,9 +31,7 @@ class ObjectIndex:
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
         self._all_overrides: dict[str, StateOverride] = {}  # also those of other nodes
-        self._are_ranked = False
-        self._overrides = Overrides()
-        self._contradictions: list[Contradiction] = []
+        self._ranked: tuple[Overrides, list[Contradiction]] | None = None  # None: to be ranked again
         self._placement = Placement()
         self._placement_messages: list[Message] | None = []  # None: to be made again
         self._node: Node | None = None
@@ -54,8 +52,8 @@ class ObjectIndex:
             case Pod():
                 self._pod(key, new)
             case Node() if key == self._here:
-                self._node = new if isinstance(new, Node) else None
-                self.all_dirty = True
+                self._node, before = new if isinstance(new, Node) else None, self._node
+                self.all_dirty |= _node_facts(before) != _node_facts(self._node)
             case StateOverride():
                 self._override(key, new)
 
@@ -118,7 +116,7 @@ class ObjectIndex:
                 else:
                     self._stale_pods.add(each.pod)
         _put(self._all_overrides, key, new)
-        self._are_ranked = False
+        self._ranked = None
         self.pods_dirty = True
 
     @property
@@ -139,7 +137,6 @@ class ObjectIndex:
             for service, piece in self._each_slice():
                 if any(endpoint.address in addresses or endpoint.pod in pods for endpoint in piece.endpoints):
                     self.dirty.add(service)
-            self.pods_dirty |= any(ip in addresses for pod in self.pods.values() for ip in pod.ips)
         if self.all_dirty:
             self.dirty |= self.services.keys()
 
@@ -165,19 +162,17 @@ class ObjectIndex:
 
     def overrides(self) -> Overrides:
         """Return the states that the operator and health checks set for backends on this node."""
-        self._rank_overrides()
-        return self._overrides
+        return self._rank_overrides()[0]
 
     def contradictions(self) -> list[Contradiction]:
         """Return the BackendStates that do not act because one of another source, or of another file, holds."""
-        self._rank_overrides()
-        return self._contradictions
+        return self._rank_overrides()[1]
 
-    def _rank_overrides(self) -> None:
-        if not self._are_ranked:
+    def _rank_overrides(self) -> tuple[Overrides, list[Contradiction]]:
+        if self._ranked is None:
             here = (each for each in self._all_overrides.values() if not each.node or each.node == self._here)
-            self._overrides, self._contradictions = rank_overrides(here, self._sources)
-            self._are_ranked = True
+            self._ranked = rank_overrides(here, self._sources)
+        return self._ranked
 
     @property
     def nodes(self) -> Mapping[bytes, str]:
@@ -226,6 +221,10 @@ def _claims(obj: object) -> Iterable[Claim]:
 
 def _weight_facts(pod: Pod | None) -> object:
     return (pod.weight, pod.ips, pod.finished, pod.host_network) if pod and pod.weight is not None else None
+
+
+def _node_facts(node: Node | None) -> object:
+    return (node.internal_ips, node.zone) if node else None
 
 
 def _put(where: dict[str, Any], key: str, value: object) -> None:

@@ -51,7 +51,7 @@ class OrderedRows:
         old = self._rows[at]
         if rows != old:
             known = {svc.frontend: svc for svc in old}
-            self._rows[at] = tuple([_same(known.get(svc.frontend), svc) for svc in rows])
+            self._rows[at] = tuple([_same(known.get(svc.frontend, svc), svc) for svc in rows])
             first, end = self._touched
             self._touched = (min(first, at), max(end, at + 1)) if end else (at, at + 1)
 
@@ -76,5 +76,5 @@ class OrderedRows:
         return State(generation, self._last, delta)
 
 
-def _same(old: SVC | None, new: SVC) -> SVC:
-    return old if old is not None and old == new else new
+def _same(old: SVC, new: SVC) -> SVC:
+    return old if old == new else new

@@ -6,24 +6,27 @@ a frontend with it, those that share a backend with it. `resolve` is the same fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
-from lbagent.resolve.frontends import WantedFrontend, wanted_frontends
+from lbagent.resolve.build_context import BuildContext
+from lbagent.resolve.frontends import LocalNode, WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Ownership
-from lbagent.resolve.service_builder import BuildContext, ServiceBuilder
+from lbagent.resolve.service_builder import ServiceBuilder
 
 RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
@@ -34,6 +37,8 @@ class Options(Struct, frozen=True, gc=False):
 
     `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
     there before counts: a State may hold resting backends that a fresh one does not.
+    `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
+    `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them).
     `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
@@ -41,6 +46,9 @@ class Options(Struct, frozen=True, gc=False):
     node_ips: tuple[bytes, ...] = ()
     keep_existing: bool = False
     sources: tuple[str, ...] = ()
+    node_port_addresses: tuple[bytes, ...] | None = None
+    node_port_primary: bool = False
+    external_ips: bool = True
 
 
 class Resolution(Struct, frozen=True):
@@ -71,10 +79,10 @@ class Resolver:
         self._ownership = Ownership()
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
-        self._context = BuildContext(self._index.local_node(self._options.node_ips))
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._pod_owners: set[str] = set()
         # of one run:
+        self._context: BuildContext
         self._wanted: dict[str, list[WantedFrontend]] = {}
         self._filtered_out: dict[str, set[L3n4Addr]] = {}
 
@@ -94,6 +102,14 @@ class Resolver:
     def node_name(self) -> str:
         """The node it resolves for."""
         return self._options.node_name
+
+    def local_node(self) -> LocalNode:
+        """Return what is known of this node."""
+        options, node = self._options, self._index.local_node(self._options.node_ips)
+        chosen = options.node_port_addresses
+        if options.node_port_primary:
+            chosen = tuple({Family.of(address): address for address in reversed(node.addresses)}.values())
+        return replace(node, node_port_addresses=chosen, external_ips=options.external_ips)
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
@@ -121,7 +137,7 @@ class Resolver:
             return self._last
         index.refresh()
         has_row = self._has_row if self._options.keep_existing else None
-        node = index.local_node(self._options.node_ips)
+        node = self.local_node()
         self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod, index.nodes)
         built = yield from self._build(index.dirty)
         for owner, rows in built.items():
@@ -162,7 +178,6 @@ class Resolver:
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
         """Update the ownership of frontends; return the dirty Services and those that won or lost a frontend by them."""
         concerned = set(dirty)
-        self._wanted = {}
         for key in dirty:
             service = self._index.services.get(key)
             wanted = self._wanted[key] = wanted_frontends(service, self._context.node) if service else []
@@ -196,8 +211,7 @@ class Resolver:
         rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
         built = rows.build(wanted, lost_to)
         self._set_messages(key, rows.messages)
-        if rows.filtered_out:
-            self._filtered_out[key] = rows.filtered_out
+        self._filtered_out[key] = rows.filtered_out
         return built
 
     def _build_pods(self) -> RowsByOwner:
@@ -229,9 +243,14 @@ class Resolver:
         found = [message for owner in owners for message in self._messages.get(owner, ())]
         found += [contradiction.message() for contradiction in self._index.contradictions()]
         found += self._index.placement_messages()
-        if self._index.with_node_ports and not self._context.node.addresses:
-            problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
-            subject = f"Node {self._options.node_name}"
-            kept = "NodePort frontends have no row for a node address"
-            found.append(Message(problem, kept, "status.addresses", subject, warning=True))
+        found += self._node_port_messages() if self._index.with_node_ports else ()
         return tuple(found)
+
+    def _node_port_messages(self) -> Iterator[Message]:
+        node, subject = self._context.node, f"Node {self._options.node_name}"
+        kept = "NodePort frontends have no row for a node address"
+        if not node.addresses:
+            problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
+            yield Message(problem, kept, "status.addresses", subject, warning=True)
+        elif node.node_port_addresses == ():
+            yield Message("none of its addresses is in --nodeport-addresses", kept, "", subject, warning=True)

@@ -6,8 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,20 +27,8 @@ from lbagent.model.select import (
 from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
 from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
-from lbagent.resolve.frontends import LocalNode, WantedFrontend
-from lbagent.resolve.overrides import Overrides
-
-
-class BuildContext(Struct, frozen=True, gc=False):
-    """Everything beside the Service and its slices that its rows depend on."""
-
-    node: LocalNode
-    has_row: Callable[[L3n4Addr], bool] | None = (
-        None  # the agent: an endpoint that exists keeps its backend row, if it has one
-    )
-    overrides: Overrides = Overrides()
-    weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
-    nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses whose objects differ (placement.py)
+from lbagent.resolve.build_context import BuildContext
+from lbagent.resolve.frontends import WantedFrontend
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -63,6 +50,7 @@ class _Choice(Struct, frozen=True, gc=False):
     cluster_ip: _Group
     outside: _Group
     inside: _Group
+    health_check_addresses: tuple[bytes, ...] = ()
 
 
 class ServiceBuilder:
@@ -105,14 +93,22 @@ class ServiceBuilder:
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, want.frontend.family)
         if want.type is SVCType.CLUSTER_IP:
-            return [self._row(want, port, want.frontend, choice.cluster_ip, False)]
-        two_scopes = self._service.external_local and not choice.outside.is_same(choice.inside)
-        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes)]
+            return [self._row(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
+        two_scopes = not choice.outside.is_same(choice.inside)
+        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes, choice.health_check_addresses)]
         if two_scopes:
             rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
         return rows
 
-    def _row(self, want: WantedFrontend, port: ServicePort, frontend: L3n4Addr, group: _Group, two_scopes: bool) -> SVC:
+    def _row(
+        self,
+        want: WantedFrontend,
+        port: ServicePort,
+        frontend: L3n4Addr,
+        group: _Group,
+        two_scopes: bool,
+        checked: tuple[bytes, ...] = (),
+    ) -> SVC:
         service = self._service
         check = want.type is SVCType.LOAD_BALANCER and service.ranges_given
         dsr = service.dsr and want.is_routable
@@ -126,7 +122,7 @@ class ServiceBuilder:
                 session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
-                l7_load_balancer=service.l7_proxy_port > 0,
+                l7_load_balancer=bool(service.l7_proxy_port),
                 source_range_deny=service.ranges_deny,
                 forwarding_dsr=dsr,
                 two_scopes=two_scopes,
@@ -152,6 +148,7 @@ class ServiceBuilder:
             flags=flags,
             l7_lb_proxy_port=service.l7_proxy_port,
             health_check_node_port=service.health_check_node_port,
+            health_check_addresses=checked,
             forwarding_dsr=dsr,
             no_local_backend=group.no_local_backend,
         )
@@ -180,6 +177,7 @@ class ServiceBuilder:
             cluster_ip=group(picked.for_cluster_ip(service.internal_local)),
             outside=group(picked.for_outside(service.external_local)),
             inside=group(picked.for_inside()),
+            health_check_addresses=_ready_addresses(picked.local) if service.health_check_node_port else (),
         )
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
@@ -262,14 +260,14 @@ class ServiceBuilder:
     def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service
         problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
-        if winner.key == service.key:
-            problem = f"{want.frontend.with_protocol()} is given twice"
         field, kept = path_text(want.field), "the other frontends stay"
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
 
     def _warn_ignored(self) -> None:
         service = self._service
+        if service.external_ips and not self._context.node.external_ips:
+            self._warn("spec.externalIPs", "they are switched off (--no-external-ips)", "they have no frontend")
         if service.algorithm is Algorithm.RANDOM:
             for key in self._ignored_weights:
                 problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"
@@ -285,22 +283,17 @@ class ServiceBuilder:
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True, event))
 
 
+def _ready_addresses(local: EndpointSet) -> tuple[bytes, ...]:
+    """Return what healthCheckNodePort counts: an endpoint that serves only because no ready one is left is not ready."""
+    return tuple(sorted({info.address.address for info in local.selectable if info.ready}))
+
+
 _LEAST_ALIVE = Backend(state=BackendState.INVALID)  # the least alive
 _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 
 
-def node_of(info: EndpointInfo, context: BuildContext) -> tuple[str, bool]:
-    """Return the node an endpoint's address is on, '' = unknown, and whether it is this one.
-
-    §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
-    """
-    address, here = info.address.address, context.node
-    name = context.nodes.get(address, info.node_name)
-    return name, (name == here.name) if name else address in here.addresses
-
-
 def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, context: BuildContext) -> Backend:
-    node_name, local = node_of(info, context)
+    node_name, local = context.node_of(info)
     state = BackendState.ACTIVE if state is None else state
     return Backend(
         0,

@@ -17,11 +17,13 @@ from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import Message, ObjectChange
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
+from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.pacer import Pacer
 from lbagent.sync.runner import TargetRunner
+from lbagent.sync.sync_record import SyncRecord
 from lbagent.sync.target_protocol import Desired, Provenance, Target
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,19 @@ class SyncLoop:
         self._next_resolver: Resolver | None = None
         self._resolution: Resolution | None = None
         self._provenance: Provenance | None = None
+        self.record = SyncRecord()  # of the first target
+        for runner in self.runners[:1]:
+            runner.on_in_force = self.record.in_force
         self._sources = sources
         self._message_log = MessageLog(log, "object refused")
 
     def overrides_that_hold(self) -> Overrides:
         """Return which BackendStates hold on this node."""
         return self._resolver.overrides_that_hold()
+
+    def local_node(self) -> LocalNode:
+        """Return what is known of this node."""
+        return self._resolver.local_node()
 
     def replace_resolver(self, resolver: Resolver) -> None:
         """Resolve by other options from now on (SIGHUP)."""
@@ -85,10 +94,14 @@ class SyncLoop:
         before, provenance = self._provenance, self._find_provenance()
         resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
         if resolution is not self._resolution or provenance is not before:
+            generation = self.state.generation
             self._adopt(resolution)
+            self.record.queued(changes, self.state.generation if self.state.generation != generation else None)
             self._provenance = provenance
             for runner in self.runners:
                 runner.set_desired(Desired(self.state, provenance))
+        else:
+            self.record.queued(changes, None)
         await self.inbox.finish(number)
 
     def _update_resolver(self, changes: Sequence[ObjectChange]) -> None:

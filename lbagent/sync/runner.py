@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from lbagent.errors import LbError
 from lbagent.model.state import State
@@ -21,6 +22,9 @@ class TargetRunner:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.failure: Failure | None = None  # the last pass failed as a whole
+        self.pending_since: float | None = None  # of the monotonic clock: since when a State waits that is not in force
+        self.in_force_at = 0.0  # when the last one was, seconds since the epoch
+        self.on_in_force: Callable[[int, float], None] = lambda _generation, _seconds: None
         self._desired = Desired(State())
         self._has_desired = asyncio.Event()  # there is a State
         self._begun = 0  # passes
@@ -43,6 +47,8 @@ class TargetRunner:
     def set_desired(self, desired: Desired) -> None:
         """Replace the State to be made true."""
         self._desired = desired
+        if self.pending_since is None:
+            self.pending_since = time.monotonic()
         self._has_desired.set()
         self.target.wake.set()
 
@@ -81,9 +87,9 @@ class TargetRunner:
         wake.clear()
 
     async def _reconcile(self, now: float) -> None:
-        name, before = self.target.name, self.failure
+        name, before, desired = self.target.name, self.failure, self._desired
         try:
-            await self.target.reconcile(self._desired)
+            await self.target.reconcile(desired)
         except (LbError, OSError) as error:
             known = error if isinstance(error, LbError) else LbError(str(error))
             self.failure = failed_again(before, known, now, delays)
@@ -91,5 +97,8 @@ class TargetRunner:
                 log.error("a target could not be brought in sync", extra={"target": name, "error": str(known)})
         else:
             self.failure = None
+            self.pending_since = None if desired is self._desired else now  # the next one came during this pass
+            self.in_force_at = time.time()
+            self.on_in_force(desired.state.generation, time.monotonic() - now)
             if before:
                 log.info("a target is in sync again", extra={"target": name})

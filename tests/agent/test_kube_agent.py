@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import sys
@@ -178,3 +179,42 @@ def test_what_ends_a_start(cluster: Cluster, name: str, text: str | None, code: 
     assert done.returncode == code, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_kube_proxys_ports(cluster: Cluster) -> None:
+    """Rules A8, A9: /healthz, /livez, the metrics and a health check node port; a port that is taken, as by kube-proxy."""
+    local = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000}
+    here = endpoints("web", "10.7.0.2")
+    here["endpoints"][0]["nodeName"] = NAME
+    cluster.set(service("web", "10.96.0.10", **local), here)
+    cluster.start()
+    agent = cluster.agent
+    with cluster.box.node.entered():
+        taken = socket.create_server(("127.0.0.1", 10249))
+    agent.start()
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+
+    def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+        with cluster.box.node.entered():
+            asked = http.client.HTTPConnection(host, port, timeout=5)
+            asked.request("GET", path)
+            answer = asked.getresponse()
+            return answer.status, answer.read().decode()
+
+    status, text = ask(10256, "/healthz")
+    assert status == 200
+    assert "lastUpdated" in text
+    assert ask(10256, "/livez", "::1")[0] == 200
+    status, text = ask(31000, "/", "10.7.0.1")
+    assert (status, json.loads(text)["localEndpoints"]) == (200, 1)
+    wait_for(lambda: "port-not-open" in agent.cli("status", "-o", "json", check=False).stdout, "the condition", 20)
+    taken.close()
+    wait_for(lambda: "port-not-open" not in agent.cli("status", "-o", "json", check=False).stdout, "its end", 30)
+    assert ask(10249, "/proxyMode") == (200, "lbagent")
+    assert 'kubeproxy_proxy_healthz_total{code="200"} 1' in ask(10249, "/metrics")[1]
+    assert json.loads(ask(10249, "/configz")[1])["lbagent"]["node-name"] == NAME
+    here["endpoints"][0]["conditions"] = {"ready": False, "serving": True, "terminating": True}
+    cluster.set(service("web", "10.96.0.10", **local), here)
+    wait_for(lambda: ask(31000, "/", "10.7.0.1")[0] == 503, "no endpoint that is ready", 20)
+    cluster.stop()
+    assert ask(10256, "/healthz")[0] == 200, "an API server that is away says nothing about the node"

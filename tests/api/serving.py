@@ -189,6 +189,9 @@ class Agent:
     async def verify(self) -> Sequence[str]:
         return self.differences
 
+    def settings(self) -> Mapping[str, object]:
+        return {"node-name": "n1"}
+
     def metrics(self) -> Iterable[str]:
         return self.pieces
 

@@ -187,7 +187,7 @@ def test_metrics_over_the_socket(client: AgentClient) -> None:
 
 
 def test_metrics_over_tcp(agent: Agent, path: Path) -> None:
-    """Opt-in, and nothing but metrics is there."""
+    """Opt-in, and nothing of the API is there."""
     with served(agent, path, "127.0.0.1:0") as server:
         base = f"http://127.0.0.1:{server.metrics_port}"
         with urllib.request.urlopen(f"{base}/metrics", timeout=10) as response:
@@ -196,6 +196,16 @@ def test_metrics_over_tcp(agent: Agent, path: Path) -> None:
         for other in ("/v1/services", "/v1/status", "/"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(base + other, timeout=10)
+
+
+def test_a9_kube_proxys_pages_beside_the_metrics(agent: Agent, path: Path) -> None:
+    with served(agent, path, "127.0.0.1:0") as server:
+        base = f"http://127.0.0.1:{server.metrics_port}"
+        with urllib.request.urlopen(f"{base}/proxyMode", timeout=10) as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            assert response.read() == b"lbagent"
+        with urllib.request.urlopen(f"{base}/configz", timeout=10) as response:
+            assert json.load(response) == {"lbagent": {"node-name": "n1"}}
 
 
 def test_no_metrics_unless_asked(agent: Agent, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,35 @@ def test_every_key_has_flag_variable_and_help() -> None:
 @pytest.mark.parametrize("text", ["127.0.0.1:9100", "[::1]:9100", "0.0.0.0:0"])
 def test_metrics_addresses(text: str) -> None:
     assert config.load({"metrics_address": text}, {}).metrics_address == text
+
+
+@pytest.mark.parametrize(
+    ("given", "healthz", "metrics"),
+    [
+        ({}, (), ()),
+        ({"kubeconfig": "k"}, ("0.0.0.0:10256", "[::]:10256"), ("127.0.0.1:10249",)),
+        ({"in_cluster": True}, ("0.0.0.0:10256", "[::]:10256"), ("127.0.0.1:10249",)),
+        ({"kubeconfig": "k", "healthz_bind_address": "", "metrics_bind_address": ""}, (), ()),
+        ({"healthz_bind_address": "[::1]:1", "metrics_bind_address": "0.0.0.0:2"}, ("[::1]:1",), ("0.0.0.0:2",)),
+        ({"kubeconfig": "k", "metrics_address": "127.0.0.1:9100"}, ("0.0.0.0:10256", "[::]:10256"), ()),
+    ],
+)
+def test_a9_kube_proxys_ports(given: dict[str, object], healthz: tuple[str, ...], metrics: tuple[str, ...]) -> None:
+    """Off without a Kubernetes API; metrics-address is the same setting as metrics-bind-address."""
+    found = config.load(given, {})
+    assert (found.healthz_listen_addresses, found.metrics_listen_addresses) == (healthz, metrics)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"healthz_bind_address": "10256"}, "--healthz-bind-address: '10256' is not ADDRESS:PORT"),
+        ({"metrics_bind_address": "localhost:1"}, "--metrics-bind-address: 'localhost:1' is not ADDRESS:PORT"),
+        ({"metrics_bind_address": "127.0.0.1:1", "metrics_address": "127.0.0.1:2"}, "they are one setting"),
+        ({"nodeport_addresses": ("primary", "10.0.0.0/8")}, "primary cannot be combined with ranges"),
+        ({"nodeport_addresses": ("10.0.0.1",)}, "--nodeport-addresses: '10.0.0.1' is not a range"),
+    ],
+)
+def test_kube_proxys_settings_that_are_refused(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        config.load(given, {})

@@ -12,7 +12,9 @@ from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.state import State
 from lbagent.observe import metrics
+from lbagent.observe.kube_proxy_metrics import KubeProxySample
 from lbagent.observe.metrics import Snapshot, SourceSample
+from lbagent.sync.sync_record import SyncRecord
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -57,6 +59,7 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
         live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
+        kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
     )  # fmt: skip
     for family in metrics.families(full):
         yield f"`{family.name}`", family.kind, family.help

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbagent.maps import backend_codec
+from lbagent.maps.layout import PathL4
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.further_sources import FurtherAddress
 from tests.maps.addresses import ADDRESSES
 
 
@@ -59,3 +61,57 @@ def test_a_backend_row_comes_apart_again(address, state):
 def test_only_a_live_record_has_local_replies(flags, local):
     """1 live, 2 selectable, 4 local, 64 was local."""
     assert backend_codec.replies_are_local(flags) is local
+
+
+FURTHER = {
+    # address, source, port big-endian, generation, flags, next hop with the number above bit 12, MTU
+    "10.244.1.7:8080/UDP": (
+        bytes((10, 244, 1, 7, 192, 168, 0, 9, 0x1F, 0x90, 8)),
+        bytes((0x23, 0x31, 0xDC, 5)),
+        bytes((192, 168, 0, 9)),
+    ),
+    "[fd00::1]:8080/UDP": (
+        b"\xfd" + bytes(14) + b"\1" + b"\xfe" * 16 + bytes((0x1F, 0x90, 8)),
+        bytes((0x23, 0x31, 0xDC, 5)) + bytes(24),
+        b"\xfe" * 16,
+    ),
+}
+
+
+@pytest.mark.parametrize(("present", "flags"), [(True, 1 | 2 | 16), (False, 1 | 16)])
+@pytest.mark.parametrize("text", FURTHER)
+def test_the_record_of_a_further_source_address(text, present, flags):
+    """It is neither local nor the node's own, and no new flow takes an address that is not there."""
+    before, after, source = FURTHER[text]
+    info = PathInfo(b"\1" * len(source), 0x123, 1500, local=True, host=True)
+    first = backend_codec.path_value(be(1, text), info, 9, selectable=True)
+    record = backend_codec.further_value(first, FurtherAddress(3, source, present), 8)
+    assert record == before + bytes((flags,)) + after
+    found = backend_codec.path_of(record)
+    assert (found.further, found.nexthop, found.mtu, found.snat, found.protocol) == (3, 0x123, 1500, source, PathL4.UDP)
+    assert (backend_codec.further_number(first), backend_codec.further_number(record)) == (0, 3)
+    gone = backend_codec.path_tombstone(record)
+    assert backend_codec.further_number(gone) == 3
+    assert gone == before[:-1] + bytes((9, 0, 0, 0x30, 0, 0)) + after[4:]
+
+
+def test_a_further_record_was_not_local_either():
+    first = backend_codec.path_value(be(1), PathInfo(), 9, selectable=True, was_local=True)
+    assert first[11] == 1 | 2 | 64
+    assert backend_codec.further_value(first, FurtherAddress(1, bytes(4)), 9)[11] == 1 | 2
+
+
+@pytest.mark.parametrize(
+    ("local", "was", "flag"), [(True, True, 4), (True, False, 4), (False, True, 64), (False, False, 0)]
+)
+def test_what_is_local_was_not_only_local(local, was, flag):
+    record = backend_codec.path_value(be(1), PathInfo(local=local), 0, selectable=False, was_local=was)
+    assert record[11] == 1 | flag
+
+
+@pytest.mark.parametrize(("word", "protocol"), [("TCP", PathL4.TCP), ("UDP", PathL4.UDP), ("SCTP", PathL4.SCTP)])
+def test_a_path_tells_the_protocol(word, protocol):
+    record = backend_codec.path_value(
+        be(1, f"10.0.0.1:80/{word}"), PathInfo(local=True), 0, selectable=True, was_local=True
+    )
+    assert backend_codec.path_of(record).protocol is protocol

@@ -4,8 +4,11 @@ import struct
 
 import pytest
 
+from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check, without_master
-from lbagent.model.service import Algorithm
+from lbagent.model.backend import BackendState
+from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.service import CIDR, Algorithm
 from tests.sync.target.plans import Node, backend, service
 
 
@@ -112,3 +115,158 @@ def test_frontends_without_a_master_are_named():
     assert without_master(node.maps) == [
         f"10.96.0.{number}:80/TCP: slot 0 is missing, so no packet finds it" for number in (1, 2)
     ]
+
+
+# --- what is right ---
+
+
+def test_every_kind_of_frontend_holds_together():
+    """Two families and scopes, groups of backends, proxies, ranges, and a wildcard row beside them."""
+    node = Node()
+    groups = {
+        "unselectable": (backend("10.244.1.13:80", BackendState.TERMINATING),),
+        "slotless": (backend("10.244.1.15:80", BackendState.MAINTENANCE),),
+    }
+    node.serve(
+        service("10.96.0.1:0/NONE", flags=0, wildcard=True),
+        service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, **groups),
+        service("10.96.0.1:80/i", backend("10.244.1.12:80"), source_ranges=(CIDR.parse("10.0.0.0/8"),)),
+        service("[fd00::1]:80", backend("[fd00:1::2]:80"), algorithm=Algorithm.MAGLEV),
+        service("10.96.0.2:80", algorithm=Algorithm.MAGLEV),
+        service(
+            "10.96.0.3:80", backend("10.244.1.14:80"), algorithm=Algorithm.MAGLEV, flags=0x0440, l7_lb_proxy_port=1
+        ),
+    )
+    node.maps.delete_maglev("lb4_maglev", [5])  # the flows of a proxy are selected by nothing
+    assert check(node.maps, settled=True) == []
+    assert without_master(node.maps) == []
+
+
+def master(number: int) -> bytes:
+    return bytes((10, 96, 0, number, 0, 80, 0, 0, 6, 0, 0, 0))
+
+
+def test_a_frontend_without_a_master_is_being_written_or_taken_away(node):
+    node.maps.delete_many("lb4_service", [master(1), slot(2)])
+    with node.maps.window("lb_filter", 0, 128 * 1024 * 2) as view:
+        kept = prefilter.vip_bit(bytes((10, 96, 0, 2)))
+        value = view[kept >> 3]
+        view[:] = bytes(len(view))
+        view[kept >> 3] = value
+    assert check(node.maps) == []
+    found = check(node.maps, settled=True)
+    assert "10.96.0.1:80/TCP: slots without a master" in found
+    assert [line for line in found if "affinity matches" in line] == []
+
+
+def test_a_local_backend_that_is_gone_needs_no_filter(node):
+    node.serve()
+    node.want(service("10.96.0.1:80", backend("10.244.1.11:80")))
+    node.sync()
+    node.maps.delete_many("lb4_service", [key for key, _ in node.maps.items("lb4_service")])
+    node.maps.delete_many("lb4_backend", [key for key, _ in node.maps.items("lb4_backend")])
+    with node.maps.window("lb_filter", 0, 384 * 1024) as view:
+        view[:] = bytes(384 * 1024)
+    assert check(node.maps) == []
+
+
+# --- what is wrong ---
+
+
+def test_the_last_slot_counts(node):
+    """Of those that take new flows, and of those behind them."""
+    node.maps.store("lb4_path", [(2 * 16 + 8, bytes((0, 80, 0, 1, 0, 0, 0, 0)))])
+    breaks(node, "slot 2: a new flow may select backend 2, whose path record takes no new flow")
+    other = Node()
+    going = backend("10.244.1.13:80", BackendState.TERMINATING)
+    other.serve(service("10.96.0.1:80", backend("10.244.1.11:80"), unselectable=(going,)))
+    assert check(other.maps) == []
+    other.maps.delete_many("lb4_service", [slot(2)])
+    breaks(other, "10.96.0.1:80/TCP: slot 2 of 1 selectable ones is missing")
+
+
+def test_a_missing_reverse_row(node):
+    node.maps.put_many("lb4_reverse_nat", [(ident(1), bytes(8))])
+    breaks(node, "service 1 has no reverse NAT row of its own")
+
+
+def test_slots_beyond_those_behind_the_selectable_ones():
+    node = Node()
+    going = backend("10.244.1.13:80", BackendState.TERMINATING)
+    node.serve(service("10.96.0.1:80", backend("10.244.1.11:80"), unselectable=(going,)))
+    assert check(node.maps, settled=True) == []
+    node.maps.put_many("lb4_service", [(slot(3), node.maps.get("lb4_service", slot(2)))])
+    breaks(node, "10.96.0.1:80/TCP: 1 slots beyond 2", settled=True)
+
+
+def test_an_affinity_match_of_a_backend_behind_the_selectable_ones():
+    node = Node()
+    going = backend("10.244.1.13:80", BackendState.TERMINATING)
+    node.serve(service("10.96.0.1:80", backend("10.244.1.11:80"), unselectable=(going,), session_affinity=True))
+    assert check(node.maps, settled=True) == []
+    node.maps.put_many("lb_affinity_match", [(ident(2) + b"\0\1\0\0", b"\1")])
+    breaks(node, "affinity matches of service 1 are not its backends", settled=True)
+
+
+def test_ranges_tables_and_matches_of_no_service(node):
+    node.maps.put_many("lb4_source_range", [(struct.pack("=I", 40) + b"\0\x09\0\0" + bytes((10, 0, 0, 0)), b"\1")])
+    node.maps.set_maglev("lb4_maglev", {8: node.maps.maglev("lb4_maglev")[2]})
+    node.maps.put_many("lb_affinity_match", [(ident(1) + b"\0\x07\0\0", b"\1")])
+    for sentence in ("source range of service 9", "maglev table of service 8", "affinity match of service 7"):
+        breaks(node, f"{sentence}, which does not exist", settled=True)
+
+
+@pytest.mark.parametrize("verdict", [2, 3])
+@pytest.mark.parametrize(("family", "address"), [(4, bytes((10, 0, 0, 0))), (6, b"\xfd" + bytes(15))])
+def test_a_change_of_rules_that_broke_off(node, family, address, verdict):
+    """2 lets in and 3 keeps out by itself, while a service turns from one kind of list to the other."""
+    name = f"lb{family}_source_range"
+    node.maps.put_many(name, [(struct.pack("=I", 40) + b"\0\1\0\0" + address, b"\1")])
+    assert check(node.maps, settled=True) == []
+    node.maps.put_many(name, [(struct.pack("=I", 40) + b"\0\1\0\0" + address, bytes((verdict,)))])
+    breaks(node, f"1 entries of {name} are left over from an interrupted change of rules", settled=True)
+
+
+# --- further source addresses ---
+
+STRIDE = 256 // 5
+SOURCE = FurtherAddress(2, bytes((192, 168, 0, 77)))
+
+
+def write_path(node, ident: int, record: bytes) -> None:
+    node.maps.store("lb4_path", [(ident * 16 + at, record[at : at + 8]) for at in (0, 8)])
+
+
+def further_record(node, ident: int) -> bytes:
+    with node.maps.window("lb4_path", 16 * ident, 16) as view:
+        return backend_codec.further_value(bytes(view), SOURCE, 0)
+
+
+def test_the_path_of_a_further_source_address_belongs_to_its_backend(node):
+    write_path(node, 1 + 2 * STRIDE, further_record(node, 1))
+    assert check(node.maps, settled=True) == []
+
+
+@pytest.mark.parametrize("at", [1 + STRIDE, 3 + 2 * STRIDE, 2 + 2 * STRIDE])
+def test_a_path_of_a_further_source_address_that_belongs_to_none(node, at):
+    """It lies where that of another number or of another backend would be."""
+    write_path(node, at, further_record(node, 1))
+    sentence = f"path {at} of further source address 2, whose backend does not exist"
+    breaks(node, sentence, settled=True)
+    assert f"path of backend {at}, which does not exist" not in check(node.maps, settled=True)
+
+
+def test_a_further_path_is_no_backend_of_another(node):
+    """What lies two strides before it is a further path itself."""
+    record = further_record(node, 1)
+    write_path(node, 1 + 2 * STRIDE, record)
+    write_path(node, 1 + 4 * STRIDE, record)
+    breaks(node, f"path {1 + 4 * STRIDE} of further source address 2, whose backend does not exist", settled=True)
+
+
+@pytest.mark.parametrize(("at", "byte"), [(3, 99), (9, 81), (11, 1 | 2 | 16)])
+def test_a_further_path_to_another_address_port_or_protocol(node, at, byte):
+    record = bytearray(further_record(node, 1))
+    record[at] = byte
+    write_path(node, 1 + 2 * STRIDE, bytes(record))
+    breaks(node, f"path {1 + 2 * STRIDE} of further source address 2, whose backend does not exist", settled=True)

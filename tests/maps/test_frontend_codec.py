@@ -2,6 +2,7 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,3 +108,53 @@ def test_a_reverse_row_comes_apart_again(frontend):
 @given(st.integers(1, 65535), st.integers(1, (1 << 20) - 1))
 def test_an_affinity_key_comes_apart_again(service, backend):
     assert frontend_codec.affinity_match_ids(frontend_codec.affinity_match_key(service, backend)) == (service, backend)
+
+
+def test_what_is_read_of_the_values_of_slots():
+    rows = frontend_codec.encode(
+        svc(
+            *(be(7) for _ in range(0x102)),
+            unselectable=(be(9), be(0x10203)),
+            session_affinity=True,
+            algorithm=Algorithm.MAGLEV,
+        )
+    )
+    master, last = rows.slots[0], rows.slots[0x104]
+    assert frontend_codec.split_target(master) == (2, 10800)
+    assert frontend_codec.selectable_count(master) == 0x102
+    assert frontend_codec.flags_of(master) == frontend_codec.flags_of(last) == 0x2064
+    assert frontend_codec.service_id_of(master) == frontend_codec.service_id_of(last) == 0x102
+    assert frontend_codec.backend_id_of(last) == 0x10203
+    assert rows.backend_ids() == {7, 9, 0x10203}
+
+
+def test_entries_of_the_service_map_are_the_master_and_the_slots():
+    one = svc(be(7), be(8), unselectable=(be(9),), slotless=(be(10),))
+    assert frontend_codec.entry_count(one) == len(frontend_codec.encode(one).slots) == 4
+
+
+def test_a_frontend_has_a_table_made_or_read():
+    rows = frontend_codec.FrontendEntries
+    assert [each.has_table for each in (rows(1, {}), rows(1, {}, members=((1, 1, b""),)), rows(1, {}, table=b"x"))] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
+def test_the_smallest_weight_has_a_share_of_the_table():
+    one, idle = be(1, "10.0.0.1:1", weight=1), be(3, "10.0.0.3:1", weight=0)
+    members = frontend_codec.encode(svc(one, idle, algorithm=Algorithm.MAGLEV)).members
+    assert [(ident, weight) for ident, weight, _ in members] == [(1, 1)]
+
+
+@pytest.mark.parametrize("text", ["10.96.0.1:80", "[fd00::8080:8080:8080:8080]:32896"])
+def test_a_reverse_row_tells_whether_all_endpoints_are_elsewhere(text):
+    for said in (False, True):
+        row = frontend_codec.reverse_nat_value(L3n4Addr.parse(text), no_local_backend=said)
+        assert frontend_codec.has_no_local_backend(row) is said
+    assert frontend_codec.has_no_local_backend(b"") is False
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/8", "fd00::/7"])
+def test_a_source_range_comes_apart_again(text):
+    key = frontend_codec.source_range_key(0x102, CIDR.parse(text))
+    assert frontend_codec.source_range_of(key) == (0x102, CIDR.parse(text))

@@ -1,5 +1,7 @@
 """Sizes and offsets, against Cilium's headers (offsetof on x86-64) and docs/datapath.md."""
 
+import struct
+
 import pytest
 
 from lbagent.maps import layout
@@ -64,3 +66,7 @@ def test_probes_of_a_device_go_round_the_end():
         1,
     ]
     assert layout.device_position(5 * layout.DEVICES + 3, 0) == 3
+
+
+def test_numbers_side_by_side_are_in_host_order():
+    assert list(layout.u32_values(struct.pack("=3I", 1, 0x10203, 7))) == [1, 0x10203, 7]

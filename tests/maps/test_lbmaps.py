@@ -1,12 +1,13 @@
 """What both kinds of maps do alike."""
 
+import errno
 import struct
 
 import pytest
 
-from lbagent.errors import MapFull
-from lbagent.maps.lbmaps import map_full
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at
+from lbagent.errors import KernelError, MapFull
+from lbagent.maps.lbmaps import backend_counter, map_full, service_counter
+from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
 
 
 def key(number: int) -> bytes:
@@ -161,3 +162,108 @@ def test_a_full_map_names_its_option_if_it_has_one():
         "map lb_neighbor is full: 8 of 8 entries used; everything already written keeps serving"
     )
     assert "8 of 8 entries used, 2 more needed; raise" in str(map_full("lb4_path", 8, 8, needed=2))
+
+
+def test_an_array_ends_with_its_last_entry(maps):
+    maps.put_many("lb4_reverse_nat", [(key(65535), b"abcdefgh")])
+    assert maps.get("lb4_reverse_nat", key(65535)) == b"abcdefgh"
+    assert maps.get("lb4_reverse_nat", key(65536)) is None
+    with pytest.raises(MapFull):
+        maps.put_many("lb4_reverse_nat", [(key(65536), b"abcdefgh")])
+
+
+def test_nothing_is_deleted_of_an_array(maps):
+    maps.put_many("lb4_reverse_nat", [(key(5), b"abcdefgh")])
+    with pytest.raises(KernelError) as caught:
+        maps.delete_many("lb4_reverse_nat", [key(5)])
+    assert caught.value.errno == errno.EINVAL
+    assert maps.get("lb4_reverse_nat", key(5)) == b"abcdefgh"
+
+
+def test_an_entry_of_zeros_is_an_entry_of_a_hash(maps):
+    maps.put_many("lb4_backend", [(key(0), bytes(12)), (key(3), row(3))])
+    assert sorted(maps.items("lb4_backend")) == [(key(0), bytes(12)), (key(3), row(3))]
+    maps.delete_many("lb4_backend", [key(3)])
+    assert maps.items("lb4_backend") == [(key(0), bytes(12))]
+
+
+def test_entries_are_read_side_by_side(maps):
+    assert list(maps.batches("lb4_backend")) == []
+    maps.put_many("lb4_backend", [(key(n), row(n)) for n in range(5)])
+    found = []
+    for keys, values, count in maps.batches("lb4_backend"):
+        assert (len(keys), len(values)) == (4 * count, 12 * count)
+        found += [(keys[4 * n : 4 * n + 4], values[12 * n : 12 * n + 12]) for n in range(count)]
+    assert sorted(found) == [(key(n), row(n)) for n in range(5)]
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-8, 16), (8, -8), (4096, 8)])
+def test_a_window_is_inside_the_array(maps, offset, length):
+    size = maps.specs["lb4_path"].value_size
+    assert size == 256 * 16 == 4096
+    with pytest.raises(ValueError, match="outside"), maps.window("lb4_path", offset, length):
+        pass
+    with maps.window("lb4_path", 8, 0) as view:
+        assert len(view) == 0
+
+
+def test_only_some_maps_are_memory(maps):
+    with pytest.raises(KernelError, match="lb4_reverse_nat"), maps.window("lb4_reverse_nat", 0, 8):
+        pass
+    with pytest.raises(KernelError, match="lb4_backend"):
+        maps.store("lb4_backend", [(0, bytes(8))])
+
+
+def test_counters_are_zeroed(maps):
+    for index in (7, 8):
+        with maps.window("lb_metrics", 16 * index, 16) as cell:
+            cell[:] = struct.pack("=QQ", index, 10 * index)
+    assert maps.counters([7, 8]) == [(7, 70), (8, 80)]
+    maps.zero_counters([7])
+    assert maps.counters([7, 8]) == [(0, 0), (8, 80)]
+
+
+def test_maps_without_a_fault_are_what_they_are(maps):
+    """Through FaultyMaps every call does what it does without, one write after the other."""
+    written = []
+    faulty = FaultyMaps(maps, after=lambda number, name: written.append((number, name)))
+    faulty.put_many("lb4_backend", [(key(1), row(1)), (key(2), row(2))])
+    faulty.put_batch("lb4_backend", b"".join(map(key, range(9))), b"".join(map(row, range(9))), 7, 9)
+    faulty.delete_many("lb4_backend", [key(2), key(7)])
+    assert written == [(number, "lb4_backend") for number in range(6)]
+    assert (
+        sorted(faulty.items("lb4_backend")) == sorted(maps.items("lb4_backend")) == [(key(1), row(1)), (key(8), row(8))]
+    )
+    assert faulty.get("lb4_backend", key(8)) == row(8)
+    assert [count for _, _, count in faulty.batches("lb4_backend")] == [2]
+    faulty.set_maglev("lb4_maglev", {1: table(1), 2: table(2)})
+    faulty.delete_maglev("lb4_maglev", [1])
+    assert faulty.maglev("lb4_maglev") == maps.maglev("lb4_maglev") == {2: table(2)}
+    faulty.store("lb_metrics", [(16 * 7, struct.pack("=Q", 5))])
+    with faulty.window("lb_metrics", 16 * 7, 8) as view:
+        assert bytes(view) == struct.pack("=Q", 5)
+    assert faulty.counters([7]) == [(5, 0)]
+    faulty.zero_counters([7])
+    assert faulty.counters([7]) == [(0, 0)]
+    assert [name for _, name in written[6:]] == ["lb4_maglev"] * 3 + ["lb_metrics"] * 2
+    assert faulty.writes == 11
+
+
+def test_faults_come_as_often_as_asked():
+    def failures(probability: float, seed: int) -> list[int]:
+        hook, found = fail_often(probability, seed), []
+        for number in range(1000):
+            try:
+                hook(number, "lb4_backend")
+            except KernelError:
+                found.append(number)
+        return found
+
+    assert (failures(0, 1), len(failures(1, 1))) == ([], 1000)
+    assert 150 < len(failures(0.2, 1)) < 250
+    assert failures(0.2, 1) == failures(0.2, 1) != failures(0.2, 2)
+
+
+def test_counters_of_services_come_before_those_of_backends():
+    assert (service_counter(0), service_counter(7)) == (256, 263)
+    assert (backend_counter(0), backend_counter(3)) == (256 + 65536, 256 + 65536 + 3)

@@ -63,6 +63,14 @@ def test_words_far_from_each_other_are_stored_in_order(fd: int, monkeypatch: pyt
     }  # fmt: skip
 
 
+def test_a_word_before_the_first_one_is_stored_where_it_says(fd: int) -> None:
+    assert store(fd, [(2 * mmap_window.PAGE + 8, word(1)), (8, word(2)), (mmap_window.PAGE, word(3))], SIZE) == 3
+    found = struct.unpack(f"={SIZE // 8}Q", os.pread(fd, SIZE, 0))
+    assert {8 * at: number for at, number in enumerate(found) if number} == {
+        2 * mmap_window.PAGE + 8: 1, 8: 2, mmap_window.PAGE: 3,
+    }  # fmt: skip
+
+
 def test_words_are_counted() -> None:
     memory = bytearray(32)
     assert store_words(memoryview(memory), 64, [(64, word(7)), (88, word(8))]) == 2
@@ -80,7 +88,7 @@ def cells(rows: int, count: int) -> bytearray:
     )
 
 
-@pytest.mark.parametrize("indexes", [[], [3], [0, 1, 2], [2, 0], [0, 9], [9, 3, 4], [1, 9], [5, 6, 9]])
+@pytest.mark.parametrize("indexes", [[], [3], [0, 1, 2], [2, 0], [0, 9], [9, 3, 4], [1, 9], [5, 6, 9], [6, 7, 8, 9]])
 def test_counters_are_summed_over_the_rows(indexes: list[int]) -> None:
     found = counters(memoryview(cells(2, 10)), 160, indexes)
     assert found == [(10 + 2 * index, 100 * (10 + 2 * index)) for index in indexes]
@@ -108,3 +116,15 @@ def test_neighbours_are_zeroed_at_once() -> None:
 
     zero_counters(Noted(cells(2, 10)), 160, [4, 3, 5, 8])  # type: ignore[arg-type]
     assert [(at.start, at.stop) for at in stores] == [(48, 96), (208, 256), (128, 144), (288, 304)]
+
+
+def test_a_window_ends_with_its_use(fd: int) -> None:
+    with window(fd, mmap_window.PAGE + 24, 16, SIZE) as view:
+        assert len(view) == 16
+    with pytest.raises(ValueError, match="released"):
+        bytes(view)
+
+
+def test_a_word_beyond_the_array_is_refused(fd: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        store(fd, [(SIZE, word(1))], SIZE)

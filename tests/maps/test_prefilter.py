@@ -42,3 +42,11 @@ def test_filter_bits_lie_where_the_program_looks():
     assert prefilter.vip_bit(address) == 2 * position
     assert prefilter.snat_bit(address) == 2 * position + 1
     assert prefilter.source_bit(address) == 2 * (1 << 20) + position
+
+
+def test_both_halves_of_an_ipv6_address_count():
+    """The sum of `prefilter_position6` in C: the mixed halves by xor, so that a bit that both have is 0."""
+    high, low = 0x20010DB800010002, 0x123456789ABCDEF0
+    word = high * 0x9E3779B97F4A7C15 % (1 << 64)
+    mixed = word ^ word >> 32 ^ low
+    assert filter_position(struct.pack("<2Q", high, low)) == (mixed * 0xBF58476D1CE4E5B9 % (1 << 64)) >> 44

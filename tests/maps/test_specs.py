@@ -1,7 +1,9 @@
 """Maps get the sizes an operator chose, and names that pins and C symbols can have."""
 
+import pytest
+
 from lbagent.maps import specs
-from lbagent.maps.specs import MAP_NAMES, OLD_MAPS, MapType, Sizes, counter_row, counter_rows, map_specs
+from lbagent.maps.specs import MAP_NAMES, OLD_MAPS, MapType, Sizes, counter_row, counter_rows, maglev_inner, map_specs
 
 
 def test_map_names_fit_what_pins_and_symbols_need():
@@ -34,3 +36,51 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         if spec.flags == specs.F_MMAPABLE:
             assert (spec.type, spec.key_size, spec.max_entries) == (MapType.ARRAY, 4, 1), spec.name
             assert spec.value_size % 8 == 0, spec.name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sizes"),
+    [
+        # key, value, entries; the records and positions of docs/datapath.md
+        ("lb_nexthop", MapType.ARRAY, (4, 4096 * 16, 1)),
+        ("lb_nexthop_id", MapType.HASH, (12, 4, 4096)),
+        ("lb_device", MapType.ARRAY, (4, 1024 * 16, 1)),
+        ("lb_live", MapType.ARRAY, (4, 2 * 1024 * 4, 1)),
+        ("lb_filter", MapType.ARRAY, (4, 3 << 17, 1)),
+        ("lb_scratch", MapType.PERCPU_ARRAY, (4, 256, 1)),
+        ("lb_ratelimit", MapType.PERCPU_ARRAY, (4, 16, 1)),
+        ("lb_datagram", MapType.PERCPU_ARRAY, (4, 1 << 14, 1)),
+        ("lb_neighbor", MapType.HASH, (20, 1, 1024)),
+        ("lb_affinity_match", MapType.HASH, (8, 1, 512)),
+        ("lb4_source_range", MapType.LPM_TRIE, (12, 1, 256)),
+        ("lb6_source_range", MapType.LPM_TRIE, (24, 1, 256)),
+        ("lb4_reverse_nat", MapType.ARRAY, (4, 8, 65536)),
+        ("lb6_reverse_nat", MapType.ARRAY, (4, 24, 65536)),
+        ("lb4_backend", MapType.HASH, (4, 12, 1024)),
+        ("lb6_backend", MapType.HASH, (4, 24, 1024)),
+        ("lb4_path", MapType.ARRAY, (4, 1024 * 16, 1)),
+        ("lb4_snat", MapType.ARRAY, (4, 2048 * 16, 1)),
+        ("lb6_snat", MapType.ARRAY, (4, 4096 * 32, 1)),
+        ("lb6_flow", MapType.ARRAY, (4, 8192 * 64, 1)),
+        ("lb4_maglev", MapType.HASH_OF_MAPS, (4, 4, 65536)),
+        ("lb6_maglev", MapType.HASH_OF_MAPS, (4, 4, 65536)),
+        ("lb_calls_xdp", MapType.PROG_ARRAY, (4, 4, 32)),
+        ("lb_calls_tc", MapType.PROG_ARRAY, (4, 4, 32)),
+    ],
+)
+def test_what_a_map_holds(name, kind, sizes):
+    chosen = Sizes(backends=1 << 10, services=512, source_ranges=256, snat4=2048, snat6=4096, flow6=8192)
+    spec = map_specs(chosen)[name]
+    assert (spec.type, (spec.key_size, spec.value_size, spec.max_entries)) == (kind, sizes)
+
+
+def test_settings_are_one_record_that_programs_only_read():
+    spec = map_specs()["lb_config"]
+    assert (spec.type, spec.key_size, spec.max_entries, spec.flags) == (MapType.ARRAY, 4, 1, 1 << 7)
+
+
+def test_a_maglev_table_is_one_value_of_backend_ids():
+    spec = maglev_inner(Sizes(maglev_size=251))
+    assert (spec.name, spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags) == (
+        "lb_maglev_inner", MapType.ARRAY, 4, 4 * 251, 1, 0,
+    )  # fmt: skip

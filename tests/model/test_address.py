@@ -92,6 +92,10 @@ def test_parse_without_protocol_is_tcp() -> None:
         "[]:80",
         ":80",
         "10.0.0.1@4294967296:80",
+        "10.0.0.1@+3:80",
+        "10.0.0.1@\u0663:80",
+        "fd00::1]:80",
+        "[fd00::1:80",
     ],
 )
 def test_parse_refuses(text: str) -> None:
@@ -99,6 +103,29 @@ def test_parse_refuses(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         L3n4Addr.parse(text)
     assert repr(text) in str(caught.value)
+
+
+def test_a_missing_port_is_called_so() -> None:
+    """Not an address that is none: that is what a reader would look for in vain."""
+    with pytest.raises(ValueError, match="the port is missing"):
+        L3n4Addr.parse("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "text", ["10.0.1", "1.2.3.4.5", "1.2.3.\u0664", "1.2.3.+4", "1.2.3. 4", "1.2.3.256", "", "..."]
+)
+def test_what_is_no_ip(text: str) -> None:
+    """Four decimal bytes, in ASCII digits and nothing else."""
+    with pytest.raises(ValueError, match="is not an IP address"):
+        parse_ip(text)
+
+
+@pytest.mark.parametrize("text", ["", "65536", "000080", "+80", "-80", " 80", "80 ", "8_0", "\u0668\u0660", "http"])
+def test_what_is_no_port(text: str) -> None:
+    """At most five ASCII digits, up to 65535."""
+    with pytest.raises(ValueError, match="is not a port of 0-65535"):
+        parse_port(text)
+    assert [parse_port(each) for each in ("0", "00080", "65535")] == [0, 80, 65535]
 
 
 @given(addresses)
@@ -159,5 +186,6 @@ def test_family_and_order() -> None:
     parsed = sorted(map(L3n4Addr.parse, texts), key=lambda address: address.sort_key)
     assert [str(address) for address in parsed] == ["10.0.0.9:80", "10.0.0.9:81", "10.0.0.10:80", "[fd00::1]:1"]
     assert [address.is_ipv6 for address in parsed] == [False, False, False, True]
+    assert [address.family for address in parsed] == [4, 4, 4, 6]
     assert parsed[0].ip == "10.0.0.9"
     assert parsed[0].l4 == L4Addr(L4Type.TCP, 80)

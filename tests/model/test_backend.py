@@ -6,7 +6,13 @@ import pytest
 
 from lbagent.errors import InvalidTransition
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState, is_valid_state_transition
+from lbagent.model.backend import (
+    DEFAULT_BACKEND_WEIGHT,
+    Backend,
+    BackendState,
+    is_valid_backend_state,
+    is_valid_state_transition,
+)
 
 STATES = list(BackendState)
 # rows old, columns new, in the order active, terminating, quarantined, maintenance, invalid
@@ -63,14 +69,14 @@ def test_transition_table(old: BackendState, new: BackendState) -> None:
 def test_words(text: str, state: BackendState) -> None:
     """Words in any case; none at all is active."""
     assert BackendState.parse(text) is state
-    assert BackendState.is_valid(text)
+    assert BackendState.is_valid(text) is is_valid_backend_state(text) is True
     assert str(state) == state.text == f"{state}" == (text.lower() or "active")
 
 
 @pytest.mark.parametrize("text", ["invalid", "down", "active ", "0"])
 def test_unknown_words(text: str) -> None:
     """An unknown word is a ValueError that ends a command with exit code 2."""
-    assert not BackendState.is_valid(text)
+    assert BackendState.is_valid(text) is is_valid_backend_state(text) is False
     with pytest.raises(ValueError, match="active, terminating, quarantined, maintenance") as caught:
         BackendState.parse(text)
     assert getattr(caught.value, "exit_code", None) == 2

@@ -45,6 +45,12 @@ def test_bit_values() -> None:
         (SvcFlagParam(svc_type=SVCType.EXTERNAL_IPS, is_routable=True), 0x0041, "ExternalIPs"),
         (SvcFlagParam(svc_type=SVCType.HOST_PORT, loopback_hostport=True), 0x0808, "HostPort, non-routable, loopback"),
         (SvcFlagParam(svc_type=SVCType.NODE_PORT, loopback_hostport=True, is_routable=True), 0x0042, "NodePort"),
+        (SvcFlagParam(svc_type=SVCType.HOST_PORT, is_routable=True), 0x0048, "HostPort"),
+        (
+            SvcFlagParam(is_routable=True, source_range_deny=True),
+            0x0040,
+            "ClusterIP",
+        ),  # without ranges it would say quarantined
         (SvcFlagParam(svc_type=SVCType.LOCAL_REDIRECT, is_routable=True), 0x0140, "LocalRedirect"),
         (SvcFlagParam(is_routable=True, svc_nat_policy=SVCNatPolicy.NAT46), 0x0240, "ClusterIP, 46x64"),
         (SvcFlagParam(is_routable=True, svc_nat_policy=SVCNatPolicy.NAT64), 0x0240, "ClusterIP, 46x64"),
@@ -176,3 +182,6 @@ def test_one_bit_means_deny_with_source_ranges_and_quarantined_without() -> None
     bit, ranges = ServiceFlags.SOURCE_RANGE_DENY, ServiceFlags.SOURCE_RANGE
     assert ServiceFlags(bit | ServiceFlags.ROUTABLE).words() == ["ClusterIP", "quarantined"]
     assert ServiceFlags(bit | ranges | ServiceFlags.ROUTABLE).words() == ["ClusterIP", "check source-range", "deny"]
+    assert ServiceFlags(0x4E40 | ranges).words() == [
+        "ClusterIP", "check source-range", "deny", "46x64", "l7-load-balancer", "loopback",
+    ]  # fmt: skip

@@ -52,7 +52,7 @@ def test_exhausted() -> None:
     ids: IdAllocator[str] = IdAllocator(first=1, limit=3)
     ids.allocate("a")
     ids.allocate("b")
-    with pytest.raises(IdsExhausted, match="all 2 ids"):
+    with pytest.raises(IdsExhausted, match=r"^all 2 ids are in use, none is left for c; what is served stays$"):
         ids.allocate("c")
     assert ids.allocate("a") == 1
 
@@ -137,6 +137,55 @@ def test_assigner_leaves_out_what_finds_no_id() -> None:
     assert (len(ids.service_ids), len(ids.backend_ids)) == (2, 1)
     with pytest.raises(IdsExhausted):
         assign_ids(State(1, (_svc(1, 1, 2, 3),)), IdAllocator(), IdAllocator(limit=3))
+
+
+def test_what_finds_no_id_takes_none_from_the_others() -> None:
+    """A backend that another service has keeps its id; one that was in use long ago is as free as a new one."""
+    ids = IdAssigner(IdAllocator(limit=100), IdAllocator(limit=3))
+    ids.assign(State(1, (_svc(1, 1), _svc(2, 2))))
+    shared = L3n4Addr(bytes([10, 0, 0, 1]), 80)
+    state = ids.assign(State(2, (_svc(1, 1), _svc(3, 1, 2, 3))))
+    assert [svc.frontend for svc in state.services] == [_frontend(1)]
+    assert (ids.backend_ids.in_use(), ids.backend_ids.get(shared)) == ([shared], 1)
+    ids.assign(State(3, (_svc(1, 1), _svc(5, 2, 8, 9))))
+    assert ids.backend_ids.in_use() == [shared]
+    after = ids.assign(State(4, (_svc(4, 1, 9),)))
+    assert ids.errors == []
+    assert [backend.id for backend in after.services[0].backends] == [1, 2]
+
+
+def test_after_a_service_was_left_out_the_next_state_is_whole() -> None:
+    """Nothing of it is taken for what both States have in common."""
+    ids = IdAssigner(IdAllocator(limit=100), IdAllocator(limit=3))
+    one, big, two = _svc(1, 1), _svc(2, 2, 3, 4), _svc(3, 1)
+    ids.assign(State(1, (one, big, two)))
+    again = ids.assign(State(2, (one, big, two)))
+    assert [svc.frontend for svc in again.services] == [_frontend(1), _frontend(3)]
+    assert [frontend for frontend, _ in ids.errors] == [_frontend(2)]
+    small = _svc(2, 2)
+    whole = ids.assign(State(3, (one, small, two)))
+    assert [svc.frontend for svc in whole.services] == [_frontend(1), _frontend(2), _frontend(3)]
+    assert ids.errors == []
+
+
+def test_each_group_of_backends_gets_ids() -> None:
+    groups = {
+        name: (Backend(address=L3n4Addr(bytes([10, 0, 0, number]), 80)),)
+        for number, name in enumerate(("selectable", "unselectable", "slotless"), 1)
+    }
+    (svc,) = _assigner().assign(State(1, (SVC(_frontend(1), **groups),))).services
+    found = {name: [(backend.id, backend.address.address[3]) for backend in getattr(svc, name)] for name in groups}
+    assert found == {"selectable": [(1, 1)], "unselectable": [(2, 2)], "slotless": [(3, 3)]}
+
+
+def test_only_the_kept_ids_stay_in_use() -> None:
+    ids: IdAllocator[str] = IdAllocator(limit=4)
+    ids.restore([("a", 1), ("b", 2), ("c", 3)])
+    ids.keep(["a", "stranger", "c"])
+    assert sorted(ids.in_use()) == ["a", "c"]
+    assert ids.allocate("d") == 2
+    with pytest.raises(IdsExhausted):
+        ids.allocate("e")
 
 
 def test_restored_ids_nobody_claimed() -> None:

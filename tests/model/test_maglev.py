@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr
@@ -90,3 +92,71 @@ def test_a_caller_may_change_its_copy() -> None:
     expected = table[0]
     table[0] = 99
     assert lookup_table(_members(2), 251)[0] == expected
+
+
+# --- the same table, made slowly: nodes of any version must agree on it ---
+
+
+def _by_the_book(members: list[Member], size: int) -> list[int]:
+    """Every backend examines one place of its permutation a round, in the order of the keys, until it has its quota."""
+    members = sorted((member for member in members if member[1]), key=lambda member: member[2])
+    first = sorted(members, key=lambda member: -member[1])[:size]
+    total = sum(weight for _, weight, _ in first)
+    beyond = {key: max(Fraction(0), Fraction(size * weight, total) - 1) for _, weight, key in first}
+    scale = (size - len(first)) / sum(beyond.values()) if any(beyond.values()) else Fraction(0)
+    shares = {key: scale * share for key, share in beyond.items()}
+    quotas = {key: 1 + int(share) for key, share in shares.items()}
+    rest = size - sum(quotas.values()) if scale else 0
+    for _, _, key in sorted(first, key=lambda member: int(shares[member[2]]) - shares[member[2]])[:rest]:
+        quotas[key] += 1
+    table, orders = [0] * size, {}
+    for key in quotas:
+        digest = hashlib.blake2b(key, digest_size=16).digest()
+        offset, skip = (int.from_bytes(part, "little") for part in (digest[:8], digest[8:]))
+        orders[key] = iter([(offset + turn * (skip % (size - 1) + 1)) % size for turn in range(size)])
+    while any(quotas.values()):
+        for number, _, key in members:
+            if quotas.get(key) and not table[place := next(orders[key])]:
+                table[place] = number
+                quotas[key] -= 1
+    return table
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from((0, 1, 2, 99, 100, 100, 100, 300, 65535)), min_size=1, max_size=20))
+def test_a_table_is_what_the_rules_say(weights: list[int]) -> None:
+    members = [(number, weight, key) for (number, _, key), weight in zip(_members(len(weights)), weights, strict=True)]
+    if any(weights):
+        assert list(lookup_table(members, 251)) == _by_the_book(members, 251)
+
+
+def test_a_weight_too_small_for_its_one_entry_has_no_share_of_the_rest() -> None:
+    """Not even of the last entries, which go by remainders."""
+    weights = [int(digit, 16) for digit in "23A816722434981A21837984765263795639AA3941396454A5964"]
+    members = [(number, weight, key) for (number, _, key), weight in zip(_members(len(weights)), weights, strict=True)]
+    assert list(lookup_table(members, 251)) == _by_the_book(members, 251)
+
+
+@pytest.mark.parametrize("count", [250, 251, 260])
+def test_as_many_backends_as_places(count: int) -> None:
+    """With more than that, those of the largest weight have one, then those with the smallest keys."""
+    members = [(number, 100 + number % 2, key) for number, _, key in _members(count)]
+    assert list(lookup_table(members, 251)) == _by_the_book(members, 251)
+    chosen = sorted(members, key=lambda member: (-member[1], member[2]))[:251]
+    assert set(lookup_table(members, 251)) == {number for number, _, _ in chosen}
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [
+        ([1, 1, 1], [84, 84, 83]),
+        ([300, 100], [188, 63]),  # 188.25 and 62.75
+        ([65535, 1], [250, 1]),
+        ([1, 65535, 65535], [1, 125, 125]),
+        ([5], [251]),
+    ],
+)
+def test_shares_by_hand(weights: list[int], shares: list[int]) -> None:
+    members = [(number, weight, key) for (number, _, key), weight in zip(_members(len(weights)), weights, strict=True)]
+    found = Counter(lookup_table(members, 251))
+    assert [found[number] for number, _, _ in members] == shares

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
 from lbagent.model.select import EndpointInfo, EndpointSet, deduplicate, endpoint_state, filtered_state, select
 
@@ -26,6 +27,11 @@ def _endpoint(number: int, *traits: dict[str, Any]) -> EndpointInfo:
     for trait in traits:
         merged.update(trait)
     return EndpointInfo(L3n4Addr(bytes([10, 0, 0, number]), 80), **merged)
+
+
+def _udp(number: int, *traits: dict[str, Any]) -> EndpointInfo:
+    endpoint = _endpoint(number, *traits)
+    return replace(endpoint, address=replace(endpoint.address, protocol=L4Type.UDP))
 
 
 def _numbers(group: tuple[EndpointInfo, ...]) -> list[int]:
@@ -70,6 +76,8 @@ def test_no_endpoint() -> None:
     assert not picked.has_any
     assert not picked.no_local_backend(picked.local)
     assert select([]).cluster == EndpointSet()
+    not_ready = select([_endpoint(1, {"ready": False})])  # serving, as a starting Pod may say; it does not terminate
+    assert (_groups(not_ready.cluster), not_ready.has_any) == (([], [], [], [1]), False)
 
 
 def test_local_policies() -> None:
@@ -183,6 +191,8 @@ def test_topology_without_a_node_object() -> None:
     assert _numbers(
         select([_endpoint(1, _node("n1")), _endpoint(2, _node("x"))], node_name="n1").cluster.selectable
     ) == [1]
+    nameless = [_endpoint(1, _node("")), _endpoint(2, _node("n1"))]
+    assert _numbers(select(nameless, zone="a").cluster.selectable) == [1, 2]
 
 
 def test_topology_filters_the_rest_too() -> None:
@@ -192,8 +202,11 @@ def test_topology_filters_the_rest_too() -> None:
         _endpoint(2, _zone("b"), QUARANTINED),
         _endpoint(3, TERM),
         _endpoint(4, _zone("b")),
+        _endpoint(5, _zone("b"), TERM),
+        _endpoint(6, _zone("a"), TERM),
+        _endpoint(7, QUARANTINED),
     ]
-    assert _groups(select(endpoints, zone="a").cluster) == ([1], [3], [], [2, 4])
+    assert _groups(select(endpoints, zone="a").cluster) == ([1], [3, 6], [], [2, 4, 5, 7])
 
 
 def test_duplicates() -> None:
@@ -203,6 +216,24 @@ def test_duplicates() -> None:
     assert deduplicate([_endpoint(1), _endpoint(1, LOCAL)]) == [_endpoint(1, LOCAL)]
     first = _endpoint(1, {"node_name": "x"})
     assert deduplicate([first, _endpoint(1, {"node_name": "y"})]) == [first]
+
+
+def test_a12_flows_of_udp_leave_an_endpoint_that_does_not_serve() -> None:
+    """Without a row its flows move to another endpoint; TCP flows stay, and so does all while there is no other one."""
+    away = [DEAD, TERM_DEAD, {**DEAD, **MAINTENANCE}, {**TERM_DEAD, **QUARANTINED}]
+    members = [_udp(1), *(_udp(number, traits) for number, traits in enumerate(away, 2)), _udp(9, TERM)]
+    assert _groups(select(members).cluster) == ([1], [9], [], [])
+    assert _groups(select(members[1:-1]).cluster) == ([], [3, 5], [], [2, 4])
+    tcp = [_endpoint(1), *(_endpoint(number, traits) for number, traits in enumerate(away, 2))]
+    assert _groups(select(tcp).cluster) == ([1], [3, 5], [], [2, 4])
+    publishes = _udp(4, {"ready": True, "serving": False, "terminating": True})
+    assert _groups(select([publishes]).cluster) == ([4], [], [], [])
+
+
+def test_a12_each_set_looks_for_another_endpoint_of_its_own() -> None:
+    picked = select([_udp(1), _udp(2, TERM_DEAD, LOCAL)])
+    assert _groups(picked.cluster) == ([1], [], [], [])
+    assert _groups(picked.local) == ([], [2], [], [1])
 
 
 traits = st.sampled_from([READY, DEAD, TERM, TERM_DEAD, QUARANTINED, MAINTENANCE, {"weight": 0}])

@@ -56,6 +56,13 @@ def test_mask_agrees_with_ipaddress(ip: ipaddress.IPv4Address | ipaddress.IPv6Ad
     assert mask(ip.packed, bits) == ipaddress.ip_network(f"{ip}/{bits}", strict=False).network_address.packed
 
 
+def test_ranges_are_ordered_by_family_network_and_length() -> None:
+    texts = ["fd00::/8", "10.0.0.0/16", "9.0.0.0/8", "::/0", "10.0.0.0/8"]
+    found = sorted(map(CIDR.parse, texts), key=lambda cidr: cidr.sort_key)
+    assert list(map(str, found)) == ["9.0.0.0/8", "10.0.0.0/8", "10.0.0.0/16", "::/0", "fd00::/8"]
+    assert [cidr.is_ipv6 for cidr in found] == [False, False, False, True, True]
+
+
 def test_algorithms() -> None:
     """LBALG: 1 random, 2 maglev (cilium), 3 least-conn; 0, undefined, is random."""
     assert [Algorithm(word).number for word in ("random", "maglev", "least-conn")] == [1, 2, 3]

@@ -70,7 +70,12 @@ def test_states_are_equal_when_they_say_the_same() -> None:
     assert State(1, rows(1, 2)) == State(1, rows(1, 2))
     assert State(1, rows(1)) != State(1, rows(2))
     assert State(1, rows(1)) != State(2, rows(1))
+    assert not State(1, rows(1)) != State(1, rows(1))  # noqa: SIM202 - `!=` is a method of its own
+    assert not State(1, rows(1)) == State(2, rows(1))  # noqa: SIM201
+    assert not State(1, rows(1)) == State(1, rows(2))  # noqa: SIM201
+    assert State(1, rows(1)) != 7
     assert State(1, rows(1)).__eq__(7) is NotImplemented
+    assert repr(State(7, rows(1, 2))) == "State(generation=7, 2 frontends)"
     assert hash(State(1, rows(1))) == hash(State(1, rows(1))) != hash(State(1, rows(2)))
 
 
@@ -94,6 +99,14 @@ def test_of_several_rows_the_most_alive_state_of_a_backend_counts() -> None:
     assert state.backends[ONE].state is BackendState.ACTIVE
 
 
+def test_of_rows_with_one_state_the_first_is_the_backend() -> None:
+    first, second = Backend(address=ONE, weight=1), Backend(address=ONE, weight=2)
+    state = State(
+        1, tuple(SVC(svc.frontend, selectable=(each,)) for svc, each in zip(rows(1, 2), (first, second), strict=True))
+    )
+    assert state.backends == {ONE: first}
+
+
 def test_what_two_states_have_in_common_at_both_ends() -> None:
     a, b, c, d, e = rows(1, 2, 3, 4, 5)
     assert common_prefix_and_suffix([a, b, c, d], [e, b, c, d]) == (0, 3)
@@ -104,6 +117,7 @@ def test_what_two_states_have_in_common_at_both_ends() -> None:
     old, new = (a, b), (c, b)
     assert common_prefix_and_suffix(old, new, StateDelta(old, new, 7, 8)) == (7, 8), "it is believed"
     assert common_prefix_and_suffix(old, new, StateDelta(old, (c, b, a)[:2], 7, 8)) == (0, 1), "it is of others"
+    assert common_prefix_and_suffix(old, new, StateDelta((c, b), new, 7, 8)) == (0, 1), "its `before` is of others"
 
 
 def test_a_generation_is_new_when_a_service_is() -> None:

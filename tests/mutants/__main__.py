@@ -6,12 +6,15 @@ Nothing in the checkout is touched: mutants live in the memory of child processe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +131,19 @@ def _share_lost(outcomes: Sequence[Outcome]) -> float:
     return sum(fate in SURVIVORS for fate in tried) / max(1, len(tried))
 
 
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """Yield a folder for all temporary files: what a killed child leaves there, or mounts there, goes with it."""
+    with tempfile.TemporaryDirectory(prefix="lbagent-mutants-") as folder:
+        try:
+            yield folder
+        finally:
+            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+            below = [at for at in (line.split()[1] for line in mounts) if at.startswith(f"{folder}/")]
+            for at in reversed(below):
+                subprocess.run(["umount", "-l", at], check=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `python -m tests.mutants`."""
     parser = argparse.ArgumentParser(
@@ -162,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(chosen)} of {len(every)} mutants, seed {options.seed}", flush=True)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="lbagent-mutants-") as folder:  # what a killed child leaves goes with it
+    with scratch_folder() as folder:
         tempfile.tempdir = folder
         outcomes = try_mutants(
             chosen, jobs=options.jobs, slow=options.slow, remember=options.remember, believe=options.believe

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.mutants import c_mutants, py_mutants
-from tests.mutants.__main__ import summary, try_mutants
+from tests.mutants.__main__ import scratch_folder, summary, try_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
 from tests.mutants.mutant import (
@@ -216,6 +218,18 @@ def test_how_a_child_ends(work, what) -> None:
     result, said, timed_out = what
     assert (ended.result, ended.timed_out) == (result, timed_out)
     assert said in ended.error
+
+
+@pytest.mark.root
+def test_what_a_killed_child_mounted_goes_with_its_files() -> None:
+    with scratch_folder() as folder:
+        at = Path(folder) / "a" / "bpf"
+        at.mkdir(parents=True)
+        for _ in range(2):
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(at)], check=True)
+        (at / "file").touch()
+    assert not Path(folder).exists()
+    assert folder not in Path("/proc/self/mounts").read_text(encoding="utf-8")
 
 
 def test_what_is_listed_may_be_believed() -> None:

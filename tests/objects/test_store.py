@@ -22,3 +22,9 @@ def test_the_source_named_first_holds():
 
 def test_a_snapshot_as_changes():
     assert initial_changes(ObjectSnapshot(nodes={"n": FIRST})) == [ObjectChange("Node", "n", None, FIRST)]
+
+
+def test_a15_when_a_change_happened_is_passed_on():
+    store = Store(["a"])
+    (change,) = store.apply("a", [ObjectChange("Node", "n", None, Node("n"), 12.5)])
+    assert change.triggered_at == 12.5

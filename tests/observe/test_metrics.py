@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.service import SVC, ServiceName
+from lbagent.model.service import SVC, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
+from lbagent.objects.records import ObjectChange
+from lbagent.observe.kube_proxy_metrics import KubeProxySample
 from lbagent.observe.metrics import Snapshot, SourceSample, render
+from lbagent.sync.sync_record import SyncRecord
 
 ONE = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
 TWO = Backend(2, L3n4Addr.parse("[fd00::2]:80/UDP"), BackendState.MAINTENANCE)
@@ -118,3 +122,37 @@ def test_pieces_stay_small() -> None:
     pieces = list(render(Snapshot(version="1.0", ready=True, state=State(1, services), services=counters)))
     assert max(map(len, pieces)) < 128 * 1024
     assert sum(piece.count("lbagent_service_packets_total{") for piece in pieces) == 10_000
+
+
+def test_a16_metrics_with_kube_proxys_names() -> None:
+    record = SyncRecord()
+    record.queued([ObjectChange("Service", "a/b", None, None), ObjectChange("EndpointSlice", "a/b", None, None)], 1)
+    record.durations.observe(0.0015)
+    record.programming.observe(0.3)
+    record.queued_at, record.synced_at = 12.5, 11
+    local, policy = SVC(FRONTEND, 7, ServiceName("shop", "web"), port_name="http"), SVCTrafficPolicy.LOCAL
+    inside = replace(local, int_traffic_policy=policy, no_local_backend=True)
+    outside = replace(
+        inside, frontend=L3n4Addr.parse("[fd00::1]:80"), type=SVCType.NODE_PORT, ext_traffic_policy=policy
+    )
+    state = State(1, (inside, replace(inside, frontend=L3n4Addr.parse("10.96.0.2:80")), outside, local))
+    codes = {("healthz", 200): 3, ("healthz", 503): 1, ("livez", 200): 2}
+    parsed = _parsed(kube_proxy=KubeProxySample(record, codes), state=state)
+    rules = "kubeproxy_sync_proxy_rules_"
+    assert parsed[f"{rules}service_changes_total"] == parsed[f"{rules}service_changes_pending"] == {(): 1}
+    assert parsed[f"{rules}endpoint_changes_total"] == parsed[f"{rules}endpoint_changes_pending"] == {(): 1}
+    assert (parsed[f"{rules}last_queued_timestamp_seconds"], parsed[f"{rules}last_timestamp_seconds"]) == (
+        {(): 12.5},
+        {(): 11},
+    )
+    buckets = parsed[f"{rules}duration_seconds_bucket"]
+    assert (buckets[("le", "0.001"),], buckets[("le", "0.002"),], buckets[("le", "+Inf"),]) == (0, 1, 1)
+    assert parsed["kubeproxy_network_programming_duration_seconds_sum"] == {(): 0.3}
+    assert parsed["kubeproxy_network_programming_duration_seconds_count"] == {(): 1}
+    without = parsed[f"{rules}no_local_endpoints_total"]
+    assert {key: value for key, value in without.items() if value} == {
+        (("ip_family", "IPv4"), ("traffic_policy", "internal")): 1,
+        (("ip_family", "IPv6"), ("traffic_policy", "external")): 1,
+    }
+    assert parsed["kubeproxy_proxy_healthz_total"] == {(("code", "200"),): 3, (("code", "503"),): 1}
+    assert parsed["kubeproxy_proxy_livez_total"] == {(("code", "200"),): 2}

@@ -150,7 +150,8 @@ class Reference:
             and each["weight"]
             and self.words.get(each["at"], "active") == "active"
         ]
-        rest = [each for each in endpoints if each not in chosen]
+        stale = [each for each in endpoints if "/UDP" in each["at"] and not (each["ready"] or each["serving"])]
+        rest = [each for each in endpoints if each not in chosen and not (chosen and each in stale)]
         going = [each for each in rest if each["state"] == "terminating"]
         others = [
             *(each for each in going if each["serving"]),

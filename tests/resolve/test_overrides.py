@@ -78,6 +78,7 @@ def test_contradictions_name_the_place_or_the_source() -> None:
             "it comes first and holds, not maintenance",
         ]
     ]
+    assert found[0].message().warning
     _, found = rank_overrides([of_pod(ACTIVE, API, "x"), of_pod(MAINTENANCE, API, "y")], SOURCES)
     assert [str(each.message()).split("; ") for each in found] == [
         [

@@ -24,7 +24,7 @@ from lbagent.objects.records import (
     kind_of,
 )
 from lbagent.resolve import Options, Resolver
-from lbagent.resolve.placement import Placement
+from lbagent.resolve.placement import Placement, contradiction_messages
 
 HERE, THERE, ELSEWHERE = "here", "there", "elsewhere"
 ADDRESS = bytes([10, 1, 0, 1])
@@ -173,8 +173,56 @@ def test_a_pod_with_a_host_port_is_on_this_node(folder: Folder) -> None:
     assert folder.placed() == {"a": (HERE, True), "p": (HERE, True)}
     folder.put(piece("a", THERE))
     assert folder.placed() == {"a": ("", False), "p": ("", False)}
+    assert folder.warnings() == [], "a slice alone contradicts no other"
     folder.drop(pod)
     assert folder.placed() == {"a": (THERE, False)}
+
+
+def test_a_pod_that_has_a_weight_alone_is_on_no_node(folder: Folder) -> None:
+    folder.put(Pod("shop", "p", Origin("p.yaml"), node=ELSEWHERE, ips=(ADDRESS,), weight=100), piece("a", HERE))
+    assert folder.placed() == {"a": (HERE, True)}
+
+
+def test_a_warning_names_two_slices_that_name_a_node(folder: Folder) -> None:
+    """Not those of an address of which the others know no node, and no Endpoints that do not count."""
+    legacy = EndpointSlice(
+        "shop", "b", "b", 4, Origin("f.yaml", 1), endpoints=(Endpoint(ADDRESS, node=ELSEWHERE),), legacy=True
+    )
+    folder.put(Endpoints("shop", "b", Origin("f.yaml", 1), (legacy,)))
+    folder.put(piece("a", "", 1), piece("a", HERE, 2), piece("b", THERE, 1), piece("b", "", 2))
+    (text,) = folder.warnings()
+    assert text.startswith(
+        "f.yaml:981: EndpointSlice shop/b-1: endpoints: 10.1.0.1 is on node there here, and on node here in"
+    )
+    assert "in EndpointSlice shop/a-2 (f.yaml:972)" in text
+
+
+def test_as_many_contradictions_are_named_as_can_be_read() -> None:
+    def placed(node: str, hosts: range) -> EndpointSlice:
+        endpoints = tuple(Endpoint(bytes([10, 1, host >> 8, host & 255]), node=node) for host in hosts)
+        return EndpointSlice("shop", node, "a", 4, endpoints=endpoints)
+
+    def named(contested: range) -> list[str]:
+        addresses = {bytes([10, 1, host >> 8, host & 255]) for host in contested}
+        slices = [placed(HERE, range(600)), placed(THERE, contested)]
+        return [message.problem.split()[0] for message in contradiction_messages(addresses, slices)]
+
+    assert named(range(500, 502)) == ["10.1.1.244", "10.1.1.245"], "those that all agree on take no room"
+    assert named(range(300)) == [f"10.1.0.{host}" for host in range(200)]
+
+
+def test_an_address_that_nothing_is_said_about_any_more_is_new_again() -> None:
+    placement = Placement()
+    one, two = [(ADDRESS, HERE)], [(ADDRESS, THERE)]
+    assert placement.update((), one) == set(), "the first to say something contradicts nothing"
+    assert placement.update((), one) == set()
+    assert placement.update((), two) == {ADDRESS}
+    assert placement.contested == {ADDRESS}
+    assert placement.update(one, ()) == set()
+    assert placement.update(one, ()) == {ADDRESS}
+    assert (placement.contested, placement.decided) == (set(), {})
+    assert placement.update(two, ()) == set()
+    assert placement.update((), one) == set()
 
 
 ADDRESSES = [bytes([n]) for n in range(3)]

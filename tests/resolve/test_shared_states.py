@@ -7,6 +7,7 @@ import pytest
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
+from lbagent.model.state import StateDelta
 from lbagent.objects.records import Origin, Service
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.ordered_rows import OrderedRows
@@ -57,6 +58,32 @@ def test_who_says_the_same_again_touches_those_it_shares_with_once_each() -> Non
     assert not shared.has(X)
 
 
+def test_an_owner_has_a_backend_once_however_often_it_says_so() -> None:
+    shared = SharedStates()
+    rows = (row(1, be(X), be(Y)),)
+    for owner in ("one", "two", "two", "one", "two"):
+        shared.update(owner, rows)
+    assert shared.update("one", ()) == ({"two"}, set())
+    assert shared.with_shared_states("two", rows) is rows, "it is the only one left"
+    assert shared.update("two", (row(1, be(X)),)) == (set(), set())
+    assert (shared.has(X), shared.has(Y)) == (True, False)
+    shared.update("two", ())
+    assert not shared.has(X)
+    assert shared.update("one", rows) == (set(), set())
+
+
+def test_an_owner_that_keeps_a_backend_does_not_leave_it() -> None:
+    """What shares it is built again; a backend that only one has touches none."""
+    shared = SharedStates()
+    shared.update("one", (row(1, be(X)),))
+    shared.update("two", (row(2, be(X), be(Y)),))
+    assert shared.update("two", (row(2, be(X), be(Z)),)) == ({"one"}, set())
+    assert [shared.has(each) for each in (X, Y, Z)] == [True, False, True]
+    other = (row(3, be(X, QUARANTINED)),)
+    assert shared.update("three", other) == ({"one", "two"}, set())
+    assert states(shared.with_shared_states("three", other)) == [ACTIVE]
+
+
 def test_a_state_that_is_no_more_its_own_is_forgotten() -> None:
     shared = SharedStates()
     shared.update("one", (row(1, be(X, MAINTENANCE)),))
@@ -87,6 +114,7 @@ def test_who_filtered_a_backend_out_is_told_when_it_has_a_row() -> None:
     assert shared.update("one", (), [X, Y]) == (set(), set())
     assert shared.update("two", (), [X]) == (set(), set())
     assert shared.update("three", (row(3, be(X)),)) == (set(), {"one", "two"})
+    assert shared.update("three", (row(3, be(X)),)) == (set(), set()), "it has the row still"
     assert shared.update("two", (), [X]) == (set(), {"two"}), "the row was there already"
     shared.update("one", (), [])
     shared.update("three", ())
@@ -142,6 +170,41 @@ def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
     assert last.delta is not None
     assert (last.delta.prefix, last.delta.suffix) == (2, 2)
     assert rows.state(4).services is last.services, "nothing changed"
+
+
+def test_rows_of_nothing_are_none_and_stay_so() -> None:
+    rows = OrderedRows()
+    for generation in (1, 2):
+        state = rows.state(generation)
+        assert (state.services, state.delta) == ((), StateDelta((), (), 0, 0))
+
+
+def test_what_is_said_again_changes_nothing() -> None:
+    rows = OrderedRows()
+    for number in (1, 2):
+        rows.place(str(number), place(number))
+        rows.set_rows(str(number), (row(number, be(X)),))
+    before = rows.state(1)
+    rows.place("1", place(1))
+    rows.set_rows("1", (row(1, be(X)),))
+    again = rows.state(2)
+    assert again.services is before.services
+    assert again.delta == StateDelta(before.services, before.services, 0, 2)
+
+
+def test_one_owner_may_get_as_many_rows_as_all_had() -> None:
+    rows = OrderedRows()
+    for number in (1, 2):
+        rows.place(str(number), place(number))
+        rows.set_rows(str(number), (row(number),))
+    rows.state(1)
+    rows.set_rows("1", (row(1), row(3)))
+    rows.state(2)
+    rows.set_rows("2", (row(2, be(X)),))
+    after = rows.state(3)
+    assert after.services == (row(1), row(3), row(2, be(X)))
+    assert after.delta is not None
+    assert (after.delta.prefix, after.delta.suffix) == (2, 0)
 
 
 def test_a_row_that_is_equal_stays_the_object_it_was() -> None:

@@ -1,4 +1,7 @@
-"""Whether maps and programs are still pinned: without their pins they end with the agent. A missing pin is made again."""
+"""Whether maps and programs are still pinned, and whether the pins outlive the agent's mount namespace.
+
+Without their pins they end with the agent. A missing pin is made again.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,19 @@ from lbagent.bpf.load.generation import pinned_programs
 from lbagent.errors import KernelError, LbError
 from lbagent.kernel.bpffs import is_bpffs, open_pin, pin
 from lbagent.kernel.bpfsys import same_object
+from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private
 from lbagent.maps.pins import ensure_pin_dir, pin_dir
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
+
+
+def check_mounts(components: AgentComponents) -> Iterator[Condition]:
+    """Say so when the bpf file system is seen in this mount namespace alone."""
+    root = pin_dir(components.config.bpffs)
+    if is_private(root, mounted_here=components.mounted_bpffs):
+        text = f"the bpf file system of {root} is in a private mount namespace: programs and maps end with the last process in it"
+        yield Condition(ConditionName.PRIVATE_MOUNT, str(root), text, PRIVATE_ADVICE)
 
 
 async def check_pins(components: AgentComponents) -> Iterable[Condition]:

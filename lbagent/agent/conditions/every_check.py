@@ -9,9 +9,9 @@ from lbagent.agent.conditions.check_devices import check_devices, check_outputs
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_forwarding import check_forwarding
 from lbagent.agent.conditions.check_links import check_links
-from lbagent.agent.conditions.check_mounts import check_mounts
 from lbagent.agent.conditions.check_paths import NextHopsCheck, check_paths
-from lbagent.agent.conditions.check_pins import check_pins
+from lbagent.agent.conditions.check_pins import check_mounts, check_pins
+from lbagent.agent.conditions.check_ports import check_ports
 from lbagent.agent.conditions.check_sending import check_frames, check_neighbours
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, check_snat_ports
 from lbagent.agent.conditions.check_sources import check_sources
@@ -36,5 +36,6 @@ def every_check() -> Sequence[Check]:
         check_snat_ports,
         check_snat_addresses,
         DropsCheck(),
+        check_ports,
         check_sources,
     )

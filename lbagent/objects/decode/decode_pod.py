@@ -11,12 +11,13 @@ from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import HostPort, Node, Pod
 
 ZONE = "topology.kubernetes.io/zone"
+TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"  # a taint
 MAX_ADDRESSES = 64
 MAX_HOST_PORTS = 256
 
 
 def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> Node:
-    """Return the Node: its InternalIPs in order and its zone label."""
+    """Return the Node: its InternalIPs in order, its zone label, and whether it is about to go away."""
     addresses: dict[bytes, None] = {}
     for index, entry in present(((raw.status.addresses if raw.status else None) or [])[:MAX_ADDRESSES]):
         if entry.type == "InternalIP":
@@ -24,7 +25,9 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
             if address := report.address(path, entry.address, "the address is left out"):
                 addresses[address] = None
     kept = keep_families(("status", "addresses"), list(addresses), report.last_value("internal_ips"), report)
-    return Node(name, report.origin, tuple(kept), label(raw.metadata or Meta(), ZONE) or "")
+    meta, taints = raw.metadata or Meta(), (raw.spec.taints if raw.spec else None) or ()
+    leaves = bool(meta.deletionTimestamp) or any(taint.key == TO_BE_DELETED for _, taint in present(taints))
+    return Node(name, report.origin, tuple(kept), label(meta, ZONE) or "", leaves)
 
 
 def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:

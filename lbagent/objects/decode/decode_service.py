@@ -79,12 +79,6 @@ def _health_port(spec: ServiceSpec, report: Report) -> int:
         return 0
     path: FieldPath = ("spec", "healthCheckNodePort")
     port = report.port(path, spec.healthCheckNodePort, "it is ignored")
-    if port:
-        report.warn(
-            path,
-            f"health checks at port {port} are not answered yet",
-            "who asks there sees no backend",
-        )
     if not port and (port := report.last_value("health_check_node_port") or 0):
         report.say_kept(path, str(port))
     return port

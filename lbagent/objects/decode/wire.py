@@ -172,10 +172,23 @@ class NodeStatus(Struct, gc=False):
     addresses: list[NodeAddress | None] | None = None
 
 
+class Taint(Struct, gc=False):
+    """Taint."""
+
+    key: str | None = None
+
+
+class NodeSpec(Struct, gc=False):
+    """NodeSpec."""
+
+    taints: list[Taint | None] | None = None
+
+
 class Node(Struct, gc=False):
     """v1 Node."""
 
     metadata: Meta | None = None
+    spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
 

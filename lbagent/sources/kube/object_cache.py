@@ -14,12 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.objects.decode.decode_object import decode_json
+from lbagent.objects.decode.report import seconds
 from lbagent.objects.records import KubeObject, LastGoodObject, Message, ObjectChange, Origin, Pod
 from lbagent.sources.kube.resources import Resource
 
 SOURCE = "kube"  # the name of the source that every object carries
 ORIGIN = Origin(source=SOURCE)
 MAX_TOMBSTONES = 10_000
+TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # set by the EndpointSlice controller
 
 
 class UnreadableAnswer(Exception):
@@ -48,13 +50,17 @@ _HEAD = msgspec.json.Decoder(_Head)
 
 
 class CachedObject(Struct, frozen=True, gc=False):
-    """An object at a version; `obj` is None when nothing of it can be used. `kept` are parts that are older, by field."""
+    """An object at a version; `obj` is None when nothing of it can be used. `kept` are parts that are older, by field.
+
+    `triggered_at` is when what it tells of happened: seconds since 1970, 0 = unknown.
+    """
 
     version: str
     obj: KubeObject | None
     messages: tuple[Message, ...] = ()
     generation: int = 0
     kept: Mapping[str, int] = MappingProxyType({})
+    triggered_at: float = 0.0
 
 
 Draft = dict[str, CachedObject]  # a list that is still coming in, by key
@@ -173,11 +179,24 @@ class ObjectCache:
         version, messages = meta.resourceVersion, decoded.messages
         if decoded.last is not None:
             return CachedObject(version, decoded.last.obj, messages, decoded.last.generation, decoded.last.parts)
-        return CachedObject(version, _for_all_nodes(decoded.obj), messages, self._generation(), decoded.kept)
+        obj, triggered_at = _for_all_nodes(decoded.obj), _triggered_at(meta)
+        return CachedObject(version, obj, messages, self._generation(), decoded.kept, triggered_at)
 
     def _change(self, key: str, old: CachedObject | None, new: CachedObject | None) -> ObjectChange | None:
         before, after = old.obj if old else None, new.obj if new else None
-        return None if before == after else ObjectChange(self._kind, key, before, after)
+        if before == after:
+            return None
+        return ObjectChange(self._kind, key, before, after, new.triggered_at if new else 0.0)
+
+
+def _triggered_at(meta: ObjectMeta) -> float:
+    """Return what an EndpointSlice says of when its endpoints changed; 0 for what is no time."""
+    if not meta.annotations or (text := meta.annotations.get(TRIGGER_TIME)) is None:
+        return 0.0
+    try:
+        return seconds(text)
+    except ValueError:
+        return 0.0
 
 
 def _for_all_nodes(obj: KubeObject | None) -> KubeObject | None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.object_cache import ObjectCache, UnreadableAnswer, is_older, metadata_of
+from lbagent.sources.kube.object_cache import Draft, ObjectCache, UnreadableAnswer, is_older, metadata_of
 from lbagent.sources.kube.resources import resources
 from tests.sources.kube.api_server import Obj
-from tests.sources.kube.cluster import essence, service
+from tests.sources.kube.cluster import essence, service, slice_of
 
 
 def cache() -> ObjectCache:
@@ -110,3 +110,28 @@ def test_any_order_of_events_gives_what_a_list_gives(deeds: list[tuple[str, bool
         else:
             put(one, data)
     assert view(one) == {f"default/{name}": essence(obj) for name, obj in there.items()}
+
+
+def test_a15_a_slice_says_when_its_endpoints_changed() -> None:
+    def sliced(version: int, when: str, address: str) -> bytes:
+        obj = slice_of("web", address)
+        obj["metadata"]["resourceVersion"] = str(version)
+        obj["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": when}
+        return msgspec.json.encode(obj)
+
+    one = ObjectCache(resources("n")[1])
+    found = put(one, sliced(1, "2026-01-01T00:00:00.123456789Z", "10.0.0.1"))
+    assert found is not None
+    assert found.triggered_at == pytest.approx(1767225600.123, abs=0.001)
+    assert put(one, sliced(2, "2026-01-01T00:00:05Z", "10.0.0.1")) is None  # its endpoints are the same
+    draft: Draft = {}
+    one.add_to(draft, sliced(3, "2026-01-01T00:00:09Z", "10.0.0.2"))
+    (change,) = one.accept(draft)
+    assert change.triggered_at == 1767225609
+    for number, text in enumerate(("", "soon", "9999999999999")):
+        found = put(one, sliced(10 + number, text, f"10.0.1.{number}"))
+        assert found is not None
+        assert found.triggered_at == 0
+    gone = one.delete(metadata_of(sliced(20, "2026-01-01T00:00:09Z", "10.0.1.2")))
+    assert gone is not None
+    assert gone.triggered_at == 0

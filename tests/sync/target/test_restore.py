@@ -106,6 +106,22 @@ def test_entries_of_nobody_are_pruned():
         assert bytes(ours) == bytes(theirs)
 
 
+def test_an_orphan_that_went_may_come_back_as_an_entry_of_a_service():
+    node = Node()
+    first = service("10.96.0.1:80", backend("10.244.1.1:80"))
+    node.serve(first)
+    stray = struct.pack("=I", 1) + b"\0\2\0\0"  # backend 1 as one of service 2
+    node.maps.put_many("lb_affinity_match", [(stray, b"\1")])
+    node.restart()
+    node.serve(first)
+    assert node.maps.get("lb_affinity_match", stray) is None
+    both = first, service("10.96.0.2:80", backend("10.244.1.1:80"), session_affinity=True)
+    for _ in range(2):
+        node.serve(*both)
+        assert node.maps.get("lb_affinity_match", stray) is not None
+        assert check(node.maps, settled=True) == []
+
+
 def test_two_frontends_with_one_id_are_told_apart():
     """Only another program can write such maps; one of the two gets another id, both are served."""
     node = Node()
