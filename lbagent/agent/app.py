@@ -37,6 +37,7 @@ from lbagent.bpf.build.artifact import Artifact
 from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
+from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import resize_at_start
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
@@ -223,6 +224,8 @@ class Agent:
             bpf.flows_of_backends,
         )
         group.create_task(components.sweeper.run())
+        if config.socket_lb:
+            group.create_task(DeadPeers(components.maps).run(bpf.changed_from))
         group.create_task(Reloader(components, self._load, self._reload).run())
         components.conditions = ConditionMonitor(components, every_check())
         await components.conditions.look()  # `status` tells the truth from the first moment on

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from lbagent.bpf.hooks import XDP
+from lbagent.agent.layer_settings import socket_cgroup
+from lbagent.bpf.hooks import XDP, TargetKind
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import no_such_device
@@ -15,7 +16,7 @@ from lbagent.config import Config
 from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
 from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.net.device_table import write_devices
+from lbagent.net.device_table import stacked_devices, write_devices
 from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
 from lbagent.net.xdp_output import refusing_devices
@@ -41,7 +42,7 @@ class DeviceKeeper:
         self.renamed: dict[str, Link] = {}  # by the name that --device gives
         self._default_routes: set[str] = set()  # devices that have, or had, a default route
         self._done: tuple[Wanted, Config] | None = None
-        self._written: tuple[Wanted, dict[int, Link]] | None = None
+        self._written: tuple[Wanted, dict[int, Link], frozenset[int]] | None = None
         self._left_out: list[str] = []
         self.refusing_of: Refusing = refusing_devices
         self.on_attached: Callable[[frozenset[int], frozenset[int]], None] = lambda _devices, _native: None
@@ -109,7 +110,10 @@ class DeviceKeeper:
             if self._done == (wanted, config):
                 return
             self.last_index |= {link.name: link.index for link, is_pod in wanted.values() if not is_pod}
-            hooks = await asyncio.to_thread(self._datapath.attach, config.attach, chosen.names, config.pod_device)
+            cgroup = socket_cgroup(config)
+            hooks = await asyncio.to_thread(
+                self._datapath.attach, config.attach, chosen.names, config.pod_device, cgroup
+            )
             before, self.attached = self.attached, tuple(hooks)
             self.chosen, self.problems = chosen, dict(chosen.missing)
             self.problems |= {name: f"map lb_device has no room for device {name}" for name in self._left_out}
@@ -126,9 +130,10 @@ class DeviceKeeper:
         senders = xdp_senders(
             network, self.attached if self._done else None, names, self.config.attach, self.refusing_of
         )
-        if self._written != (wanted, senders):
-            self._left_out = write_devices(self._maps, wanted, senders)
-            self._written = (wanted, senders)
+        stacked = stacked_devices(network.links, wanted.keys())
+        if self._written != (wanted, senders, stacked):
+            self._left_out = write_devices(self._maps, wanted, senders, stacked)
+            self._written = (wanted, senders, stacked)
 
     def _choose(self, network: NodeNetwork, config: Config) -> ChosenDevices:
         """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""
@@ -157,6 +162,16 @@ def _log_change(before: Iterable[Attachment], after: Iterable[Attachment]) -> No
     if old != new:
         fields = {"attached": sorted(new - old), "detached": sorted(old - new), "total": len(new)}
         log.info("attachments changed", extra=fields)
+
+
+def cgroup_hooks(keeper: DeviceKeeper | None) -> dict[str, list[str]]:
+    """Return the hooks of socket programs that are in force, by the path of their cgroup."""
+    out: dict[str, list[str]] = {}
+    for item in keeper.attached if keeper else ():
+        if item.target.kind is TargetKind.CGROUP:
+            hooks = out.setdefault(item.target.name, [])
+            hooks += [] if keeper and item in keeper.lost else [item.hook.name]
+    return out
 
 
 def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: Iterable[str]) -> Wanted:

@@ -9,9 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
+from lbagent.agent.conditions.check_devices import reverse_path_problems
+from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.types import (
+    CgroupStatus,
     ConditionStatus,
     DeviceStatus,
     FailingService,
@@ -21,7 +24,7 @@ from lbagent.api.types import (
     Status,
     TargetStatus,
 )
-from lbagent.bpf.load.devices import strict_devices
+from lbagent.bpf.hooks import TargetKind
 from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
@@ -147,6 +150,7 @@ class AgentFacade:
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
             devices=self._devices(),
+            cgroups=[CgroupStatus(path, hooks) for path, hooks in cgroup_hooks(components.devices).items()],
             outputs=self._outputs(),
             maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
@@ -181,7 +185,7 @@ class AgentFacade:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
-            if attachment in keeper.lost:
+            if attachment in keeper.lost or attachment.target.kind is not TargetKind.DEVICE:
                 continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []
@@ -347,18 +351,6 @@ def target_status(runner: TargetRunner) -> TargetStatus:
         target.waiting,
         runner.error,
     )
-
-
-def reverse_path_problems(components: AgentComponents) -> list[str]:
-    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
-    network, devices = components.network.network, components.devices
-    names = {item.target.name for item in devices.attached} if devices else set()
-    by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
-    strict = strict_devices(sorted(names - by_default)) if by_default else []
-    if not strict:
-        return []
-    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
-    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
 
 
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:

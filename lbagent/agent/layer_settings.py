@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from lbagent.agent.sources import source_names
 from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.run.sock_diag import netns_cookie
 from lbagent.config import PRIMARY, Config
+from lbagent.errors import NotFound
+from lbagent.kernel import mounts
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.model.further_sources import FurtherSources
@@ -60,7 +65,18 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
         timeout_udp_s=config.timeout_udp,
         timeout_closing_s=config.timeout_closing,
         further=further,
+        netns_cookie=netns_cookie() if config.socket_lb else 0,
     )
+
+
+def socket_cgroup(config: Config) -> str:
+    """Return the cgroup that the socket programs are attached to; '': they are off. Raises NotFound without a mount of cgroup2."""
+    if not config.socket_lb:
+        return ""
+    found = config.cgroup or mounts.first_cgroup()
+    if not found:
+        raise NotFound("--socket-lb needs cgroup2, which is not mounted here; mount it, or use --no-socket-lb")
+    return os.path.realpath(found)
 
 
 def path_settings(config: Config, further: FurtherSources) -> PathSettings:

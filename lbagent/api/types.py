@@ -121,6 +121,13 @@ class DeviceStatus(Struct):
     problem: str = ""
 
 
+class CgroupStatus(Struct):
+    """The cgroup whose processes reach Services by socket programs."""
+
+    path: str
+    hooks: list[str]  # connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4, getpeername6
+
+
 class OutputStatus(Struct):
     """One device by which remote backends are reached."""
 
@@ -177,6 +184,7 @@ class Status(Struct):
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
     devices: list[DeviceStatus] = field(default_factory=list)
+    cgroups: list[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
     outputs: list[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import quote, unquote
 
 from lbagent.kernel.bpf_link import AttachType
 from lbagent.kernel.bpf_prog import ProgType
@@ -23,6 +24,9 @@ class Context:
     prog_type: ProgType
     sources: tuple[str, ...] = ("lb4.c", "lb6.c")  # in lbagent/bpf
     calls: str = ""  # the map with its tail calls, programs named call_CONTEXT_SLOT_NAME; '': has none
+    attach_type_at_load: bool = (
+        False  # the kernel allows a program only what its attach type may do, so it is told at load
+    )
 
     @property
     def flag(self) -> str:
@@ -34,24 +38,30 @@ class TargetKind(StrEnum):
     """What a hook belongs to."""
 
     DEVICE = "device"
+    CGROUP = "cgroup"
 
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """One thing programs are attached to: a network device by its name."""
+    """One thing programs are attached to: a network device by its name, a cgroup by its path."""
 
     kind: TargetKind
     name: str
 
     @property
     def pin_name(self) -> str:
-        """The name as part of a pin. bpffs allows no dot: `eth0.100` becomes `eth0:100` (no device name holds a colon)."""
+        """The name as part of a pin. bpffs allows no dot: `eth0.100` becomes `eth0:100` (no device name holds a colon).
+
+        A path may hold anything: it is quoted as in a URL.
+        """
+        if self.kind is TargetKind.CGROUP:
+            return quote(self.name, safe="").replace(".", "%2E")
         return self.name.replace(".", ":")
 
     @classmethod
     def from_pin_name(cls, kind: TargetKind, name: str) -> AttachTarget:
         """Return the target whose `pin_name` is `name`."""
-        return cls(kind, name.replace(":", "."))
+        return cls(kind, unquote(name) if kind is TargetKind.CGROUP else name.replace(":", "."))
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,8 @@ class Hook:
 
 XDP_CONTEXT = Context("xdp", ProgType.XDP, calls="lb_calls_xdp")
 TC_CONTEXT = Context("tc", ProgType.SCHED_CLS, calls="lb_calls_tc")
-CONTEXTS = {context.name: context for context in (XDP_CONTEXT, TC_CONTEXT)}
+SOCK_CONTEXT = Context("sock", ProgType.CGROUP_SOCK_ADDR, ("sock4.c", "sock6.c"), attach_type_at_load=True)
+CONTEXTS = {context.name: context for context in (XDP_CONTEXT, TC_CONTEXT, SOCK_CONTEXT)}
 
 TC_INGRESS = Hook("tc_ingress", TC_CONTEXT, "tc_ingress", AttachType.TCX_INGRESS, clsact_parent=0xFFFFFFF2)
 TC_EGRESS = Hook("tc_egress", TC_CONTEXT, "tc_egress", AttachType.TCX_EGRESS, clsact_parent=0xFFFFFFF3)
@@ -91,7 +102,20 @@ XDP_GENERIC = Hook(
     "xdp-generic", XDP_CONTEXT, "xdp", AttachType.XDP, link_flags=_XDP_FLAGS_SKB_MODE, xdp_mode="xdpgeneric",
     companion=TC_AFTER_XDP,
 )  # fmt: skip
-HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP)
+SOCKET_HOOKS = tuple(
+    Hook(name, SOCK_CONTEXT, name, attach_type, TargetKind.CGROUP)
+    for name, attach_type in {
+        "connect4": AttachType.INET4_CONNECT,
+        "connect6": AttachType.INET6_CONNECT,
+        "sendmsg4": AttachType.UDP4_SENDMSG,
+        "sendmsg6": AttachType.UDP6_SENDMSG,
+        "recvmsg4": AttachType.UDP4_RECVMSG,
+        "recvmsg6": AttachType.UDP6_RECVMSG,
+        "getpeername4": AttachType.INET4_GETPEERNAME,
+        "getpeername6": AttachType.INET6_GETPEERNAME,
+    }.items()
+)
+HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP, *SOCKET_HOOKS)
 # `--attach MODE` but auto: the hook by which a device's packets come in
 INGRESS_MODES = {"xdp": XDP, "xdp-generic": XDP_GENERIC, "tc": TC_INGRESS}
 
@@ -111,6 +135,13 @@ def parse_link_pin(name: str) -> tuple[AttachTarget, Hook]:
         if hook.program == program:
             return AttachTarget.from_pin_name(hook.target, target), hook
     raise ValueError(f"{name} is not the pin of a link")
+
+
+def load_attach_type(context: str, program: str) -> int:
+    """Return the attach type that the kernel wants to know when a program is loaded, 0 where it need not."""
+    if not CONTEXTS[context].attach_type_at_load:
+        return 0
+    return next((hook.attach_type for hook in HOOKS if hook.program == program), 0)
 
 
 def in_mode(hook: Hook, xdp_mode: str) -> Hook:

@@ -66,6 +66,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     attach: Annotated[
         Literal["auto", "xdp", "xdp-generic", "tc"], Meta(description="How programs are attached to devices.")
     ] = "auto"
+    socket_lb: Annotated[
+        bool,
+        Meta(
+            description="Whether the node's own processes, and host-network pods, reach Services by socket programs: their sockets"
+            " are connected to a backend itself."
+        ),
+    ] = False
+    cgroup: Annotated[
+        str,
+        Meta(
+            description="Cgroup whose processes the socket programs serve (default: the first mount of cgroup2, and so all)."
+        ),
+    ] = ""
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
     node_ip: Annotated[Words, Meta(description="Address of this node for NodePorts and SNAT (repeatable).")] = ()
     nodeport_addresses: Annotated[

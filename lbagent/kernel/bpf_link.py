@@ -11,11 +11,20 @@ from lbagent.kernel.bpfsys import Cmd, bpf, obj_info
 
 BPF_F_REPLACE = 1 << 2
 _LINK_TYPE_CGROUP = 3
+_QUERY_EFFECTIVE = 1
 
 
 class AttachType(IntEnum):
     """Where a link attaches. Source: enum bpf_attach_type."""
 
+    INET4_CONNECT = 10
+    INET6_CONNECT = 11
+    UDP4_SENDMSG = 14
+    UDP6_SENDMSG = 15
+    UDP4_RECVMSG = 19
+    UDP6_RECVMSG = 20
+    INET4_GETPEERNAME = 29
+    INET6_GETPEERNAME = 30
     XDP = 37
     TCX_INGRESS = 46
     TCX_EGRESS = 47
@@ -43,11 +52,20 @@ def attached_programs(ifindex: int, attach: AttachType) -> list[int]:
 
     Raises OSError, EINVAL on a kernel without TCX.
     """
-    room = 64  # the kernel allows no more (BPF_MPROG_MAX)
+    return _query(ifindex, attach, 0)
+
+
+def cgroup_programs(cgroup: int, attach: AttachType) -> list[int]:
+    """Return the ids of the programs that run for an open cgroup, also those attached to one above it. Raises OSError."""
+    return _query(cgroup, attach, _QUERY_EFFECTIVE)
+
+
+def _query(target: int, attach: AttachType, flags: int) -> list[int]:
+    room = 64  # the kernel allows no more at one target (BPF_MPROG_MAX, BPF_CGROUP_MAX_PROGS)
     ids = ctypes.create_string_buffer(4 * room)
-    # target_ifindex, attach_type, query_flags, attach_flags, prog_ids, prog_cnt, pad, prog_attach_flags, link_ids,
+    # target_ifindex or target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt, pad, prog_attach_flags, link_ids,
     # link_attach_flags, revision
-    attr = bytearray(struct.pack("<IIIIQIIQQQQ", ifindex, attach, 0, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0))
+    attr = bytearray(struct.pack("<IIIIQIIQQQQ", target, attach, flags, 0, ctypes.addressof(ids), room, 0, 0, 0, 0, 0))
     bpf(Cmd.PROG_QUERY, attr)
     count = struct.unpack_from("<I", attr, 24)[0]
     return list(struct.unpack_from(f"<{count}I", ids))

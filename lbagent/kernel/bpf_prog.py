@@ -20,6 +20,7 @@ class ProgType(IntEnum):
     SCHED_CLS = 3
     XDP = 6
     RAW_TRACEPOINT = 17
+    CGROUP_SOCK_ADDR = 18
 
 
 @dataclass(frozen=True)

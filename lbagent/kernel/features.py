@@ -16,7 +16,7 @@ from pathlib import Path
 from lbagent.kernel import bpf_link, bpf_prog
 from lbagent.kernel.bpf_link import AttachType
 from lbagent.kernel.bpf_prog import ProgType
-from lbagent.kernel.opcodes import returning
+from lbagent.kernel.opcodes import CALL, MOV64_IMM, SET_RETVAL, insn, returning
 
 _PROBE_PROGRAM = returning(2)  # XDP_PASS
 _NO_SUCH_INDEX = 0x7FFFFFFF
@@ -68,6 +68,26 @@ def has_tcx() -> bool:
     finally:
         os.close(loaded.fd)
     return True
+
+
+@cache
+def has_socket_programs() -> bool:
+    """Return whether this kernel runs programs for the sockets of a cgroup (CONFIG_CGROUP_BPF)."""
+    return _loads_for_connect(returning(1))
+
+
+@cache
+def has_set_retval() -> bool:
+    """Return whether socket programs may choose the error of a call that they refuse (Linux 5.18)."""
+    return _loads_for_connect(insn(MOV64_IMM, dst=1) + insn(CALL, imm=SET_RETVAL) + returning(0))
+
+
+def _loads_for_connect(code: bytes) -> bool:
+    kind, attach_type = ProgType.CGROUP_SOCK_ADDR, AttachType.INET4_CONNECT
+    loaded = bpf_prog.prog_load(kind, code, "lb_probe", expected_attach_type=attach_type)
+    if loaded.fd >= 0:
+        os.close(loaded.fd)
+    return loaded.fd >= 0
 
 
 def jit_enabled() -> bool | None:

@@ -1,4 +1,4 @@
-"""Mount namespaces: whether a file system is seen by this process's namespace alone, and so ends with it.
+"""Mounts: whether a file system is seen by this process's mount namespace alone, and so ends with it; and cgroups of cgroup2.
 
 `ip netns exec` makes such a namespace, and a container has one. Pins on a bpf file system that was mounted there are gone with the
 last process in it. Source: mount_namespaces(7), proc_pid_mountinfo(5).
@@ -6,11 +6,17 @@ last process in it. Source: mount_namespaces(7), proc_pid_mountinfo(5).
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from pathlib import Path
+
+from lbagent.errors import ConfigError, NotFound
 
 _FIRST_MOUNT = "mnt:[4026531832]"  # MNT_NS_INIT_INO, the same on every machine from Linux 6.18 on
 _FIRST_PID = "pid:[4026531836]"  # PROC_PID_INIT_INO
+_CGROUP2_MAGIC = 0x63677270
+_LIBC = ctypes.CDLL(None, use_errno=True)
 PRIVATE_ADVICE = (
     "mount a bpf file system on the host (mount -t bpf bpf /sys/fs/bpf) and give the container that folder; in a network namespace"
     " start with nsenter --net, which leaves the mounts as they are, and not with ip netns exec"
@@ -52,3 +58,30 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+def first_cgroup() -> str:
+    """Return the root of cgroup2 at its first mount; '' where it is not mounted."""
+    lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return next((parts[1].replace(r"\040", " ") for parts in map(str.split, lines) if parts[2] == "cgroup2"), "")
+
+
+def open_cgroup(path: str) -> int:
+    """Return a descriptor of a cgroup. Raises NotFound, ConfigError (it is no cgroup of cgroup2)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no cgroup {path}; mount cgroup2, or name another one by --cgroup") from None
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.fstatfs(fd, buffer) or struct.unpack_from("=l", buffer)[0] & 0xFFFFFFFF != _CGROUP2_MAGIC:
+        os.close(fd)
+        raise ConfigError(f"--cgroup {path}: it is not on a cgroup2 file system")
+    return fd
+
+
+def cgroup_id(path: str) -> int:
+    """Return the number by which the kernel names a cgroup in a link; 0: there is none."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0

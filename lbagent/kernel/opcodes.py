@@ -23,6 +23,7 @@ JA, JEQ_IMM, JNE_REG, CALL, EXIT = 0x05, 0x15, 0x5D, 0x85, 0x95
 ATOMIC_ADD = 0  # immediate of ATOMIC_U64: *(u64 *)(dst + offset) += src
 CMPXCHG = 0xF1  # immediate of ATOMIC_U64: r0 = cmpxchg_64(dst + offset, r0, src)
 PSEUDO_MAP_FD, PSEUDO_MAP_VALUE = 1, 2  # source register of LD_IMM64: the immediate is a map's descriptor
+SET_RETVAL = 187  # immediate of CALL: a helper that sets the error of a refused system call
 PSEUDO_CALL = 1  # source register of CALL: the immediate is a distance, not a helper
 
 _CLASS_MASK, _OPERATION_MASK = 0x07, 0xF0

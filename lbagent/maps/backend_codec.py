@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from lbagent.maps import prefilter
 from lbagent.maps.layout import (
     HOST_ORDER,
     LB4_BACKEND,
@@ -22,6 +23,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.further_sources import FurtherAddress
 
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_L4_MASK, _UDP = max(PathL4) << PATH_L4_SHIFT, PathL4.UDP << PATH_L4_SHIFT
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
@@ -83,6 +85,23 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, 
 def replies_are_local(flags: int) -> bool:
     """Whether packets of the backend of a path record with these flags may be replies of flows that kept the client's address."""
     return bool(flags & _LIVE and flags & (_LOCAL | _WAS_LOCAL))
+
+
+def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
+    """Return the prefilter's bits that a backend with these flags of its path record needs.
+
+    They are that of its replies, and of a pod with UDP that of what is sent to it directly (docs/datapath.md, "Direct datagrams").
+    """
+    if not replies_are_local(flags):
+        return ()
+    if flags & _HOST or flags & _L4_MASK != _UDP:
+        return (prefilter.source_bit(address),)
+    return prefilter.source_bit(address), prefilter.direct_bit(address)
+
+
+def filter_bits(record: bytes) -> tuple[int, ...]:
+    """Return `local_bits` of a path record."""
+    return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], record[FLAGS_AT[len(record)]])
 
 
 def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:

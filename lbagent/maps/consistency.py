@@ -171,12 +171,11 @@ def _filter(view: _View) -> Iterator[str]:
         if 0 in group.slots and not _bit(view, prefilter.vip_bit(group.frontend.address)):
             yield f"{group}: the prefilter passes its packets untouched"
     for ident, path in view.paths.items():
-        if (
-            backend_codec.replies_are_local(path.flags)
-            and ident in view.backends
-            and not _bit(view, prefilter.source_bit(path.address))
-        ):
+        bits = backend_codec.local_bits(path.address, path.flags) if ident in view.backends else ()
+        if any(not _bit(view, bit) for bit in bits[:1]):
             yield f"local backend {ident}: the prefilter passes its replies untouched"
+        if any(not _bit(view, bit) for bit in bits[1:]):
+            yield f"local backend {ident}: the prefilter does not ask for datagrams that clients send to it directly"
 
 
 def _bit(view: _View, number: int) -> int:

@@ -113,6 +113,18 @@ SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT = 2, 3
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")
 LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
+# What socket programs keep of a socket. Key: its cookie and an address with port: SOCK_REVERSE: of a backend, and the value is the
+# frontend that the process asked for; SOCK_CHOICE: of a frontend, and the value says which backend an unconnected socket talks to.
+# `seen`: ticks (lb_config.jiffies_shift) of the last datagram sent.
+LB4_SOCK_KEY = _layout("lb4_sock_key", "u64 cookie, be32 address, be16 port, u8 kind, pad1 pad")
+LB6_SOCK_KEY = _layout("lb6_sock_key", "u64 cookie, be128 address, be16 port, u8 kind, pad5 pad")
+LB4_SOCK_VALUE = _layout(
+    "lb4_sock_value", "be32 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen"
+)
+LB6_SOCK_VALUE = _layout(
+    "lb6_sock_value", "be128 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen, pad4 pad_end"
+)
+SOCK_REVERSE, SOCK_CHOICE = 0, 1
 
 # --- arrays of the fast path ---
 # One record a backend id, and one for each further source address of the node (model/further_sources.py), whose number is in
@@ -147,7 +159,9 @@ LB_CONFIG = _layout(
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
     "u64 further_stride,"
     # the further source addresses by number, as the words that a program loads; 0: none has the number
-    + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1)),
+    + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1))
+    # cookie of the network namespace whose sockets are balanced, 0: of none
+    + ",u64 netns_cookie",
 )
 
 
@@ -203,6 +217,7 @@ class DeviceFlag(IntEnum):
 
     POD = 1  # a --pod-device: packets from it have internal scope
     XDP_SEND = 2  # the device takes frames that XDP sends
+    STACKED = 4  # over a device with programs: what comes in by it may be translated already
 
 
 class ConfigFlag(IntEnum):
@@ -217,12 +232,13 @@ SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
 SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
+SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 DEVICES = 1024  # positions of lb_device
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
 FILTER_BITS = 20  # positions of the prefilter
-FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits a position: VIP, SNAT address
+FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend of UDP
 FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
 # First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
 METRIC_SERVICE = 256
@@ -236,6 +252,8 @@ CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls
 # What both families have, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
+SOCK_KEY = {Family.IPV4: LB4_SOCK_KEY, Family.IPV6: LB6_SOCK_KEY}
+SOCK_VALUE = {Family.IPV4: LB4_SOCK_VALUE, Family.IPV6: LB6_SOCK_VALUE}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

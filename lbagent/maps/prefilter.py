@@ -32,8 +32,13 @@ def vip_bit(address: bytes) -> int:
     return 2 * filter_position(address)
 
 
-def snat_bit(address: bytes) -> int:
-    """Return the bit "this node translates to it"."""
+def snat_bits(address: bytes) -> tuple[int, int]:
+    """Return the two bits "this node translates to it": the second one alone is `direct_bit`."""
+    return vip_bit(address), direct_bit(address)
+
+
+def direct_bit(address: bytes) -> int:
+    """Return the bit that without `vip_bit` says "a local backend of UDP itself"."""
     return 2 * filter_position(address) + 1
 
 

@@ -19,10 +19,11 @@ class Reason(IntEnum):
     FWD_REPLY = 3  # reply translated back to the frontend
     FWD_LOCAL = 4  # rewritten and passed up to a backend of this node: the first packet of a flow and all later ones
     FWD_ICMP = 5  # ICMP error about a flow, translated
-    FWD_RESELECTED = 6  # flow moved because its backend is gone or takes no new flows
+    FWD_RESELECTED = 6  # flow moved: its backend is gone or takes no new flows, or is asked directly too
     FWD_SPILL = 7  # the flow is in the spill map
     FWD_NO_STATE = 8  # forwarded by selection alone: the flow table had no room for a SYN
     FWD_FRAGMENT = 9  # later fragment of a known datagram
+    FWD_SOCKET = 10  # no packet: a socket of the node was given a backend's address (--socket-lb)
     # passed untouched
     PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate

@@ -22,6 +22,8 @@ from lbagent.maps.layout import (
     LB4_KEY,
     LB4_PATH,
     LB4_REVERSE_NAT,
+    LB4_SOCK_KEY,
+    LB4_SOCK_VALUE,
     LB4_SOURCE_RANGE_KEY,
     LB6_AFFINITY_KEY,
     LB6_BACKEND,
@@ -29,6 +31,8 @@ from lbagent.maps.layout import (
     LB6_KEY,
     LB6_PATH,
     LB6_REVERSE_NAT,
+    LB6_SOCK_KEY,
+    LB6_SOCK_VALUE,
     LB6_SOURCE_RANGE_KEY,
     LB_AFFINITY_MATCH,
     LB_AFFINITY_VALUE,
@@ -47,6 +51,7 @@ from lbagent.maps.layout import (
     SERVICE_IDS,
     SNAT4_SIZE,
     SNAT6_SIZE,
+    SOCKETS,
     SPILL4_KEY,
     SPILL6_KEY,
     SPILL_VALUE,
@@ -147,6 +152,8 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_datagram", t.PERCPU_ARRAY, 4, DATAGRAM_SIZE, 1),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
+        MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
+        MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
@@ -157,7 +164,11 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
-ADDED_MAPS = ("lb_neighbor",)  # pins of an earlier version of this schema lack them; only the agent makes them
+ADDED_MAPS = (
+    "lb_neighbor",
+    "lb4_sock",
+    "lb6_sock",
+)  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 
 # What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from lbagent.maps.layout import DEVICE_PROBES, DEVICES, LB_DEVICE, DeviceFlag, device_position
@@ -14,13 +14,37 @@ MAX_MTU = 0xFFFF  # loopback has one more: no datagram is longer
 HALF = 8  # a record is two words; the first one holds ifindex
 
 
+def stacked_devices(links: Mapping[int, Link], attached: Collection[int]) -> frozenset[int]:
+    """Return those of the devices with programs (by ifindex) that lie, at any depth, over another one: a frame meets both.
+
+    A VLAN is over its device, a bond or bridge over its ports.
+    """
+    over: dict[int, set[int]] = {}
+    for link in links.values():
+        over.setdefault(link.index, set()).update({link.master} - {0})
+        if link.kind == "vlan":
+            over.setdefault(link.parent, set()).add(link.index)
+    reached: set[int] = set()
+    waiting = [above for index in attached for above in over.get(index, ())]
+    while waiting:
+        index = waiting.pop()
+        if index not in reached:
+            reached.add(index)
+            waiting += over.get(index, ())
+    return frozenset(reached.intersection(attached))
+
+
 def write_devices(
-    maps: LBMaps, wanted: Mapping[int, tuple[Link, bool]], senders: Mapping[int, Link] = MappingProxyType({})
+    maps: LBMaps,
+    wanted: Mapping[int, tuple[Link, bool]],
+    senders: Mapping[int, Link] = MappingProxyType({}),
+    stacked: Collection[int] = (),
 ) -> list[str]:
     """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return names that found no place.
 
     `senders`: devices by which XDP can send, wanted or not; further ones get a place as long as there is one, for without it
-    their frames go by tc. A record is stored last word first, so that a program never sees a device with another one's address.
+    their frames go by tc. `stacked`: DeviceFlag.STACKED, by ifindex. A record is stored last word first, so that a program
+    never sees a device with another one's address.
     """
     devices = dict(wanted) | {index: (link, False) for index, link in senders.items() if index not in wanted}
     with maps.window(MAP, 0, DEVICES * LB_DEVICE.size) as view:
@@ -44,6 +68,7 @@ def write_devices(
             continue
         places[ifindex] = position
         flags = (DeviceFlag.POD if pod else 0) | (DeviceFlag.XDP_SEND if ifindex in senders else 0)
+        flags |= DeviceFlag.STACKED if ifindex in stacked else 0
         record = LB_DEVICE.pack(ifindex, link.mac or bytes(6), flags, min(link.mtu, MAX_MTU), b"")
         at = position * LB_DEVICE.size
         if record != present[at : at + LB_DEVICE.size]:

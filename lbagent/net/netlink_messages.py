@@ -50,6 +50,7 @@ def link(message: Any) -> Link:
         bool(message["flags"] & LINK_UP),
         kind or "",
         message.get_attr("IFLA_LINK") or 0,
+        message.get_attr("IFLA_MASTER") or 0,
     )
 
 

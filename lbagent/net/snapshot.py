@@ -14,7 +14,10 @@ LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever the addresses say
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """A network device. `mac` is empty where frames have no Ethernet header; `kind` is '' for a real NIC."""
+    """A network device. `mac` is empty where frames have no Ethernet header; `kind` is '' for a real NIC.
+
+    `parent` and `master` are indexes of other devices, 0 for none: IFLA_LINK (a VLAN's device), IFLA_MASTER (its bond or bridge).
+    """
 
     index: int
     name: str
@@ -23,6 +26,7 @@ class Link(msgspec.Struct, frozen=True, gc=False):
     up: bool
     kind: str = ""
     parent: int = 0
+    master: int = 0
 
 
 class NodeAddress(msgspec.Struct, frozen=True, gc=False):

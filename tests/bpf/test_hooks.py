@@ -6,7 +6,7 @@ import pytest
 
 from lbagent.bpf.build import artifact as artifacts
 from lbagent.bpf.build.c_source import ARTIFACT_PATH, UNITS
-from lbagent.bpf.hooks import CONTEXTS, HOOKS, INGRESS_MODES, AttachTarget, link_pin, parse_link_pin
+from lbagent.bpf.hooks import CONTEXTS, HOOKS, INGRESS_MODES, AttachTarget, TargetKind, link_pin, parse_link_pin
 from lbagent.config import options
 from lbagent.maps.layout import CALL_MAPS
 
@@ -20,7 +20,9 @@ def test_every_hook_has_its_entry_program_in_the_build(hook):
 
 def test_every_context_is_compiled_from_sources_that_are_there():
     assert {unit.context for unit in UNITS} == set(CONTEXTS)
-    assert [unit.name for unit in UNITS] == ["lb4_xdp", "lb6_xdp", "lb4_tc", "lb6_tc"]
+    assert [unit.name for unit in UNITS] == [
+        "lb4_xdp", "lb6_xdp", "lb4_tc", "lb6_tc", "sock4_sock", "sock6_sock"
+    ]  # fmt: skip
     assert all(unit.path.is_file() for unit in UNITS)
 
 
@@ -30,9 +32,13 @@ def test_every_tail_call_map_belongs_to_one_context():
 
 @pytest.mark.parametrize("hook", HOOKS, ids=str)
 def test_a_pin_names_target_and_program(hook):
-    target = AttachTarget(hook.target, "eth0.100-a")
+    called, pinned = {
+        TargetKind.DEVICE: ("eth0.100-a", "eth0:100-a"),
+        TargetKind.CGROUP: ("/sys/fs/cgroup/a-b.slice:c%", "%2Fsys%2Ffs%2Fcgroup%2Fa-b%2Eslice%3Ac%25"),
+    }[hook.target]
+    target = AttachTarget(hook.target, called)
     name = link_pin(target, hook)
-    assert name == f"eth0:100-a-{hook.program}"
+    assert name == f"{pinned}-{hook.program}"
     found, other = parse_link_pin(name)
     assert found == target
     assert other.program == hook.program

@@ -74,13 +74,23 @@ def dns_ask(
         if source_port:
             sock.bind(("::" if ":" in address else "0.0.0.0", source_port))
         sock.connect((address, port))
-        ident = random.randrange(1 << 16)
-        labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split(".")) + b"\0"
-        sock.send(struct.pack(">HHHHHH", ident, 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", 16, 1))
+        question = dns_question(name)
+        sock.send(question)
         data = sock.recv(2048)
-    if struct.unpack_from(">H", data)[0] != ident:
+    return dns_answer(question, data)
+
+
+def dns_question(name: str = "who.lab") -> bytes:
+    """Return a question to the DNS-like server, with a number of its own."""
+    labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split(".")) + b"\0"
+    return struct.pack(">HHHHHH", random.randrange(1 << 16), 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", 16, 1)
+
+
+def dns_answer(question: bytes, data: bytes) -> Answer:
+    """Read the answer to a question; OSError when it is one to another question."""
+    if data[:2] != question[:2]:
         raise OSError("answer to another question")
-    text_at = 12 + len(labels) + 4 + 12
+    text_at = len(question) + 12
     return _answer(data[text_at + 1 : text_at + 1 + data[text_at]])
 
 

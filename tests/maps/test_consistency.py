@@ -81,6 +81,15 @@ def test_a_clear_filter(node):
     breaks(node, "local backend 1: the prefilter passes its replies untouched")
 
 
+def test_a_pod_with_udp_that_the_filter_does_not_ask_for():
+    node = Node()
+    node.serve(service("10.96.0.1:53/UDP", backend("10.244.1.1:53/UDP")))
+    bit = prefilter.direct_bit(bytes((10, 244, 1, 1)))
+    with node.maps.window("lb_filter", bit >> 6 << 3, 8) as view:
+        view[:] = bytes(8)
+    breaks(node, "local backend 1: the prefilter does not ask for datagrams that clients send to it directly")
+
+
 def test_leftovers_are_wrong_only_when_settled(node):
     value = node.maps.get("lb4_service", slot(1))
     node.maps.put_many("lb4_service", [(slot(7), value)])

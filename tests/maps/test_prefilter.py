@@ -40,7 +40,8 @@ def test_filter_bits_lie_where_the_program_looks():
     address = bytes((1, 0, 0, 0))
     position = 0x9E3779B1 >> 12
     assert prefilter.vip_bit(address) == 2 * position
-    assert prefilter.snat_bit(address) == 2 * position + 1
+    assert prefilter.snat_bits(address) == (2 * position, 2 * position + 1)
+    assert prefilter.direct_bit(address) == 2 * position + 1
     assert prefilter.source_bit(address) == 2 * (1 << 20) + position
 
 

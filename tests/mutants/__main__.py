@@ -52,7 +52,14 @@ def all_mutants(places: Sequence[str]) -> list[Mutant]:
 
 
 def try_mutants(
-    chosen: Sequence[Mutant], *, jobs: int, slow: bool, remember: str = "", believe: bool = False
+    chosen: Sequence[Mutant],
+    *,
+    jobs: int,
+    slow: bool,
+    remember: str = "",
+    believe: bool = False,
+    patience_s: float = 0.0,
+    verbose: bool = False,
 ) -> list[Outcome]:
     """Try each mutant with the tests that come there; survivors are printed as they are found.
 
@@ -80,10 +87,12 @@ def try_mutants(
         outcomes.append(shown)
         if shown.fate in SURVIVORS:
             print(f"{shown.fate}\n  {shown.mutant}", flush=True)
+        elif verbose:
+            print(f"{shown.fate}: {shown.by}\n  {shown.mutant}", flush=True)
         if len(outcomes) % PROGRESS == 0:
             say(f"{len(outcomes)} of {len(chosen)}, {sum(found.fate in SURVIVORS for found in outcomes)} survived")
 
-    run = Run(python, c, switch, report, say, jobs, slow, remember)
+    run = Run(python, c, switch, report, say, jobs, slow, remember, patience_s)
     _set_up_hypothesis()
     folders = [*(C_TESTS if c else ()), *python_tests(python.values())]
     arguments = ["-q", "-s", "-p", "no:cacheprovider", "--disable-warnings", "-o", "timeout=0"]
@@ -167,7 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="keep what each packet test reaches, for runs with the same headers",
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="processor time for a mutant: one that lives so long counts as a survivor (default: all tests)",
+    )
     parser.add_argument("--believe", action="store_true", help="do not try what docs/testing.md explains")
+    parser.add_argument("--verbose", action="store_true", help="name the test that killed each")
     parser.add_argument("--list", action="store_true", help="print them and try none")
     options = parser.parse_args(arguments)
     every = all_mutants(options.places)
@@ -181,7 +198,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with scratch_folder() as folder:
         tempfile.tempdir = folder
         outcomes = try_mutants(
-            chosen, jobs=options.jobs, slow=options.slow, remember=options.remember, believe=options.believe
+            chosen,
+            jobs=options.jobs,
+            slow=options.slow,
+            remember=options.remember,
+            believe=options.believe,
+            patience_s=options.patience,
+            verbose=options.verbose,
         )
     for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
         print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")

@@ -22,7 +22,8 @@ _SWAPS = {
 _ASSIGNMENT_SWAPS = {"+=": "-=", "-=": "+=", "|=": "=", "&=": "=", "^=": "=", "<<=": ">>=", ">>=": "<<=", "*=": "+="}
 _TRUTHS = frozenset(("<", "<=", ">", ">=", "==", "!=", "&&", "||"))
 # hints for the compiler and order of memory: what they do is seen on another processor or in the instructions only
-_HINTS = frozenset(("MB", "OPAQUE", "FENCE", "__builtin_expect", "PKT_REPARSE", "RACE_POINT"))
+# (and where __builtin_unreachable is behind a switch no build loads)
+_HINTS = frozenset(("MB", "OPAQUE", "FENCE", "__builtin_expect", "__builtin_unreachable", "PKT_REPARSE", "RACE_POINT"))
 _WRAPPERS = frozenset(("LIKELY", "UNLIKELY"))
 
 
@@ -36,7 +37,8 @@ class Edit:
 
 
 # What stands in one program up to seven times: with a mark at each branch the verifier gives up (more than a million instructions).
-_COARSE = "lbagent/bpf/include/flow/"
+# The last two are in the program of replies, which is longest while SNAT slots are being moved.
+_COARSE = ("lbagent/bpf/include/flow/", "lbagent/bpf/include/forward/fwd.h", "lbagent/bpf/include/program/reply.h")
 # One asks again what the other one has asked: with a mark in between the compiler keeps both questions, and the verifier takes them for two.
 _UNMARKED = frozenset(("pkt_segment_len", "parse_full_l4"))
 _NAME = re.compile(r"(\w+)\([^()]*\)\s*$")

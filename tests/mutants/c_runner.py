@@ -59,7 +59,7 @@ class CRun:
             made, left = ended.result
             alone.update({number: batch[number] for number in left})
             for artifact, numbers in made:
-                if not self._try_batch(surveys, artifact, {number: batch[number] for number in numbers}):
+                if not self._try_batch(surveys, artifact, {number: batch[number] for number in numbers}, alone):
                     parts = _split({number: batch[number] for number in numbers}, 2)
                     todo += parts if len(numbers) > 1 else []
                     alone.update(parts[0] if len(numbers) == 1 else {})
@@ -118,8 +118,8 @@ class CRun:
                     left += part
         return made, left
 
-    def _try_batch(self, surveys: Surveys, artifact: Artifact, batch: Batch) -> bool:
-        """Try the mutants of a batch. Returns False if its programs do not load as they are."""
+    def _try_batch(self, surveys: Surveys, artifact: Artifact, batch: Batch, alone: Batch) -> bool:
+        """Try the mutants of a batch; those that need a build of their own go to `alone`. Returns False if its programs do not load."""
         self.run_.say(f"C: {len(batch)} mutants in one build")
         with ExitStack() as stack:
             try:
@@ -129,11 +129,13 @@ class CRun:
                 return False
             pool = Pool(self.run_.jobs)
             for number, mutant in batch.items():
-                self._try(pool, surveys, worlds, number, mutant)
+                self._try(pool, surveys, worlds, number, mutant, alone)
             pool.finish()
         return True
 
-    def _try(self, pool: Pool, surveys: Surveys, worlds: list[Loaded], number: int, mutant: Mutant) -> None:
+    def _try(
+        self, pool: Pool, surveys: Surveys, worlds: list[Loaded], number: int, mutant: Mutant, alone: Batch
+    ) -> None:
         names = surveys.tests_of(mutant.path, self._place(mutant))
 
         def start(slot: int) -> Child:
@@ -148,7 +150,10 @@ class CRun:
         def done(ended: Ended, slot: int) -> None:
             worlds[slot].fill_calls(number)
             worlds[slot].clean()
-            self.run_.finished(surveys, mutant, ended)
+            if ended.result is not None and ended.result.refused:
+                alone[number] = mutant
+            else:
+                self.run_.finished(surveys, mutant, ended)
 
         pool.add(start, done)
 

@@ -18,6 +18,7 @@ from typing import Any
 _RUNNING: set[int] = set()  # children of this process
 MEMORY_MAX = 4 << 30  # bytes of address space: an endless list ends here
 WAIT_S = 0.01
+_TIMERS = (signal.SIGALRM, signal.SIGPROF)
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ class Child:
             data = file.read()
         os.unlink(self.path)
         if late or os.WIFSIGNALED(status) or not data:
-            return Ended(
-                error=f"status {status}", timed_out=late or os.waitstatus_to_exitcode(status) == -signal.SIGALRM
-            )
+            return Ended(error=f"status {status}", timed_out=late or -os.waitstatus_to_exitcode(status) in _TIMERS)
         result, error = pickle.loads(data)
         return Ended(result, error)
 

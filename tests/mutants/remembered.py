@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import c_mutants, c_tree
 from tests.mutants.mutant import ROOT
 from tests.mutants.trial import Survey
 
@@ -20,7 +21,8 @@ class Remembered:
     def __init__(self, path: str) -> None:
         self._path = path
         headers = sorted((ROOT / "lbagent" / "bpf" / "include").rglob("*.h"))
-        self._headers = b"\0".join(header.read_bytes() for header in headers)
+        sources = [*headers, Path(c_mutants.__file__), Path(c_tree.__file__)]  # the latter number the places
+        self._headers = b"\0".join(source.read_bytes() for source in sources)
 
     def known(self, items: Iterable[pytest.Item]) -> dict[str, Survey]:
         """Return what is known of these tests."""

@@ -50,6 +50,7 @@ class Run:
     jobs: int = os.cpu_count() or 1
     slow: bool = False
     remember: str = ""
+    patience_s: float = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -124,7 +125,7 @@ class Run:
 
         def work() -> Result:
             prepare()
-            return attempt([surveys.items[name] for name in names], surveys.limit)
+            return attempt([surveys.items[name] for name in names], surveys.limit, self.patience_s)
 
         return Child.start(work, surveys.seconds(names), memory=memory)
 
@@ -139,6 +140,8 @@ class Run:
         elif ended.result.failed:
             surveys.killed(mutant.path, ended.result.failed)
             self.report(Outcome(mutant, Fate.KILLED, ended.result.failed))
+        elif ended.result.refused:  # in a build of its own, or Python
+            self.report(Outcome(mutant, Fate.REFUSED, ended.result.refused))
         else:
             self.report(Outcome(mutant, Fate.SURVIVED))
 

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.mutants import c_mutants, py_mutants
+from tests.mutants import c_mutants, py_mutants, trial
 from tests.mutants.__main__ import scratch_folder, summary, try_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
@@ -29,7 +30,7 @@ from tests.mutants.mutant import (
     stale,
 )
 from tests.mutants.runner import Run
-from tests.mutants.trial import Surveys
+from tests.mutants.trial import Result, Surveys
 
 C = """\
 #define LIMIT 5 /* of something */
@@ -207,14 +208,21 @@ def test_what_runs_only_while_a_module_is_imported_is_not_tried() -> None:
     assert "1 mutants in 3 s; 100.0 % survived" in summary(outcomes, 3.0)
 
 
+def busy(_: object) -> None:
+    while True:
+        pass
+
+
 @pytest.mark.parametrize(("work", "what"), [
     (lambda: 7, (7, "", False)),
     (lambda: 1 // 0, (None, "ZeroDivisionError", False)),
     (lambda: os.kill(os.getpid(), signal.SIGKILL), (None, "status", False)),
     (lambda: time.sleep(60), (None, "status", True)),
+    (lambda: busy(signal.setitimer(signal.ITIMER_PROF, 0.05)), (None, "status", True)),
 ])  # fmt: skip
 def test_how_a_child_ends(work, what) -> None:
-    ended = Child.start(work, 1).wait()
+    """A result, an exception, a signal, the deadline, its processor time."""
+    ended = Child.start(work, 5).wait()
     result, said, timed_out = what
     assert (ended.result, ended.timed_out) == (result, timed_out)
     assert said in ended.error
@@ -230,6 +238,35 @@ def test_what_a_killed_child_mounted_goes_with_its_files() -> None:
         (at / "file").touch()
     assert not Path(folder).exists()
     assert folder not in Path("/proc/self/mounts").read_text(encoding="utf-8")
+
+
+ITEMS = [SimpleNamespace(nodeid=name) for name in ("a", "b", "c")]
+REFUSED = "lbagent.errors.VerifierError: the kernel's verifier refused program x"
+
+
+@pytest.mark.parametrize(("errors", "result"), [
+    ((None, None, None), Result()),
+    ((None, "assert 1 == 2", None), Result("b", "assert 1 == 2")),
+    ((REFUSED, REFUSED, None), Result(refused="a")),
+    ((REFUSED, None, "assert 1 == 2"), Result("c", "assert 1 == 2")),
+])  # fmt: skip
+def test_programs_that_are_refused_kill_no_mutant(monkeypatch, errors, result) -> None:
+    """A test that loads some of its own says nothing then: other mutants of the build may be the reason."""
+    told = iter(errors)
+    monkeypatch.setattr(trial, "_run", lambda *_: next(told))
+    monkeypatch.setattr(trial, "_end", lambda *_: None)
+    assert trial.attempt(ITEMS, lambda _: 60.0) == result
+
+
+def test_patience_ends(monkeypatch) -> None:
+    """The tests that are left are not begun, and the mutant counts as one that lives."""
+    begun = []
+    spent = iter((1.0, 4.0, 6.0))
+    monkeypatch.setattr(trial, "_run", lambda item, _: begun.append(item.nodeid))
+    monkeypatch.setattr(trial, "_end", lambda *_: None)
+    monkeypatch.setattr(trial.time, "process_time", lambda: next(spent))
+    assert trial.attempt(ITEMS, lambda _: 60.0, patience_s=5.0) == Result()
+    assert begun == ["a", "b"]
 
 
 def test_what_is_listed_may_be_believed() -> None:

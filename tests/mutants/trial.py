@@ -12,7 +12,11 @@ import pytest
 from _pytest.runner import call_and_report
 
 MAX_EXAMPLES = 20  # of Hypothesis, in a test
-SLACK_S, SLACK_FACTOR = 10.0, 20  # a test may take so much longer with a mutant, on a busy machine
+SLACK_S, SLACK_FACTOR = (
+    30.0,
+    20,
+)  # seconds of processor time: a test may take so much longer with a mutant, and load programs
+BUSY = 20  # so much longer all may take by the wall clock: other processes want the processors too
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,11 @@ class Survey:
 
 @dataclass(frozen=True)
 class Result:
-    """Whether a set of tests passed, and which one did not."""
+    """Whether a set of tests passed, and which one did not. `refused`: one whose own programs the verifier did not take."""
 
     failed: str = ""
     error: str = ""
+    refused: str = ""
 
 
 @dataclass
@@ -63,11 +68,11 @@ class Surveys:
         self.killers[path, name] = self.killers.get((path, name), 0) + 1
 
     def seconds(self, names: Iterable[str]) -> float:
-        """Return how long these tests may take with a mutant."""
-        return SLACK_S + sum(self.limit(name) for name in names)
+        """Return how long these tests may take with a mutant, by the wall clock."""
+        return BUSY * (SLACK_S + sum(self.limit(name) for name in names))
 
     def limit(self, name: str) -> float:
-        """Return how long a test may take with a mutant."""
+        """Return how much processor time a test may take with a mutant, seconds."""
         return SLACK_S + SLACK_FACTOR * self.found[name].seconds
 
 
@@ -98,16 +103,29 @@ def survey(items: Sequence[pytest.Item], take: Take, note: Callable[[str, Survey
     return out
 
 
-def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float]) -> Result:
-    """Run the tests up to the first one that fails. SIGALRM ends the process when one takes longer than its limit."""
+def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patience_s: float = 0.0) -> Result:
+    """Run the tests up to the first one that fails. SIGPROF ends the process when one takes more processor time than its limit,
+    SIGALRM when it waits for something that does not come.
+
+    After `patience_s` seconds of processor time (0: never) no further test is begun: as if all of them passed.
+    A test that loads programs with settings of its own says nothing where the verifier refuses them: other mutants in the build may be why.
+    """
+    refused = ""
     for index, item in enumerate(items):
-        signal.setitimer(signal.ITIMER_REAL, limits(item.nodeid))
+        if patience_s and time.process_time() > patience_s:
+            _end(item)
+            break
+        signal.setitimer(signal.ITIMER_PROF, limits(item.nodeid))
+        signal.setitimer(signal.ITIMER_REAL, BUSY * limits(item.nodeid))
         error = _run(item, items[index + 1] if index + 1 < len(items) else None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if error is not None:
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        if error is not None and "VerifierError" in error:
+            refused = refused or item.nodeid
+        elif error is not None:
             _end(item)
             return Result(item.nodeid, error)
-    return Result()
+    return Result(refused=refused)
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> str | None:

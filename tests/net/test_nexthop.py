@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import struct
 
+from msgspec.structs import replace
+
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.net.device_table import write_devices
+from lbagent.net.device_table import stacked_devices, write_devices
 from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.snapshot import Link
 from tests.net.builders import CNI0, DOWN, ETH0, MAC, NEIGHBOURS, ROUTES, ip, network, route
@@ -276,6 +278,21 @@ def test_devices_by_which_xdp_sends_are_marked_as_long_as_there_is_room() -> Non
     assert devices(maps) == {2: (0, link(2).mac), 7: (1, link(7).mac)}
     wanted = {2 + 1024 * i: (link(2 + 1024 * i), False) for i in range(4)}
     assert write_devices(maps, wanted, {4098: link(4098)}) == []  # no complaint: its frames go by tc
+
+
+def test_devices_over_others_are_marked() -> None:
+    """A VLAN over its device, a bond over its ports, through devices without programs too; a veth's other end is not under it."""
+    eth, port, bond, vlan, veth = link(2), replace(link(3), master=4), link(4), link(5), link(6)
+    links = {each.index: each for each in (eth, port, bond)}
+    links |= {5: replace(vlan, kind="vlan", parent=4), 6: replace(veth, kind="veth", parent=2)}
+    assert stacked_devices(links, {2, 6}) == set()
+    assert stacked_devices(links, {3, 4}) == {4}
+    assert stacked_devices(links, {3, 5}) == {5}
+    assert stacked_devices(links, {4, 5}) == {5}
+    assert stacked_devices(links, {2, 5}) == set()
+    maps = MemoryMaps()
+    write_devices(maps, {3: (links[3], False), 5: (links[5], False)}, stacked=stacked_devices(links, {3, 5}))
+    assert devices(maps) == {3: (0, link(3).mac), 5: (4, link(5).mac)}
 
 
 def test_the_next_hop_of_a_device_that_takes_no_frames_from_xdp_is_marked() -> None:

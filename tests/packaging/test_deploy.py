@@ -40,6 +40,7 @@ def test_commented_values_are_the_defaults():
         "node-ip",
         "snat-address",
         "metrics-address",
+        "cgroup",
         "nodeport-addresses",
     }  # have no useful default to show
     derived = {"flow6-table-size": 1 << 19}  # 0 stands for half of IPv4's

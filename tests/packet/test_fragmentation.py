@@ -189,6 +189,26 @@ def test_what_cannot_be_cut_is_answered(world: World, proto: int) -> None:
         assert (seen.icmp, seen.mtu) == ((3, 4), MTU)
 
 
+@PROTOCOLS
+@pytest.mark.parametrize("vip", [V4.vip, V4.node], ids=["vip", "node_port"])
+def test_a_reply_that_cannot_be_cut(world: World, proto: int, vip: str) -> None:
+    """A header with options: from a VIP it goes up translated, from the node's own address the backend hears of the MTU."""
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=MTU)
+    backend = world.backend(V4, V4.remote(1), 8080, proto)
+    service = world.service(V4, vip, 80, proto, [backend])
+    packet = craft.decode(reply_of(world, vip, proto, backend))
+    packet[IP].options = [IPOption_NOP()] * 4
+    del packet[IP].ihl, packet[IP].len
+    frame = craft.recomputed(packet)
+    out = world.run(TC_INGRESS, frame, world.net.lb1)
+    if vip == V4.vip:
+        expect.replied_in_place(out, expect.translated(frame, dst=V4.client, dport=40000), service)
+    else:
+        assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
+        seen = expect.parsed(out)
+        assert (seen.icmp, seen.mtu) == ((3, 4), MTU)
+
+
 @pytest.mark.parametrize(("options", "fits"), [(0, True), (12, False)], ids=["plain", "timestamps"])
 def test_segments_are_measured_with_their_options(world: World, fam: Family, *, options: int, fits: bool) -> None:
     """1,440 (IPv6: 1,420) bytes a segment and 20 of header fit a way of 1,492; with timestamps each has 12 bytes more."""

@@ -131,7 +131,6 @@ class World:
         self.device(self.net.pod0, DeviceFlag.POD, craft.POD_MAC)
         for fam in FAMILIES.values():
             for address in (fam.node, fam.node2):
-                self.filter("vip", fam.packed(address))
                 self.filter("snat", fam.packed(address))
         trust_ages(self.maps, FOR_EVER)
         self._counters = self._read_counters()
@@ -181,13 +180,16 @@ class World:
         return self.nexthops[key]
 
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
-        """Set or clear a bit of the prefilter: plane "vip", "snat" or "source"."""
+        """Set or clear a bit of the prefilter: plane "vip", "direct" or "source"; with "snat" the first two."""
+        if plane == "snat":
+            self.filter("vip", address, on=on)
+            plane = "direct"
         self._filter_users[plane, address] += 1 if on else -1
         position = prefilter.filter_position(address)
         if plane == "source":
             offset, shift = layout.FILTER_DST_BYTES + (position >> 6) * 8, position & 63
         else:
-            offset, shift = (position >> 5) * 8, (position & 31) * 2 + (plane == "snat")
+            offset, shift = (position >> 5) * 8, (position & 31) * 2 + (plane == "direct")
         with self.maps.window("lb_filter", offset, 8) as view:
             words = view.cast("Q")
             words[0] = words[0] | (1 << shift) if on else words[0] & ~(1 << shift)
@@ -216,6 +218,8 @@ class World:
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
         if local:
             self.filter("source", family.packed(address))
+            if proto == UDP and not host:
+                self.filter("direct", family.packed(address))
         return row
 
     def further(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:

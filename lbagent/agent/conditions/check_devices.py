@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.agent.device_keeper import unattached_outputs
+from lbagent.bpf.load.devices import strict_devices
 from lbagent.config.device_names import is_name
 
 if TYPE_CHECKING:
@@ -55,3 +56,17 @@ def check_outputs(components: AgentComponents) -> Iterator[Condition]:
     for name in unattached_outputs(network.network, network.finder.outputs, attached):
         text = f"remote backends are reached through {name}, where no program is attached: their replies are not translated"
         yield Condition(ConditionName.DEVICE_NOT_ATTACHED, f"output {name}", text, f"add --device {name}")
+
+
+def reverse_path_problems(components: AgentComponents) -> list[str]:
+    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+    if components.config.socket_lb:
+        return []  # a backend's answers to the node's own processes come as what they are
+    network, devices = components.network.network, components.devices
+    names = {item.target.name for item in devices.attached} if devices else set()
+    by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
+    strict = strict_devices(sorted(names - by_default)) if by_default else []
+    if not strict:
+        return []
+    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
+    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]

@@ -20,7 +20,8 @@ _TOLERATED = {Reason.DROP_RACE: 10, Reason.DROP_FRAGMENT: 10}
 _ADVICE = {
     Reason.DROP_SNAT_EXHAUSTED: "raise --snat-ports or --snat-table-size",
     Reason.DROP_NO_NEIGHBOR: "is a next hop down? see `ip neigh` and the routes to backends and clients",
-    Reason.DROP_REPLY_CLASH: "a process of this node asked a VIP for a backend of this node: ask the backend itself",
+    Reason.DROP_REPLY_CLASH: "a process of this node asked a VIP for a backend of this node: use --socket-lb, or ask the"
+    " backend itself",
     Reason.DROP_FOREIGN_SOURCE: "do replies come back by another way than the routes say? then --strict-source must be off",
     Reason.DROP_FRAGMENT: "raise --max-fragments, or find out why first fragments do not come this way",
 }

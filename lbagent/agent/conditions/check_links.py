@@ -32,7 +32,10 @@ async def check_links(components: AgentComponents) -> Iterable[Condition]:
         keeper.lost, failed = frozenset(), ""
     except LbError as error:
         keeper.lost, failed = frozenset(item for item, _ in lost), str(error)
-    return [_condition(str(item), f"{item.hook} on device {item.target.name}: {why}", failed) for item, why in lost]
+    return [
+        _condition(str(item), f"{item.hook} on {item.target.kind} {item.target.name}: {why}", failed)
+        for item, why in lost
+    ]
 
 
 def _condition(subject: str, what: str, failed: str) -> Condition:

@@ -25,6 +25,7 @@ from lbagent.kernel.opcodes import (
     JA,
     LD_IMM64,
     LDX_U64,
+    MOV64_IMM,
     MOV64_REG,
     NOP,
     PSEUDO_MAP_VALUE,
@@ -73,6 +74,15 @@ def insert_compare_and_swap(insns: bytes) -> bytes:
     call = insn(CALL, imm=CAS_CALL)
     places = [at for at in range(len(insns) // INSN_BYTES) if insns[at * INSN_BYTES : (at + 1) * INSN_BYTES] == call]
     return _rewrite(insns, {}, dict.fromkeys(places, _MOVE_R0_R2 + _CMPXCHG_R1_R3)) if places else insns
+
+
+def take_out_calls(insns: bytes, helper: int) -> bytes:
+    """Return the instructions with `r0 = 0` for each call of a helper, which this kernel lacks and the program can do without."""
+    call, code = insn(CALL, imm=helper), bytearray(insns)
+    for at in range(0, len(code), INSN_BYTES):
+        if code[at : at + INSN_BYTES] == call:
+            code[at : at + INSN_BYTES] = insn(MOV64_IMM)
+    return bytes(code)
 
 
 def break_back_edges(insns: bytes) -> tuple[bytes, list[int]]:

@@ -17,6 +17,7 @@ from pyroute2 import IPRoute
 
 from lbagent.bpf.hooks import (
     INGRESS_MODES,
+    SOCKET_HOOKS,
     TC_EGRESS,
     TC_INGRESS,
     XDP,
@@ -27,6 +28,7 @@ from lbagent.bpf.hooks import (
     link_pin,
 )
 from lbagent.bpf.load import clsact
+from lbagent.bpf.load.cgroup_attach import CgroupAttacher
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.devices import list_devices, no_such_device
 from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, linked_program, pinned_links
@@ -34,6 +36,7 @@ from lbagent.bpf.load.other_agents import is_pinned_elsewhere
 from lbagent.errors import NotFound
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.kernel.mounts import cgroup_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +58,11 @@ class Attachment:
         """Return the attachment of a hook to a network device."""
         return cls(AttachTarget(TargetKind.DEVICE, name), hook, optional)
 
+    @classmethod
+    def on_cgroup(cls, path: str, hook: Hook) -> Attachment:
+        """Return the attachment of a hook to a cgroup."""
+        return cls(AttachTarget(TargetKind.CGROUP, path), hook)
+
     def __str__(self) -> str:
         """Return target and hook as one word, for a log line."""
         return f"{self.target.name}-{self.hook}"
@@ -74,7 +82,10 @@ class Attacher(Protocol):
 
 
 def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[TargetKind, Attacher]:
-    return {TargetKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present))}
+    return {
+        TargetKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present)),
+        TargetKind.CGROUP: CgroupAttacher(root),
+    }
 
 
 def with_former_names(root: Path, present: Mapping[str, Device]) -> Mapping[str, Device]:
@@ -111,6 +122,11 @@ def wanted_attachments(
         ):
             out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_INGRESS, TC_EGRESS)]
     return out
+
+
+def socket_attachments(cgroup: str) -> list[Attachment]:
+    """Return the hooks of socket programs on a cgroup; '': none."""
+    return [Attachment.on_cgroup(cgroup, hook) for hook in SOCKET_HOOKS] if cgroup else []
 
 
 def _ingress(mode: str, device: Device) -> Hook:
@@ -181,10 +197,10 @@ def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, i
     for item in attachments:
         if clsact.uses_filter(item.hook):
             filtered.append(item)
-        elif index := _index_of(item.target.name):
+        elif number := _TARGET_IDS[item.target.kind](item.target.name):
             with kernel_errors("read information", f"program {item.hook.program}"):
                 program = bpf_prog.prog_info(programs[item.hook.program]).id
-            if why := link_fault(root, item.target, item.hook, index, program):
+            if why := link_fault(root, item.target, item.hook, number, program):
                 out.append((item, why))
     if filtered:
         with IPRoute() as netlink:
@@ -202,6 +218,12 @@ def _index_of(device: str) -> int:
         return socket.if_nametoindex(device)
     except OSError:
         return 0
+
+
+_TARGET_IDS = {
+    TargetKind.DEVICE: _index_of,
+    TargetKind.CGROUP: cgroup_id,
+}  # what the kernel calls a target in a link; 0: it is gone
 
 
 def detach_all(root: Path) -> list[Attachment]:

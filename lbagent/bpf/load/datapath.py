@@ -6,10 +6,11 @@ Blocking (netlink, the verifier): from asyncio, call in a thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import artifact as artifacts
+from lbagent.bpf.hooks import SOCK_CONTEXT
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
@@ -56,13 +57,15 @@ class Datapath:
         """Descriptors by name: the entry programs of all hooks, and those the agent runs (sweep4, sweep6, ...)."""
         return self.generation.programs
 
-    def attach(self, mode: str, names: Sequence[str], pod_patterns: Sequence[str]) -> list[Attachment]:
+    def attach(
+        self, mode: str, names: Sequence[str], pod_patterns: Sequence[str], cgroup: str = ""
+    ) -> list[Attachment]:
         """Attach to what `--attach`, `--device` and `--pod-device` name; call again when devices come and go.
 
-        Raises NotFound, Conflict, Unsupported, KernelError.
+        `cgroup` is that of the socket programs; ''  is none. Raises NotFound, Conflict, Unsupported, KernelError.
         """
         present = attach.with_former_names(self.root, devices())
-        wanted = attach.wanted_attachments(mode, names, pod_patterns, present)
+        wanted = attach.wanted_attachments(mode, names, pod_patterns, present) + attach.socket_attachments(cgroup)
         self.fall_back = mode == "auto"
         self.attachments = attach.attach(self.root, wanted, self.hooked.programs, fall_back=self.fall_back)
         return self.attachments
@@ -76,6 +79,7 @@ class Datapath:
 
         Raises what loading raises; then the old programs go on.
         """
+        artifact = wanted_programs(artifact, options)
         config = program_settings.pack_config(options, sizes, self.seeds, jiffies.hz())
         key = generation.generation_key(artifact, shared_maps, config)
         if key == self.key:
@@ -89,6 +93,7 @@ class Datapath:
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
         alive = attach.still_present(self.root, self.attachments or attach.attached(self.root))
+        alive = [item for item in alive if item.hook.program in new.programs]  # the others go: --no-socket-lb
         if alive:
             attach.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
@@ -116,6 +121,14 @@ class Datapath:
             self.interim.close()
 
 
+def wanted_programs(artifact: Artifact, options: Settings) -> Artifact:
+    """Return the artifact, without socket programs where they are not to be loaded."""
+    if options.netns_cookie:
+        return artifact
+    kept = {name: each for name, each in artifact.programs.items() if each.context != SOCK_CONTEXT.name}
+    return replace(artifact, programs=kept)
+
+
 def load(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
     *, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
@@ -127,6 +140,7 @@ def load(
     """
     require_kernel()
     artifacts.check(artifact, "the built programs")
+    artifact = wanted_programs(artifact, options)
     seeds = generation.pinned_seeds(root) or program_settings.Seeds.fresh()
     config = program_settings.pack_config(options, sizes, seeds, jiffies.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)

@@ -110,7 +110,7 @@ def link_fault(root: Path, target: AttachTarget, hook: Hook, target_id: int, pro
     if not info.target_id:
         return "its link was detached"
     if info.target_id != target_id:
-        return "its link belongs to a device that is gone"
+        return f"its link belongs to a {target.kind} that is gone"
     return "" if info.prog_id == prog_id else "another program was put into its link"
 
 

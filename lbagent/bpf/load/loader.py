@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.hooks import CONTEXTS
+from lbagent.bpf.build.rewrite import take_out_calls
+from lbagent.bpf.hooks import CONTEXTS, load_attach_type
 from lbagent.bpf.load.constants import with_constants
 from lbagent.errors import CompileError, Unsupported, VerifierError
-from lbagent.kernel import bpf_map, bpf_prog
+from lbagent.kernel import bpf_map, bpf_prog, features
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
+from lbagent.kernel.opcodes import SET_RETVAL
 from lbagent.maps import layout
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.pins import create_map
@@ -156,10 +158,13 @@ def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
 def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | None = None) -> int:
     """Load one program; return its descriptor. The verifier's log is made only for one that was refused."""
     insns, kind = program.relocated(map_fds), CONTEXTS[program.context].prog_type
-    result = bpf_prog.prog_load(kind, insns, program.name)
+    if kind == bpf_prog.ProgType.CGROUP_SOCK_ADDR and not features.has_set_retval():
+        insns = take_out_calls(insns, SET_RETVAL)  # before Linux 5.18: what is refused fails with EPERM
+    attach_type = load_attach_type(program.context, program.name)
+    result = bpf_prog.prog_load(kind, insns, program.name, expected_attach_type=attach_type)
     if result.fd >= 0:
         return result.fd
-    again = bpf_prog.prog_load(kind, insns, program.name, log_level=bpf_prog.LOG_TEXT)
+    again = bpf_prog.prog_load(kind, insns, program.name, expected_attach_type=attach_type, log_level=bpf_prog.LOG_TEXT)
     if again.fd >= 0:
         return again.fd  # memory or a signal; the second try is as good
     if not again.log:

@@ -29,6 +29,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
     further: FurtherSources = FurtherSources()
+    netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
@@ -71,9 +72,10 @@ def further_words(further: FurtherSources, sizes: Sizes) -> dict[str, int]:
 
 def further_of(record: bytes) -> FurtherSources:
     """Read the further source addresses from a pinned record, which may be that of a version without them."""
-    if len(record) < LB_CONFIG.size:
+    if len(record) < LB_CONFIG.offsets()[f"further6_{MAX_FURTHER}_second"] + 8:
         return FurtherSources()
-    words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(record[: LB_CONFIG.size]), strict=True))
+    whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # what a later version appended
+    words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(whole), strict=True))
     four = [int(words[name]).to_bytes(8, HOST_ORDER)[:4] for name in _WORDS4]
     halves = [int(words[name]).to_bytes(8, HOST_ORDER) for name in _WORDS6]
     six = [first + second for first, second in zip(halves[::2], halves[1::2], strict=True)]
@@ -109,7 +111,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "counter_rows": counter_rows(sizes), "counter_row": counter_row(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
-        **further_words(settings.further, sizes),
+        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie,
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

@@ -8,7 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.hooks import CONTEXTS
+from lbagent.bpf.hooks import CONTEXTS, load_attach_type
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import (
     generation_maps,
@@ -59,7 +59,7 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """
     require_kernel()
     config = program_settings.pack_config(
-        program_settings.Settings(), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+        program_settings.Settings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
     )
     refused = 0
     with temporary_maps(sizes) as shared, generation_maps(config) as own:
@@ -92,6 +92,7 @@ def _statistics(program: Program, fds: dict[str, int]) -> tuple[str, str, str]:
         CONTEXTS[program.context].prog_type,
         program.relocated(fds),
         program.name,
+        expected_attach_type=load_attach_type(program.context, program.name),
         log_level=bpf_prog.LOG_STATS,
         log_bytes=1 << 16,
     )

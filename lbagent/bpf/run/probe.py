@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.build.c_source import ARTIFACT_PATH
 from lbagent.bpf.build.compile import bcc_version
-from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC
+from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC, TargetKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device, strict_devices
-from lbagent.bpf.load.links import linked_program
+from lbagent.bpf.load.links import linked_program, pinned_links
 from lbagent.bpf.load.loader import MIN_KERNEL
 from lbagent.bpf.load.xdp_send import GRO_ADVICE, refusal
 from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices, is_name
 from lbagent.defaults import DEFAULT_BPFFS
 from lbagent.errors import LbError
 from lbagent.kernel import bpffs, features, nftables
-from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private, would_be_private
+from lbagent.kernel.mounts import PRIVATE_ADVICE, first_cgroup, is_private, open_cgroup, would_be_private
 from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.pins import pin_dir
 from lbagent.model.flags import ServiceFlags
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class ProbeOptions:
     bpffs: str = DEFAULT_BPFFS
     artifact: str = ""
     snat_ports: tuple[int, int] = (1024, 29999)
+    socket_lb: bool = False
+    cgroup: str = ""
 
 
 def findings(question: ProbeOptions) -> list[Finding]:
@@ -76,7 +79,8 @@ def findings(question: ProbeOptions) -> list[Finding]:
     out = [*_rights(), *_kernel(), *_programs(question), *_bpffs(question)]
     present = devices()
     out += _devices(question, present)
-    out += [*_ports(question), *_node_ports(question), *_forwarding(), *_firewall(question), *_other_balancers(present)]
+    out += [*_ports(question), *_sockets(question), *_node_ports(question)]
+    out += [*_forwarding(), *_firewall(question), *_other_balancers(present)]
     return out
 
 
@@ -187,7 +191,8 @@ def _devices(question: ProbeOptions, present: dict[str, Device]) -> Iterator[Fin
         yield Finding(Level.OK, f"pod devices: {', '.join(pods) or 'none yet'} (tc)")
     else:
         pods = []
-    yield from _strict_reverse_path([*chosen.names, *pods])
+    if not _has_socket_programs(question):
+        yield from _strict_reverse_path([*chosen.names, *pods])
 
 
 def _sent_by_tc(names: Collection[str], present: dict[str, Device]) -> Iterator[Finding]:
@@ -275,8 +280,42 @@ def _ports(question: ProbeOptions) -> Iterator[Finding]:
         yield Finding(Level.OK, f"SNAT ports {first}-{last}: no overlap with NodePorts or local sockets")
 
 
+def _sockets(question: ProbeOptions) -> Iterator[Finding]:
+    """What the node's own processes reach Services by."""
+    if not question.socket_lb:
+        return
+    path = question.cgroup or first_cgroup()
+    if not path:
+        yield Finding(Level.ERROR, "--socket-lb needs cgroup2, which is not mounted", "mount it, or use --no-socket-lb")
+        return
+    try:
+        os.close(open_cgroup(path))
+    except LbError as error:
+        yield Finding(Level.ERROR, str(error), exit_code=error.exit_code)
+        return
+    if features.can_load() == 0 and not features.has_socket_programs():
+        advice = "use --no-socket-lb, or a kernel with CONFIG_CGROUP_BPF"
+        yield Finding(Level.ERROR, "this kernel runs no programs for the sockets of a cgroup", advice)
+        return
+    yield Finding(Level.OK, f"processes of this node in cgroup {path} reach Services by socket programs")
+    if features.can_load() == 0 and not features.has_set_retval():
+        text = "a refused connection says EPERM, not ECONNREFUSED: this kernel lets no program choose (Linux 5.18 does)"
+        yield Finding(Level.NOTE, text)
+
+
+def _has_socket_programs(question: ProbeOptions) -> bool:
+    """Say whether the node's own processes reach Services by socket programs: now, or with these settings."""
+    try:
+        links = pinned_links(pin_dir(question.bpffs))
+    except OSError:
+        links = []  # this user may not look
+    return question.socket_lb or any(target.kind is TargetKind.CGROUP for target, _ in links)
+
+
 def _node_ports(question: ProbeOptions) -> Iterator[Finding]:
-    """What the node sends to an address of its own leaves by no device, so no program sees it."""
+    """What the node sends to an address of its own leaves by no device, so no program but those of sockets sees it."""
+    if _has_socket_programs(question):
+        return
     try:
         with KernelMaps.open(question.bpffs, create=False) as maps:
             rows = [*maps.items("lb4_service"), *maps.items("lb6_service")]
@@ -293,7 +332,7 @@ def _node_ports(question: ProbeOptions) -> Iterator[Finding]:
             Level.NOTE,
             f"NodePorts and HostPorts ({', '.join(words)}) are served to other hosts and to pods; processes of this node itself"
             " do not reach them at its own addresses",
-            "ask the ClusterIP of the Service, or the address of a backend, from the node itself",
+            "use --socket-lb; or ask the ClusterIP of the Service, or the address of a backend, from the node itself",
         )
 
 

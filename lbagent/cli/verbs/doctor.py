@@ -16,7 +16,9 @@ UNSUPPORTED = 77
 
 @click.command()
 @form_option("table", "json", "yaml")
-@setting_options("device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address")
+@setting_options(
+    "device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address", "socket_lb", "cgroup"
+)
 def doctor(form: str, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings. Nothing is changed.
 
@@ -38,6 +40,8 @@ def doctor(form: str, **flags: Any) -> int:
             bpffs=settings.bpffs,
             artifact=settings.artifact,
             snat_ports=settings.snat_port_range,
+            socket_lb=settings.socket_lb,
+            cgroup=settings.cgroup,
         )
     )
     found += source_findings(settings.snat_address, last - first + 1, settings.bpffs)

@@ -88,6 +88,10 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
         out.append(
             _fact("device", f"{device['name']}: {hooks}" + (f" ({device['problem']})" if device["problem"] else ""))
         )
+    out += [
+        _fact("cgroup", f"{item['path']}: {', '.join(item['hooks']) or 'not attached'}")
+        for item in found.get("cgroups", ())
+    ]
     for item in found.get("outputs", ()):
         why = f" ({item['reason']})" if item["reason"] else ""
         out.append(_fact("output", f"{item['name']}: remote backends, by {item['way']}{why}"))
@@ -136,7 +140,9 @@ def _without_agent(bpffs: str) -> None:
     from lbagent.maps.pins import pin_dir
 
     try:
-        hooks = [f"{item.target.name} ({item.hook})" for item in attached(pin_dir(bpffs))]
+        found = attached(pin_dir(bpffs))
+        hooks = [f"{item.target.name} ({item.hook})" for item in found if item.target.kind == "device"]
+        cgroups = sorted({item.target.name for item in found if item.target.kind == "cgroup"})
         with KernelMaps.open(bpffs, create=False) as maps:
             rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
             backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))
@@ -145,6 +151,8 @@ def _without_agent(bpffs: str) -> None:
         return
     click.echo(_fact("datapath", f"{rows} service rows, {backends} backends at {bpffs}; still served without an agent"))
     click.echo(_fact("devices", ", ".join(sorted(hooks)) or "none attached"))
+    for path in cgroups:
+        click.echo(_fact("cgroup", f"{path}: socket programs"))
 
 
 @click.command()

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from lbagent.maps import backend_codec, prefilter
+from lbagent.maps import backend_codec
 from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
@@ -50,7 +50,6 @@ class _FamilyMaps:
         size = self.paths.record
         self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
         self.meta_at = backend_codec.META_AT[size]
-        self.address = family.address_bytes
         self.backend_map, self.path_map = family.map("backend"), family.map("path")
         self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
         self.path_body = steps.at(Phase.PATH_BODY, self.path_map)
@@ -165,8 +164,7 @@ class BackendPlanner:
             return
         info = self._paths(backend)
         new = path_record(backend, info, old, selectable=selectable)
-        if backend_codec.replies_are_local(new[flags_at]):
-            self.bits[prefilter.source_bit(new[: maps.address])] = None
+        self.bits.update(dict.fromkeys(backend_codec.filter_bits(new)))
         self._store(maps, ident, ident, old, new)
         for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
             if not record[flags_at] & _LIVE:

@@ -84,7 +84,7 @@ def planning(
             bits[prefilter.vip_bit(change.frontend.address)] = None
     out.refs = yield from backends.planning()
     if snat is not None:
-        out.snat_bits = frozenset(bit for address in snat for bit in (prefilter.snat_bit(address),))
+        out.snat_bits = frozenset(bit for address in snat for bit in prefilter.snat_bits(address))
     _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
     _orphan_steps(steps, shadow)
     out.steps = steps.ordered()

@@ -66,12 +66,11 @@ class Shadow:
         self.backend_rows[family].set(ident, value)
 
     def restore_path(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record that was found, and the filter bit of a local backend."""
-        paths = self.paths[family]
-        paths.set(ident, record)
+        """Note a path record that was found, and the filter bits of a local backend."""
+        self.paths[family].set(ident, record)
         self.further_paths += _is_live_further(record)
-        if backend_codec.replies_are_local(record[backend_codec.FLAGS_AT[paths.record]]):
-            self.count_filter(prefilter.source_bit(record[: family.address_bytes]), 1)
+        for bit in backend_codec.filter_bits(record):
+            self.count_filter(bit, 1)
 
     def restore_filter(self, words: bytes) -> None:
         """Note the whole prefilter."""
@@ -155,15 +154,15 @@ class Shadow:
         self.count(family.map("backend"), bool(value) - had)
 
     def set_path(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record, and the filter bit of a local backend."""
-        paths, at, size = self.paths[family], backend_codec.FLAGS_AT[len(record)], family.address_bytes
+        """Note a path record, and the filter bits of a local backend."""
+        paths = self.paths[family]
         old = paths.get(ident)
         paths.set(ident, record)
         self.further_paths += _is_live_further(record) - _is_live_further(old)
-        if backend_codec.replies_are_local(old[at]):
-            self.count_filter(prefilter.source_bit(old[:size]), -1)
-        if backend_codec.replies_are_local(record[at]):
-            self.count_filter(prefilter.source_bit(record[:size]), 1)
+        for bit in backend_codec.filter_bits(old):
+            self.count_filter(bit, -1)
+        for bit in backend_codec.filter_bits(record):
+            self.count_filter(bit, 1)
 
     def set_path_body(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record of which all but the meta word was stored."""

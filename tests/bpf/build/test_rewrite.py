@@ -14,6 +14,7 @@ from lbagent.bpf.build.rewrite import (
     insert_compare_and_swap,
     relocate_maps,
     rewrite,
+    take_out_calls,
 )
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.opcodes import CALL, EXIT, JA, JEQ_IMM, LD_IMM64, LDX_U64, MOV64_IMM, MOV64_REG, decode, insn
@@ -123,3 +124,8 @@ def test_words_for_maps_become_relocations_and_settings_loads():
 def test_other_constants_are_left_alone():
     code = insn(LD64, 3, imm=-1) + insn(0, imm=0x7E61FFFF) + insn(LD64, 3, 2, imm=5) + insn(0) + insn(EXIT)
     assert relocate_maps(code, 1030) == code
+
+
+def test_a_call_that_this_kernel_lacks_gives_0_and_all_else_stays():
+    code = insn(CALL, imm=5) + insn(JEQ_IMM, offset=1) + insn(CALL, imm=187) + insn(EXIT)
+    assert take_out_calls(code, 187) == insn(CALL, imm=5) + insn(JEQ_IMM, offset=1) + insn(MOV64_IMM) + insn(EXIT)

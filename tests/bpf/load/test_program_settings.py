@@ -45,6 +45,8 @@ def test_further_source_addresses_are_read_back_with_their_numbers():
     assert [found[f"further4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
     assert (found["further6_1_first"], found["further6_1_second"]) == (0xFD, 7 << 56)
     assert program_settings.further_of(record).renumbered(further.addresses()) == further
+    before = record[: LB_CONFIG.offsets()["netns_cookie"]]  # as the version without socket programs wrote it
+    assert program_settings.further_of(before) == program_settings.further_of(record)
     none = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(5, 6), 250)
     assert unpack(none)["further_stride"] == 0
     assert not program_settings.further_of(none).addresses()

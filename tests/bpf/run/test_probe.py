@@ -120,6 +120,20 @@ def test_ports_that_the_node_itself_does_not_reach_are_named(netns, root):
     assert "ClusterIP" in found
 
 
+def test_socket_programs_and_what_they_need(netns, tmp_path, monkeypatch):
+    assert not matching(ProbeOptions(), "socket programs")
+    wanted = ProbeOptions(socket_lb=True)
+    assert matching(wanted, "reach Services by socket programs", Level.OK)
+    assert matching(ProbeOptions(socket_lb=True, cgroup=str(tmp_path)), "not on a cgroup2 file system", Level.ERROR)
+    assert matching(ProbeOptions(socket_lb=True, cgroup=str(tmp_path / "no")), "there is no cgroup", Level.ERROR)
+    monkeypatch.setattr(features, "has_set_retval", lambda: False)
+    assert matching(wanted, "says EPERM, not ECONNREFUSED", Level.NOTE)
+    monkeypatch.setattr(features, "has_socket_programs", lambda: False)
+    assert matching(wanted, "runs no programs for the sockets", Level.ERROR)
+    monkeypatch.setattr(probe, "first_cgroup", lambda: "")
+    assert matching(wanted, "cgroup2, which is not mounted", Level.ERROR)
+
+
 def test_forwarding_and_reverse_path(netns):
     netns.sysctl("ipv4/ip_forward", 0)
     netns.sysctl("ipv4/conf/all/rp_filter", 1)

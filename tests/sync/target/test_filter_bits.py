@@ -122,7 +122,7 @@ def test_words_beside_each_other_are_stored_each_by_itself():
 
 
 def test_an_address_of_the_node_lingers_each_time_it_goes():
-    node, bit = Node(), prefilter.snat_bit(SNAT[0])
+    node, bit = Node(), prefilter.direct_bit(SNAT[0])
 
     def at(now: float, *addresses: bytes) -> bool:
         assert apply(

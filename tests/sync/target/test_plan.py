@@ -98,7 +98,7 @@ def test_everything_of_a_service_goes_with_it():
     assert {used for used, _ in node.shadow.pressure().values()} == {0}
     assert not node.shadow.refs
     assert not node.shadow.filter_refs
-    assert set(node.shadow.set_bits()) == {prefilter.snat_bit(address) for address in SNAT}
+    assert set(node.shadow.set_bits()) == {bit for address in SNAT for bit in prefilter.snat_bits(address)}
 
 
 def test_fewer_backends_leave_no_stale_slot():
@@ -199,11 +199,36 @@ def test_filter_bits_follow_frontends_node_addresses_and_local_backends():
     assert is_set(node, prefilter.vip_bit(six))
     assert is_set(node, prefilter.source_bit(local))
     assert not is_set(node, prefilter.source_bit(remote))
-    assert all(is_set(node, prefilter.snat_bit(address)) for address in SNAT)
+    assert all(is_set(node, bit) for address in SNAT for bit in prefilter.snat_bits(address))
     node.serve(service("10.96.0.1:443", TWO))
     assert is_set(node, prefilter.vip_bit(vip)), "another frontend has the address"
     assert not is_set(node, prefilter.vip_bit(six))
     assert not is_set(node, prefilter.source_bit(local))
+
+
+def test_pods_of_this_node_with_udp_are_in_the_prefilter_as_destinations():
+    node = Node()
+    pod, far, web = (bytes((10, 244, 1, last)) for last in (11, 12, 13))
+    dns = service("10.96.0.1:53/UDP", backend("10.244.1.11:53/UDP"), backend("10.244.1.12:53/UDP"))
+    node.serve(dns, service("10.96.0.1:80", backend("10.244.1.13:80"), backend("10.244.1.11:80")))
+    assert is_set(node, prefilter.direct_bit(pod))
+    assert not is_set(node, prefilter.vip_bit(pod)), "then it would be an address that the node translates to"
+    assert not is_set(node, prefilter.direct_bit(far))
+    assert not is_set(node, prefilter.direct_bit(web))
+    assert check(node.maps, settled=True) == []
+    node.restart()
+    node.serve(service("10.96.0.1:80", backend("10.244.1.13:80"), backend("10.244.1.11:80")))
+    assert not is_set(node, prefilter.direct_bit(pod))
+    assert is_set(node, prefilter.source_bit(pod)), "its backend of TCP lives on"
+
+
+def test_a_process_of_the_node_is_not_asked_for_directly():
+    node = Node()
+    node.want(service("10.96.0.1:53/UDP", backend("10.244.1.11:53/UDP")))
+    here = PathInfo(local=True, host=True)
+    assert apply(plan(node.state, node.shadow, lambda _: here, SNAT), node.maps, node.shadow).complete
+    assert is_set(node, prefilter.source_bit(bytes((10, 244, 1, 11))))
+    assert not is_set(node, prefilter.direct_bit(bytes((10, 244, 1, 11))))
 
 
 def test_addresses_that_are_gone_stay_in_the_prefilter_for_as_long_as_their_flows_may_live():
@@ -234,11 +259,11 @@ def test_the_node_s_own_addresses_change_alone():
     node.serve(service("10.96.0.1:80", ONE))
     other = bytes((192, 168, 0, 2))
     done = apply(plan(node.state, node.shadow, paths, [other]), node.maps, node.shadow)
-    assert is_set(node, prefilter.snat_bit(other))
-    assert not is_set(node, prefilter.snat_bit(SNAT[0]))
+    assert all(is_set(node, bit) for bit in prefilter.snat_bits(other))
+    assert not any(is_set(node, bit) for bit in prefilter.snat_bits(SNAT[0]))
     assert set(done.written) == {"lb_filter"}
     assert apply(plan(node.state, node.shadow, paths), node.maps, node.shadow).entries == 0, "None leaves them"
-    assert is_set(node, prefilter.snat_bit(other))
+    assert all(is_set(node, bit) for bit in prefilter.snat_bits(other))
 
 
 def test_a_new_way_to_a_backend_is_one_write_of_its_record():

@@ -151,6 +151,13 @@ AI void ct_unspill_reply(const struct ct_key *key, u64 value)
 	map_delete(FAMILY_FD(spill), &k);
 }
 
+/* Has a flow of FORWARD_LOCAL go on from a SNAT port, with its next packet. Its replies are its own no more. */
+AI void ct_flow_await_snat(const struct ct_flow *f, const struct ct_key *key)
+{
+	if (ct_flow_set(f, value_awaiting_snat(f->value)) && f->spilled)
+		ct_unspill_reply(key, f->value);
+}
+
 /* The overflow table: what finds no way and is no SYN. A flow of FORWARD_LOCAL gets a second row by which its replies find it. */
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {

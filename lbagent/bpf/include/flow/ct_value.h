@@ -5,7 +5,8 @@
  *
  * Bits, from the lowest: generation of the entry 14 | SNAT slot generation 2 | state 2 | FIN seen (UDP: lasted) 2 | forward word 16 |
  * backend's generation 8 | backend 20. The forward word is the SNAT port in network order where the flow has one; else its low byte
- * is 0 (the configuration allows no SNAT port below 256) and its high byte is enum forward. ct_entry.h has the budget of all words.
+ * is 0 (the configuration allows no SNAT port below 256) and its high byte is enum forward; FORWARD_SNAT without a port awaits one.
+ * ct_entry.h has the budget of all words.
  */
 #pragma once
 #include "forward.h"
@@ -117,6 +118,12 @@ AI bool value_shares_slot(u64 a, u64 b)
 	return !((a ^ b) & (V_FORWARD_MASK | ~0ULL << 44));
 }
 
+/* Are replies to two flows of one client port the same packets: both of FORWARD_LOCAL, to one backend? */
+AI bool value_shares_reply(u64 a, u64 b)
+{
+	return !(value_not_local(a) | value_not_local(b) | (V_BACKEND(a) ^ V_BACKEND(b)));
+}
+
 /* Returns `v` with this slot generation, of which it keeps two bits. */
 AI u64 value_with_slot_gen(u64 v, u64 slot_gen)
 {
@@ -140,6 +147,18 @@ AI u64 value_of_no_backend(u64 v)
 AI u64 value_without_snat(u64 v)
 {
 	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_NEW));
+}
+
+/* The flow keeps its backend, but no longer the client's address: until its next packet finds a port for it, no reply is the flow's. */
+AI u64 value_awaiting_snat(u64 v)
+{
+	return (v & ~V_FORWARD_MASK) | (u64)FORWARD_SNAT << V_MODE_SHIFT;
+}
+
+/* Does the flow await its SNAT port? */
+AI bool value_awaits_snat(u64 v)
+{
+	return value_forward_word(v) == FORWARD_SNAT << 8;
 }
 
 /* What stays the same as long as the flow keeps its entry, its backend and its port. */

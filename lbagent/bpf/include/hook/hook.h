@@ -21,6 +21,7 @@
  *   HOOK_SENDS_COPIES       1: a frame can be sent several times, each time as it is then
  *   HOOK_KERNEL_CSUM        1: the kernel keeps a checksum state of the frame, which writes must not contradict
  *   ctx_ready(ctx, leaving, need)  is the frame one for the program, and (made) linear for `need` bytes?
+ *   ctx_comes_first(ctx, leaving)  is the frame one that no other hook can have translated on its way to here?
  *   ctx_linearize(ctx, len)        makes the first `len` bytes linear; packet pointers are void afterwards
  *   ctx_send_back(ctx, leaving)    verdict: sends the frame back where it came from
  *   ctx_send_up(ctx)               verdict: a frame that was leaving comes in by its device, for the node itself

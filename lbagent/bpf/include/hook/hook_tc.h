@@ -25,6 +25,7 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_KERNEL_CSUM 1
 
 #define PACKET_HOST 0      /* skb->pkt_type: for this node */
+#define PACKET_OTHERHOST 3 /* for another MAC address: where it leaves, a bridge has passed it on */
 #define REDIRECT_INGRESS 1 /* BPF_F_INGRESS */
 #define CSUM_RECOMPUTE 1   /* BPF_F_RECOMPUTE_CSUM */
 static long (*skb_store)(void *skb, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
@@ -38,6 +39,8 @@ static long (*skb_pull)(void *skb, u32 len) = (void *)39;
 static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
 static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = (void *)152;
 
+/* What leaves has come in by a hook, which took it if it was for this node; or the node's own request was translated on another device. */
+#define ctx_comes_first(ctx, leaving) (!(leaving) || (ctx)->pkt_type == PACKET_OTHERHOST)
 #define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
 #define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
 #define ctx_redirect_neighbor(ifindex) redirect_neigh(ifindex, 0, 0, 0)

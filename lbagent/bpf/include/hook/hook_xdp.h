@@ -28,6 +28,7 @@ static long (*adjust_meta)(void *ctx, int delta) = (void *)54;
 static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 
 #define ctx_ready(ctx, leaving, need) true
+#define ctx_comes_first(ctx, leaving) true
 #define ctx_linearize(ctx, len)
 #define ctx_send_back(ctx, leaving) XDP_TX
 #define ctx_send_up(ctx) XDP_PASS

@@ -221,7 +221,10 @@ AI int parse_full_main(lb_ctx *ctx)
 	pk->flags = HOOK_FLAGS(s);
 	addr_load(&pk->saddr, l3 + IP_SADDR);
 	addr_load(&pk->daddr, l3 + IP_DADDR);
-	pk->concern = prefilter_dst(&pk->daddr) | (prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0);
+	pk->concern = prefilter_dst(&pk->daddr);
+	if (pk->concern == CONCERN_DIRECT && !direct_is_asked(ctx, l3[IP_PROTO], pk->flags))
+		pk->concern = 0;
+	pk->concern |= prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0;
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && parse_full_icmp_error(l3, end)))
 		return LB_PASS;
 	if (HOOK_CHECKS_MAC && !frame_is_for_device(CTX_IFINDEX(ctx), data))
@@ -234,9 +237,11 @@ AI int parse_full_main(lb_ctx *ctx)
 			lb_call(ctx, FAMILY_CALL(CALL_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
-	if (pk->concern & (CONCERN_VIP | CONCERN_SNAT))
+	if (pk->concern & CONCERN_VIP)
 		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
-	else
+	else if (pk->concern & CONCERN_SOURCE)
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	else
+		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -35,7 +35,7 @@ AI bool prefilter_src_at(u64 position)
 	return RD64((u8 *)MAPVAL(lb_filter) + FILTER_DST_BYTES + (position >> 6) * 8) >> (position & 63) & 1;
 }
 
-/* Returns CONCERN_VIP | CONCERN_SNAT. */
+/* Returns CONCERN_VIP, CONCERN_VIP | CONCERN_SNAT, or CONCERN_DIRECT. */
 AI u64 prefilter_dst(const lb_addr *a)
 {
 	return prefilter_dst_at(prefilter_position(a));
@@ -46,13 +46,32 @@ AI bool prefilter_src(const lb_addr *a)
 	return prefilter_src_at(prefilter_position(a));
 }
 
-/* Asks for both addresses of an untagged IPv6 frame, whose header is there, from the entry point of either family. */
-AI bool prefilter_frame6(const u8 *data)
+/* The same of an untagged IPv6 frame, whose header is there, for the entry point of either family. */
+AI u64 prefilter_dst6(const u8 *data)
 {
-	const u8 *src = data + ETH_HLEN + IP6_SADDR, *dst = data + ETH_HLEN + IP6_DADDR;
+	const u8 *dst = data + ETH_HLEN + IP6_DADDR;
 
-	return prefilter_dst_at(prefilter_position6(*(u64 *)dst, *(u64 *)(dst + 8))) ||
-	       prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
+	return prefilter_dst_at(prefilter_position6(*(u64 *)dst, *(u64 *)(dst + 8)));
+}
+
+AI bool prefilter_src6(const u8 *data)
+{
+	const u8 *src = data + ETH_HLEN + IP6_SADDR;
+
+	return prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
+}
+
+/* Must direct.h see a frame whose destination is of CONCERN_DIRECT? TCP tells a second connection by its handshake. What carries
+ * UDP may be behind it in an IPv6 extension header, so the first protocol number rules out TCP alone. */
+AI bool direct_is_asked(lb_ctx *ctx, u8 proto, u16 flags)
+{
+	return proto != PROTO_TCP && ctx_comes_first(ctx, flags & PKT_EGRESS);
+}
+
+/* May a datagram of no service be one for direct.h? Where addresses meet in the prefilter, CONCERN_DIRECT is not to be seen. */
+AI bool direct_is_possible(const struct lb_pkt *pk)
+{
+	return pk->proto == PROTO_UDP && prefilter_src(&pk->daddr);
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */

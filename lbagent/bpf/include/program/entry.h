@@ -121,6 +121,28 @@ AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 	return LB_PASS;
 }
 
+/* Asks the prefilter for an IPv6 frame that comes in. Returns IS_CONCERN or a verdict. */
+#define IS_CONCERN (-1)
+
+AI int entry_prefilter6(lb_ctx *ctx, const u8 *data)
+{
+	u64 concern = prefilter_dst6(data);
+
+	if (LIKELY(!concern))
+		return LIKELY(!prefilter_src6(data)) ? LB_PASS : IS_CONCERN;
+	if (LIKELY(concern != CONCERN_DIRECT))
+		return IS_CONCERN;
+	if (direct_is_asked(ctx, data[ETH_HLEN + IP6_NEXT_HEADER], 0))
+		return entry_call(ctx, 0, CALL_PARSE_FULL + 1);
+	return prefilter_src6(data) ? IS_CONCERN : LB_PASS;
+}
+
+/* Where the IPv4 entry asks for IPv6, it has handed on what is of CONCERN_DIRECT. */
+AI bool concern_is_direct(u64 concern)
+{
+	return ENTRY_PREFILTERS && concern == CONCERN_DIRECT;
+}
+
 /* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
 AI int entry(lb_ctx *ctx, u16 flags)
 {
@@ -140,8 +162,11 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(*(u16 *)(q.data + ETH_TYPE) != ETH_IP4)) {
 		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
 			return entry_not_plain(ctx, q.data, end, flags);
-		if (!(flags & PKT_EGRESS) && !prefilter_frame6(q.data)) /* a frame on its way out may be the node's own ICMP error */
-			return LB_PASS;
+		if (!(flags & PKT_EGRESS)) { /* a frame on its way out may be the node's own ICMP error */
+			rc = entry_prefilter6(ctx, q.data);
+			if (rc != IS_CONCERN)
+				return rc;
+		}
 		entry6(ctx);
 		__builtin_unreachable();
 	}
@@ -150,7 +175,9 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	concern = CONCERN_VIP; /* the IPv4 entry has asked; whether it was the SNAT address matters only for a SNAT port */
 	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
-	if (LIKELY(!concern)) {
+	if (LIKELY(!concern) || concern_is_direct(concern)) {
+		if (UNLIKELY(concern) && direct_is_asked(ctx, q.data[ETH_HLEN + IP_PROTO], flags))
+			return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 		if (LIKELY(!prefilter_src(&pk.saddr)))
 			return entry_not_service(ctx, q.data, flags);
 		concern = CONCERN_SOURCE;

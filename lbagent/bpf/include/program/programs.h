@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "answer.h"
+#include "direct.h"
 #include "fragmentation.h"
 #include "icmp.h"
 #include "migrate.h"

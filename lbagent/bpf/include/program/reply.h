@@ -175,8 +175,11 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 
 	to.daddr = end->client;
 	to.dport = end->client_port;
-	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport))
+	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport)) {
+		if (direct_is_possible(pk))
+			lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
 	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(f.value))))))
 		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {

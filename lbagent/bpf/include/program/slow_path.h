@@ -6,30 +6,7 @@
 #pragma once
 #include "fast_path.h"
 #include "flow_select.h"
-#include "fragmentation.h"
-#include "prefilter.h"
-
-/* What forbids forwarding before anything was translated or stored. Returns CONTINUE or a verdict. */
-#define CONTINUE (-1)
-
-/* A datagram that is too large for its way: who makes fragments of it? */
-AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
-{
-	if (s->pk.flags & PKT_DF)
-		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
-	if (here && !(s->pk.flags & PKT_EGRESS))
-		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
-	if (!HOOK_SENDS_COPIES)
-		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
-	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
-}
-
-AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
-{
-	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
-
-	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
-}
+#include "limits.h"
 
 /* To this node itself. A request that was about to leave it comes back up through the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
@@ -106,6 +83,21 @@ AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *ke
 	return (syn & expired) | ct_flow_lost_snat(f, key);
 }
 
+/* The flow made way for its client's direct conversation with the backend (direct.h): it stays with the backend, from a SNAT port. */
+AI int slow_path_take_snat(lb_ctx *ctx, struct lb_scratch *s, const struct ct_flow *f, u64 meta)
+{
+	s->choice = CHOICE_RESELECT;
+	s->old_value = f->value;
+	s->version = f->version;
+	s->backend = value_backend(f->value);
+	s->backend_gen = META_GEN(meta);
+	s->service = ct_flow_service(f);
+	s->forward = FORWARD_SNAT;
+	s->snat_port = 0;
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+}
+
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
@@ -126,6 +118,8 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		s->old_value = v;
 		return CONTINUE;
 	}
+	if (UNLIKELY(value_awaits_snat(v)))
+		return slow_path_take_snat(ctx, s, f, meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
 		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
@@ -145,6 +139,7 @@ AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
 	t->frontend_port = pk->dport;
 	t->proto = pk->proto;
 	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+	t->from_netns = 0;
 }
 
 /* No frontend has this address and port. */
@@ -163,6 +158,8 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	}
 	if (prefilter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	if (direct_is_possible(&s->pk))
+		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 

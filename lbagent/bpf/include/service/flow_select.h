@@ -7,8 +7,6 @@
 #include "ct_client.h"
 #include "select.h"
 
-#define SELECT_TRIES 4
-
 struct selection {
 	u64 backend, meta, forward;
 };

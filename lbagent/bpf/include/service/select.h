@@ -10,6 +10,7 @@
 #include "service.h"
 
 #define NS_PER_S 1000000000ULL /* ns */
+#define SELECT_TRIES 4 /* candidates that are looked at */
 #define GOLDEN 0x9E3779B97F4A7C15ULL
 
 AI u64 svc_slot_backend(lb_key *key, u64 slot)
@@ -25,6 +26,7 @@ AI void affinity_key(const struct lb_tuple5 *t, const struct lb_service *svc, st
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	addr_store(&key->client, &t->client);
+	key->netns_cookie = t->from_netns;
 	key->rev_nat_index = svc->rev_nat_index;
 }
 

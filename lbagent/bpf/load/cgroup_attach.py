@@ -1,0 +1,109 @@
+"""Socket programs onto a cgroup, by pinned link, beside those of other programs' owners; never beside those of another lbagent.
+
+The kernel runs the programs of a cgroup for the sockets of all its processes and of the cgroups below. Ours leave alone what is in
+another network namespace than their agent's, so two agents may share a cgroup when they serve two network namespaces.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lbagent.bpf.load.links import attach_link, pin_path
+from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
+from lbagent.kernel import bpf_link, bpf_map, bpf_prog
+from lbagent.kernel.kernel_error import kernel_errors
+from lbagent.kernel.mounts import cgroup_id, open_cgroup
+from lbagent.maps.layout import LB_CONFIG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from lbagent.bpf.hooks import AttachTarget, Hook
+
+_TELLTALE = "lb_config"  # a map of every socket program; another one than ours is another agent's
+_AT_COOKIE = LB_CONFIG.offsets()["netns_cookie"]
+
+
+@dataclass(frozen=True)
+class CgroupAttacher:
+    """Attaches programs to cgroups of the cgroup2 file system."""
+
+    root: Path
+
+    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:  # noqa: ARG002 as every Attacher
+        """Attach to a cgroup, or update what is attached there; return the hook. Nothing stands in for a socket program.
+
+        Raises NotFound (no such cgroup), ConfigError (the path is none), Conflict (another lbagent, or a program that allows none
+        beside it), Unsupported, KernelError.
+        """
+        fd = open_cgroup(target.name)
+        try:
+            if not pin_path(self.root, target, hook).exists():
+                with kernel_errors("look for other agents", f"cgroup {target.name}"):
+                    _require_no_other_agent(fd, target, hook, programs[hook.program])
+            attach_link(self.root, target, fd, hook, programs[hook.program], target_id=os.fstat(fd).st_ino)
+        except KernelError as error:
+            raise _explain(error, target, hook) from error
+        finally:
+            os.close(fd)
+        return hook
+
+    def exists(self, target: AttachTarget) -> bool:
+        """Say whether the cgroup is there."""
+        return cgroup_id(target.name) != 0
+
+
+def _explain(error: KernelError, target: AttachTarget, hook: Hook) -> Exception:
+    """Return what an operator can do about a refused attachment."""
+    if error.errno == errno.EPERM:
+        return Conflict(
+            f"cgroup {target.name} has a {hook} program, or one above it, that allows none beside it; socket programs were not"
+            " attached; take it off, or use --no-socket-lb"
+        )
+    if error.errno == errno.ENOENT:
+        return NotFound(f"cgroup {target.name} has gone")
+    if error.errno == errno.EINVAL:
+        return Unsupported(f"{hook} programs on cgroups (CONFIG_CGROUP_BPF)", advice="use --no-socket-lb")
+    return error
+
+
+def _require_no_other_agent(cgroup: int, target: AttachTarget, hook: Hook, prog_fd: int) -> None:
+    """Raise Conflict when programs of another agent run here that serve the network namespace of `prog_fd`, a program of ours."""
+    own = _netns_cookies(bpf_prog.prog_map_ids(prog_fd))
+    own_maps = set(bpf_prog.prog_map_ids(prog_fd))
+    for ident in bpf_link.cgroup_programs(cgroup, hook.attach_type):
+        try:
+            fd = bpf_prog.prog_fd_by_id(ident)
+        except FileNotFoundError:
+            continue  # it went meanwhile
+        try:
+            maps, name = bpf_prog.prog_map_ids(fd), bpf_prog.prog_info(fd).name
+        finally:
+            os.close(fd)
+        if not own_maps & set(maps) and own & _netns_cookies(maps):
+            raise Conflict(
+                f"cgroup {target.name} already runs the program {name} (id {ident}) of another lbagent, whose pins are in another"
+                " --bpffs; socket programs were not attached; stop that agent and run `lbagent cleanup --bpffs` with its folder"
+            )
+
+
+def _netns_cookies(map_ids: tuple[int, ...]) -> set[int]:
+    """Return the network namespaces that a program of lbagent with these maps serves: one, or none if it is not lbagent's."""
+    out = set()
+    for ident in map_ids:
+        try:
+            fd = bpf_map.map_fd_by_id(ident)
+        except FileNotFoundError:
+            continue
+        try:
+            info = bpf_map.map_info(fd)
+            if info.name == _TELLTALE and info.value_size >= _AT_COOKIE + 8:
+                record = bpf_map.map_lookup(fd, bytes(4), info.value_size) or b""
+                out.add(int.from_bytes(record[_AT_COOKIE : _AT_COOKIE + 8], "little"))
+        finally:
+            os.close(fd)
+    return out - {0}

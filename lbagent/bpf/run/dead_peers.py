@@ -1,0 +1,77 @@
+"""Ends connected UDP sockets whose backend went away: nothing would tell their processes, a resolver among them, to connect anew.
+
+Socket programs keep the backend of each socket under its cookie (lb{4,6}_sock); a TCP connection hears of its backend's end itself,
+and an unconnected socket gets another backend with its next datagram.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+from lbagent.bpf.run import sock_diag
+from lbagent.errors import LbError
+from lbagent.maps.backend_codec import path_of
+from lbagent.maps.layout import PATH, SOCK_KEY, SOCK_REVERSE, SOCK_VALUE
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.family import Family
+
+log = logging.getLogger(__name__)
+PAUSE_S = 0.5  # at least, between two looks: changes of Services come in crowds
+
+
+class DeadPeers:
+    """Looks after each change of the maps. `ended` counts the sockets that were ended."""
+
+    def __init__(self, maps: LBMaps) -> None:
+        """Nothing is read yet."""
+        self._maps = maps
+        self._seen: set[tuple[Family, int, int, int]] = set()  # of TCP, unconnected or closed, as was found before
+        self.ended = 0
+
+    async def run(self, changed_from: Callable[[int], Awaitable[int]]) -> None:
+        """Look for ever; `changed_from` returns the generation in the maps as soon as it is another one than that given."""
+        generation = -1
+        while True:
+            generation = await changed_from(generation)
+            for _ in range(2):  # a socket may have been given its backend in the moment of the change
+                try:
+                    await asyncio.to_thread(self.look)
+                except (LbError, OSError) as error:
+                    log.warning("sockets of backends that are gone were not ended", extra={"error": str(error)})
+                await asyncio.sleep(PAUSE_S)
+
+    def look(self) -> int:
+        """End what is to be ended now, in the network namespace of the calling thread; return how many. Raises OSError."""
+        dead = {entry for family in Family for entry in self._dead(family)}
+        self._seen &= dead
+        fresh = {cookie for _, cookie, _, _ in dead - self._seen}
+        self._seen = dead
+        if not fresh:
+            return 0
+        ended = sum(sock_diag.destroy(found) for found in sock_diag.connected_udp_sockets() if found.cookie in fresh)
+        if ended:
+            self.ended += ended
+            log.info("sockets of backends that are gone were ended", extra={"sockets": ended})
+        return ended
+
+    def _dead(self, family: Family) -> Iterator[tuple[Family, int, int, int]]:
+        """Yield cookie, backend id and generation of the sockets whose backend is not there any more."""
+        live: dict[tuple[int, int], bool] = {}
+        for key, value in self._maps.items(f"lb{family}_sock"):
+            cookie, _, _, kind, _ = SOCK_KEY[family].unpack(key)
+            if kind != SOCK_REVERSE:
+                continue
+            _, _, generation, _, ident, *_ = SOCK_VALUE[family].unpack(value)
+            backend = int(ident), int(generation)
+            if backend not in live:
+                live[backend] = self._is_live(family, *backend)
+            if not live[backend]:
+                yield family, int(cookie), *backend
+
+    def _is_live(self, family: Family, ident: int, generation: int) -> bool:
+        size = PATH[family].size
+        with self._maps.window(f"lb{family}_path", ident * size, size) as view:
+            record = path_of(bytes(view))
+        return record.live and record.gen == generation

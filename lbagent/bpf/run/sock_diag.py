@@ -1,0 +1,100 @@
+"""Sockets of the calling thread's network namespace: its cookie, and connected UDP sockets by theirs (netlink, sock_diag).
+
+Source: include/uapi/linux/{inet_diag,sock_diag}.h; the kernel's udp_diag (behaviour).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_NETLINK_SOCK_DIAG = 4
+_BY_FAMILY, _DESTROY = 20, 21  # nlmsg_type
+_ERROR, _DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 1, 4, 0x300
+_ESTABLISHED = 1  # the state of a connected UDP socket
+_HEADER = 16  # bytes of nlmsghdr
+_ID_AT, _ID_BYTES = 4, 48  # struct inet_diag_sockid in struct inet_diag_msg
+_COOKIE_AT = 40  # in it
+_TIMEOUT_S = 2.0
+_SO_NETNS_COOKIE = 71  # Linux 5.14
+_GONE = (errno.ENOENT, errno.ESTALE)  # it was closed meanwhile
+
+
+@dataclass(frozen=True)
+class ConnectedSocket:
+    """One connected UDP socket. `ident` is how the kernel names it (struct inet_diag_sockid)."""
+
+    family: int
+    ident: bytes
+
+    @property
+    def cookie(self) -> int:
+        """The socket's cookie, as programs get it."""
+        low, high = struct.unpack_from("=II", self.ident, _COOKIE_AT)
+        return int(low | high << 32)
+
+
+def netns_cookie() -> int:
+    """Return the number by which programs know the network namespace of the calling thread. Raises OSError before Linux 5.14."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0])
+
+
+def connected_udp_sockets() -> list[ConnectedSocket]:
+    """Return the connected UDP sockets of both families. Raises OSError (ENOENT: the kernel has no udp_diag)."""
+    out = []
+    with _open() as netlink:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            _send(netlink, _BY_FAMILY, _REQUEST | _DUMP, family, bytes(_ID_BYTES))
+            out += [ConnectedSocket(family, body[_ID_AT : _ID_AT + _ID_BYTES]) for body in _answers(netlink, dump=True)]
+    return out
+
+
+def destroy(found: ConnectedSocket) -> bool:
+    """End a socket: its process gets ECONNABORTED. Return False when it is closed already.
+
+    Raises OSError (EOPNOTSUPP: a kernel without CONFIG_INET_DIAG_DESTROY; EPERM).
+    """
+    with _open() as netlink:
+        _send(netlink, _DESTROY, _REQUEST | _ACK, found.family, found.ident)
+        try:
+            list(_answers(netlink, dump=False))
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+    return True
+
+
+def _open() -> socket.socket:
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    netlink.settimeout(_TIMEOUT_S)
+    return netlink
+
+
+def _send(netlink: socket.socket, kind: int, flags: int, family: int, ident: bytes) -> None:
+    body = struct.pack("=BBBBI", family, socket.IPPROTO_UDP, 0, 0, 1 << _ESTABLISHED) + ident  # struct inet_diag_req_v2
+    netlink.send(struct.pack("=IHHII", _HEADER + len(body), kind, flags, 1, 0) + body)
+
+
+def _answers(netlink: socket.socket, *, dump: bool) -> Iterator[bytes]:
+    """Yield the bodies of a dump's messages; read the acknowledgement of anything else. Raises OSError of the kernel's errno."""
+    while True:
+        data, at = netlink.recv(1 << 17), 0
+        while at + _HEADER <= len(data):
+            length, kind = struct.unpack_from("=IH", data, at)
+            if kind == _ERROR:
+                number = -struct.unpack_from("=i", data, at + _HEADER)[0]
+                if number:
+                    raise OSError(number, "sock_diag")
+                return
+            if kind == _DONE:
+                return
+            yield data[at + _HEADER : at + length]
+            at += length + (-length % 4)
+        if not dump:
+            return
