@@ -34,6 +34,7 @@ WHOLE = {
     "docs",
     "packaging",
     "mutants",
+    "kube",
 }  # tests of the whole, and what they share
 
 MENTION = re.compile(r"(?<![\w.*{<-])(?:[\w.-]+/)*\w[\w-]*\.(?:py|h|c)\b(?![(\w*])")

@@ -30,7 +30,7 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
-from lbagent.agent.sources import build_sources
+from lbagent.agent.sources import build_sources, event_sinks
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf.build import artifact, builder
 from lbagent.bpf.build.artifact import Artifact
@@ -46,6 +46,7 @@ from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.net.snapshot import EMPTY, NodeNetwork
+from lbagent.objects.object_event import MessageEvents
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
 from lbagent.sync.loop import SyncLoop
@@ -162,6 +163,8 @@ class Agent:
             for source in sources:
                 source.resume()
         loop = SyncLoop(Resolver(layer_settings.resolve_options(config)), sources, targets=[bpf])
+        events = event_sinks(sources)
+        loop.on_messages = MessageEvents(events).update
         log.info(
             "agent starts",
             extra={
@@ -171,7 +174,7 @@ class Agent:
             },
         )
         return AgentComponents(
-            config, maps, network, sources, operator, loop, bpf,
+            config, maps, network, sources, operator, loop, bpf, events=events,
             further=further, lock=lock, mounted_bpffs=mounted, problems=resized.problems,
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from lbagent.config import Config
 from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
+from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
@@ -38,6 +39,7 @@ class AgentComponents:
     conditions: ConditionMonitor | None = None
     node_servers: NodeServers | None = None
     started: bool = False  # programs are loaded and attached
+    events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know
     lock: AgentLock | None = None  # of the folder of the pins
     mounted_bpffs: bool = False  # this agent mounted the bpf file system of its pins

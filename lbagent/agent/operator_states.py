@@ -14,9 +14,10 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.state import State
+from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.pod_reference import pod_reference
 from lbagent.objects.records import OPERATOR
-from lbagent.resolve.pod_backends import backends_of_pod, pods_of_backends
+from lbagent.resolve.pod_backends import backends_of_pod, pods_at, pods_of_backends
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -76,6 +77,7 @@ class OperatorStates:
             await self._spare_last({*addresses, *of_pods})
         await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
         await self._settled({*addresses, *of_pods})
+        await self._tell_pods({*addresses, *of_pods}, "BackendStateSet", f"the operator set the state {state.text} for")
 
     async def _spare_last(self, taken: Collection[L3n4Addr]) -> None:
         """Raise LastBackend where a Service would have no backend left; LbError where nothing can be changed anyway."""
@@ -103,7 +105,23 @@ class OperatorStates:
         of_pods = [address for address, pod in pod_of.items() if pod in pods]
         cleared = await operator.forget([*addresses, *of_pods], pods)
         await self._settled({*addresses, *of_pods})
+        if cleared:
+            await self._tell_pods({*addresses, *of_pods}, "BackendStateCleared", "the operator cleared the state of")
         return cleared
+
+    async def _tell_pods(self, addresses: Collection[L3n4Addr], reason: str, what: str) -> None:
+        """Give an Event to each Pod of these backends, where Events go anywhere."""
+        components = self._components
+        if not components.events:
+            return
+        snapshots = [source.snapshot() for source in components.sources]
+        found: dict[str, list[str]] = {}
+        for address, pod in (await run_cooperatively(pods_at(snapshots, addresses), time.monotonic)).items():
+            found.setdefault(pod, []).append(address.with_protocol())
+        for pod, names in sorted(found.items()):
+            text = f"{what} {some(sorted(names))} on the node {components.config.name_of_node}"
+            for sink in components.events:
+                sink(ObjectEvent("Pod", pod, reason, text))
 
     async def _settled(self, wanted: Collection[L3n4Addr]) -> None:
         """Wait until a change of these backends is in the maps. Raises what failed there."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError
+from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import OPERATOR
 from lbagent.objects.source import Source
 from lbagent.sources import synthetic
@@ -24,6 +25,7 @@ class _SourceKind(NamedTuple):
     is_configured: Callable[[Config], bool]
     build: Callable[[Config], Source]
     reconfigure: Callable[[Any, Config], None] = lambda _source, _config: None  # at SIGHUP
+    event_sink: Callable[[Any], EventSink | None] = lambda _source: None  # where Events about its objects go
 
 
 def _folder(config: Config) -> Source:
@@ -44,6 +46,10 @@ def _kube(config: Config) -> Source:
     return KubeSource(settings)
 
 
+def _kube_events(source: KubeSource) -> EventSink:
+    return source.events.write
+
+
 def _reconfigure_kube(source: KubeSource, config: Config) -> None:
     source.set_max_delete_ratio(config.max_delete_ratio)
 
@@ -53,7 +59,11 @@ def _reconfigure_kube(source: KubeSource, config: Config) -> None:
 _KINDS = (
     _SourceKind(manifest_files.SOURCE, lambda config: bool(config.manifests), _folder),
     _SourceKind(
-        object_cache.SOURCE, lambda config: bool(config.kubeconfig or config.in_cluster), _kube, _reconfigure_kube
+        object_cache.SOURCE,
+        lambda config: bool(config.kubeconfig or config.in_cluster),
+        _kube,
+        _reconfigure_kube,
+        _kube_events,
     ),
     _SourceKind(synthetic.SOURCE, lambda config: bool(config.synthetic), _synthetic),
 )
@@ -74,6 +84,13 @@ def build_sources(config: Config) -> tuple[OperatorSource, list[Source]]:
     if not services:
         raise ConfigError("no source of services: give --manifests DIR, --kubeconfig FILE or --in-cluster")
     return operator, [operator, *services]
+
+
+def event_sinks(sources: Sequence[Source]) -> list[EventSink]:
+    """Return where Events about the objects of these sources go."""
+    kinds = {kind.name: kind for kind in _KINDS}
+    sinks = [kinds[source.name].event_sink(source) for source in sources if source.name in kinds]
+    return [sink for sink in sinks if sink is not None]
 
 
 def reconfigure_sources(sources: Sequence[Source], config: Config) -> None:

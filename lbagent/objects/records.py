@@ -57,6 +57,7 @@ class Message(Struct, frozen=True, gc=False):
     file: str = ""
     line: int = 0
     warning: bool = False
+    event: str = ""  # the reason of an Event on the subject, for what its users should hear of; '' for none
 
     def __str__(self) -> str:
         """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""
@@ -224,6 +225,19 @@ class Pod(Struct, frozen=True, gc=False):
         return f"{self.namespace}/{self.name}"
 
 
+class ServiceCIDR(Struct, frozen=True, gc=False):
+    """A ServiceCIDR: ranges that the cluster takes ClusterIPs from."""
+
+    name: str
+    origin: Origin = NOWHERE
+    cidrs: tuple[CIDR, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name."""
+        return self.name
+
+
 class StateOverride(Struct, frozen=True, gc=False):
     """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on backends.
 
@@ -249,13 +263,14 @@ class StateOverride(Struct, frozen=True, gc=False):
         return self.name
 
 
-KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | StateOverride
+KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | ServiceCIDR | StateOverride
 KINDS: dict[str, type[Any]] = {
     "Service": Service,
     "EndpointSlice": EndpointSlice,
     "Endpoints": Endpoints,
     "Node": Node,
     "Pod": Pod,
+    "ServiceCIDR": ServiceCIDR,
     "BackendState": StateOverride,
 }
 
@@ -270,6 +285,7 @@ class ObjectSnapshot(Struct, frozen=True):
     endpoints: Mapping[str, Endpoints] = _EMPTY
     nodes: Mapping[str, Node] = _EMPTY
     pods: Mapping[str, Pod] = _EMPTY
+    service_cidrs: Mapping[str, ServiceCIDR] = _EMPTY
     backend_states: Mapping[str, StateOverride] = _EMPTY
 
     def of_kind(self, kind: str) -> Mapping[str, Any]:
@@ -283,6 +299,7 @@ FIELD_OF_KIND = {
     "Endpoints": "endpoints",
     "Node": "nodes",
     "Pod": "pods",
+    "ServiceCIDR": "service_cidrs",
     "BackendState": "backend_states",
 }
 

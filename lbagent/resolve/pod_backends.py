@@ -32,6 +32,24 @@ def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str])
     return found
 
 
+def pods_at(snapshots: Iterable[ObjectSnapshot], addresses: Collection[L3n4Addr]) -> Cooperative[dict[L3n4Addr, str]]:
+    """Return the key of the Pod that each of these backends belongs to, of those that belong to one."""
+    found: dict[L3n4Addr, str] = {}
+    wanted = {address.address for address in addresses}
+    for objects in snapshots:
+        for piece in _each_slice(objects):
+            for endpoint in piece.endpoints:
+                if endpoint.pod and endpoint.address in wanted:
+                    ports = (L3n4Addr(endpoint.address, port.port, port.protocol) for port in piece.ports)
+                    found.update(dict.fromkeys((each for each in ports if each in addresses), endpoint.pod))
+            yield
+        for pod in objects.pods.values():
+            ports = (L3n4Addr(ip, port.target_port, port.protocol) for ip in pod.ips for port in pod.host_ports)
+            found.update(dict.fromkeys((each for each in ports if each in addresses), pod.key))
+            yield
+    return found
+
+
 def _each_slice(objects: ObjectSnapshot) -> Iterator[EndpointSlice]:
     yield from objects.slices.values()
     for endpoints in objects.endpoints.values():

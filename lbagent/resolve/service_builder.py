@@ -275,11 +275,12 @@ class ServiceBuilder:
         for port in service.ports:
             if port.protocol is L4Type.SCTP:
                 field = path_text(("spec", "ports", port.index, "protocol"))
-                self._warn(field, "SCTP packets are not balanced yet", "they pass untouched")
+                kept = "they pass untouched"
+                self._warn(field, "SCTP packets are not balanced yet", kept, event="ProtocolNotSupported")
 
-    def _warn(self, field: str, problem: str, kept: str) -> None:
+    def _warn(self, field: str, problem: str, kept: str, event: str = "") -> None:
         subject, origin = f"Service {self._service.key}", self._service.origin
-        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True))
+        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True, event))
 
 
 def _ready_addresses(local: EndpointSet) -> tuple[bytes, ...]:

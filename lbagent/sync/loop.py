@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.state import State, next_generation
@@ -38,6 +38,7 @@ class SyncLoop:
         self.state = State()  # what the objects mean, without ids; its generation never repeats
         self.messages: tuple[Message, ...] = ()  # what is wrong with the objects together
         self.waiting = ""  # why nothing was resolved yet
+        self.on_messages: Callable[[Sequence[Message]], None] = lambda _messages: None  # called when they change
         self._resolver = resolver
         self._next_resolver: Resolver | None = None
         self._resolution: Resolution | None = None
@@ -138,3 +139,4 @@ class SyncLoop:
         if resolution.messages is not self.messages:
             self._message_log.update(resolution.messages)
             self.messages = resolution.messages
+            self.on_messages(self.messages)

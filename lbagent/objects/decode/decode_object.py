@@ -17,6 +17,7 @@ from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
 from lbagent.objects.decode.decode_service import decode_service
+from lbagent.objects.decode.decode_service_cidr import decode_service_cidr
 from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.lenient_convert import convert_leniently
 from lbagent.objects.decode.report import OURS, Report
@@ -32,13 +33,14 @@ class _Kind(NamedTuple):
     namespaced: bool
 
 
-_CORE, _DISCOVERY, _OURS = "v1", "discovery.k8s.io/", "lbagent.io/v1alpha1"
+_CORE, _DISCOVERY, _NETWORKING, _OURS = "v1", "discovery.k8s.io/", "networking.k8s.io/", "lbagent.io/v1alpha1"
 _KINDS: dict[str, _Kind] = {
     "Service": _Kind(_CORE, wire.Service, decode_service, True),
     "EndpointSlice": _Kind(_DISCOVERY, wire.EndpointSlice, decode_slice, True),
     "Endpoints": _Kind(_CORE, wire.Endpoints, decode_endpoints, True),
     "Node": _Kind(_CORE, wire.Node, decode_node, False),
     "Pod": _Kind(_CORE, wire.Pod, decode_pod, True),
+    "ServiceCIDR": _Kind(_NETWORKING, wire.ServiceCIDR, decode_service_cidr, False),
     "BackendState": _Kind(_OURS, wire.BackendState, decode_backend_state, False),
 }
 MAX_NAME = 253  # characters of a Kubernetes name

@@ -239,6 +239,19 @@ class Pod(Struct, gc=False):
     status: PodStatus | None = None
 
 
+class ServiceCIDRSpec(Struct, gc=False):
+    """networking.k8s.io ServiceCIDRSpec."""
+
+    cidrs: list[str | None] | None = None
+
+
+class ServiceCIDR(Struct, gc=False):
+    """networking.k8s.io ServiceCIDR."""
+
+    metadata: Meta | None = None
+    spec: ServiceCIDRSpec | None = None
+
+
 class BackendStateSpec(Struct, gc=False):
     """Spec of lbagent.io/v1alpha1 BackendState."""
 

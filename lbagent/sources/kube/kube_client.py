@@ -1,4 +1,4 @@
-"""GET from the API server: the one door to the package `kubernetes`, of which only configuration and transport are used.
+"""Requests to the API server: the one door to the package `kubernetes`, of which only configuration and transport are used.
 
 Its generated classes stay unloaded (1.2 s and 26 MiB), answers are raw bytes. Every failure is a `ServerUnreachable` or an
 `ApiError`.
@@ -99,12 +99,24 @@ class KubeClient:
 
         Raises ServerUnreachable, and ApiError for a status of 400 or above.
         """
+        async with self._send("GET", path, query, None, silence_s) as answer:
+            yield answer
+
+    async def post(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> None:
+        """Create an object. Raises what `get` does."""
+        async with self._send("POST", path, {}, body, silence_s) as answer:
+            await answer.read()
+
+    @asynccontextmanager
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None, silence_s: float
+    ) -> AsyncIterator[Answer]:
         connection = await self._connect()
         connection.readers += 1
         raw = None
         try:
             with _as_unreachable():
-                raw = await self._ask(connection.client, path, query, silence_s)
+                raw = await self._ask(connection.client, method, path, query, body, silence_s)
                 if raw.status >= HTTPStatus.BAD_REQUEST:
                     raise _api_error(raw, await raw.read())
                 yield Answer(raw)
@@ -128,15 +140,24 @@ class KubeClient:
             await self._connection.client.close()
             self._connection = None
 
-    async def _ask(self, client: Any, path: str, query: Mapping[str, str], silence_s: float) -> Any:
+    async def _ask(
+        self,
+        client: Any,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        silence_s: float,
+    ) -> Any:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=2 * CONNECT_S, sock_connect=CONNECT_S, sock_read=silence_s)
         words = await client.param_serialize(
-            "GET",
+            method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
+            header_params={"Accept": "application/json"} | ({"Content-Type": "application/json"} if body else {}),
+            body=body,
             auth_settings=["BearerToken"],
         )
         answer = await client.call_api(*words, _preload_content=False, _request_timeout=timeout)

@@ -29,6 +29,12 @@ class Resource(NamedTuple):
 
 
 NODES = "/api/v1/nodes"
+_PLURALS = {"Service": "services", "Pod": "pods"}  # kinds of core/v1 with a namespace that are asked for one at a time
+
+
+def collection_of(kind: str, namespace: str) -> str:
+    """Return where the objects of a kind are in a namespace; '' for a kind that is not asked for so."""
+    return f"/api/v1/namespaces/{namespace}/{_PLURALS[kind]}" if kind in _PLURALS and namespace else ""
 
 
 def resources(node_name: str) -> tuple[Resource, ...]:
@@ -44,5 +50,11 @@ def resources(node_name: str) -> tuple[Resource, ...]:
         ),
         Resource("Node", NODES, "nodes", field_selector=f"metadata.name={node_name}"),
         Resource("Pod", "/api/v1/pods", "pods", field_selector=f"spec.nodeName={node_name}"),
+        Resource(
+            "ServiceCIDR",
+            "/apis/networking.k8s.io/v1/servicecidrs",
+            "servicecidrs.networking.k8s.io",
+            optional=True,  # from 1.33 on
+        ),
         Resource("BackendState", "/apis/lbagent.io/v1alpha1/backendstates", "backendstates.lbagent.io", optional=True),
     )

@@ -15,10 +15,12 @@ from msgspec import Struct
 
 from lbagent.errors import LbError, NotFound
 from lbagent.objects.message_log import MessageLog
+from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange, initial_changes
 from lbagent.sources.kube.api_failure import failure_message
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
+from lbagent.sources.kube.event_writer import EventWriter
 from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
@@ -51,6 +53,7 @@ class KubeSource:
         self._settings = settings
         self._max_delete_ratio = settings.max_delete_ratio
         self._client = KubeClient(settings)
+        self.events = EventWriter(self._client, settings.node_name)
         self._reflectors = [self._reflector(each) for each in resources(settings.node_name)]
         self._services = self._reflectors[0].cache
         self._names = ServiceNames(settings.state_dir, lambda: self._services.keys | self._remembered)
@@ -58,6 +61,7 @@ class KubeSource:
         self._remembered: frozenset[str] = frozenset()  # Services that an earlier agent knew and no list has held yet
         self._all_listed = asyncio.Event()
         self._is_given = False  # the first lists were given
+        self._was_held = ""  # what the last Event about deletions that wait said
         self._generation = 0
         self._on_change: OnChange | None = None
         self._message_log = MessageLog(log, "object of the API refused")
@@ -126,6 +130,7 @@ class KubeSource:
                 for reflector in self._reflectors:
                     tasks.create_task(reflector.run())
                 tasks.create_task(self._names.run())
+                tasks.create_task(self.events.run())
                 await self._give_first_lists()
         finally:
             await self._client.close()
@@ -206,6 +211,7 @@ class KubeSource:
             self._remembered -= set(self._services.keys)
         self._generation += bool(changes)
         self._tell(changes)
+        self._write_held()
         if any(change.kind == "Service" for change in changes):
             self._names.note()
         self._message_log.update([message for each in self._reflectors for message in each.cache.messages])
@@ -235,6 +241,14 @@ class KubeSource:
         gone = sum(key not in there for key in remembered)
         known = gone + len(services)
         return needs_confirmation(known, gone, self._max_delete_ratio)
+
+    def _write_held(self) -> None:
+        """Write an Event on the own Node when deletions begin to wait for a confirmation."""
+        held = self._held_text()
+        if held and not self._was_held:
+            text = f"{held}; what was there is kept: {CONFIRM}"
+            self.events.write(ObjectEvent("Node", self._settings.node_name, "DeletionsHeld", text, warning=True))
+        self._was_held = held
 
     def _held_text(self) -> str:
         """Return which lists are not believed; '' when all are."""

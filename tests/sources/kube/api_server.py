@@ -25,6 +25,7 @@ PATHS = {
     "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
     "Node": "/api/v1/nodes",
     "Pod": "/api/v1/pods",
+    "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
     "BackendState": "/apis/lbagent.io/v1alpha1/backendstates",
 }
 NAMES = {path.rsplit("/", 1)[1]: kind for kind, path in PATHS.items()}

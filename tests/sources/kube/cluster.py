@@ -157,6 +157,7 @@ class Follower:
             "EndpointSlice": {"labelSelector": f"{LABELS},!{HEADLESS}"},
             "Node": {"fieldSelector": f"metadata.name={NODE}"},
             "Pod": {"fieldSelector": f"spec.nodeName={NODE}"},
+            "ServiceCIDR": {},
             "BackendState": {},
         }
         for kind, query in selectors.items():

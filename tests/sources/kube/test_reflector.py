@@ -98,7 +98,7 @@ async def test_events(follower: Follower, api: ApiServer) -> None:
     await follower.until(lambda: "default/web-0" not in follower.names("Service"))
     await api.put(service("web-0", "10.96.2.3"))
     await follower.converges()
-    assert lists(api) == (4 if api.streams_lists else 8)  # that it streams no lists is found once for each resource
+    assert lists(api) == (5 if api.streams_lists else 10)  # that it streams no lists is found once for each resource
 
 
 async def test_a_bookmark_is_where_the_next_watch_begins(follower: Follower, api: ApiServer) -> None:
@@ -162,7 +162,7 @@ async def gone_while_pages_are_read(api: ApiServer, follower: Follower) -> None:
 
 async def too_many_requests(api: ApiServer, _follower: Follower) -> None:
     api.cut()
-    for _ in range(4):
+    for _ in range(5):
         api.answers.append(web.json_response(status(429, "slow down"), status=429, headers={"Retry-After": "1"}))
 
 

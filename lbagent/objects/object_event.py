@@ -1,0 +1,43 @@
+"""What the users of an object should hear of it, beyond the log of this node: an Event, where its source has such a thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from lbagent.objects.records import Message
+
+
+class ObjectEvent(Struct, frozen=True, gc=False):
+    """A sentence about an object. `reason` is one word in CamelCase, as Kubernetes has them; `key` is the object's own."""
+
+    kind: str
+    key: str
+    reason: str
+    text: str
+    warning: bool = False
+
+
+EventSink = Callable[
+    [ObjectEvent], None
+]  # takes an event and returns at once; whether it gets anywhere is its own affair
+
+
+class MessageEvents:
+    """Gives sinks an Event for each message that turns up and has a reason for one."""
+
+    def __init__(self, sinks: Sequence[EventSink]) -> None:
+        self._sinks = sinks
+        self._known: frozenset[Message] = frozenset()
+
+    def update(self, messages: Sequence[Message]) -> None:
+        """Take all that is wrong now."""
+        found = [message for message in messages if message.event]
+        known, self._known = self._known, frozenset(found)
+        for message in found:
+            if message not in known:
+                kind, _, key = message.subject.partition(" ")
+                text = "; ".join(filter(None, (f"{message.field}: {message.problem}", message.kept)))
+                for sink in self._sinks:
+                    sink(ObjectEvent(kind, key, message.event, text, warning=True))

@@ -1,0 +1,142 @@
+"""Events about objects of the API. They are a courtesy: few, never waited for, and no failure of theirs reaches anything else.
+
+Source: events of core/v1; the limits are of the kind of client-go's (a burst, then a trickle).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.errors import LbError
+from lbagent.objects.object_event import ObjectEvent
+from lbagent.sources.kube.kube_client import ApiError, KubeClient
+from lbagent.sources.kube.resources import collection_of
+
+log = logging.getLogger(__name__)
+BURST, REFILL_S = 25, 10.0  # so many at once, then one each so many seconds
+MAX_WAITING = 100  # what comes beyond is left out
+MAX_TRIES, RETRY_S = 3, 5.0  # when the server does not answer
+SILENCE_S = 10.0
+MAX_TEXT = 1024  # characters of a message that the API takes
+NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
+COMPONENT = "lbagent"
+
+
+class _Meta(Struct):
+    uid: str = ""
+
+
+class _Item(Struct):
+    metadata: _Meta
+
+
+class _List(Struct):
+    items: list[_Item] | None = None
+
+
+class EventWriter:
+    """Writes what it is given, in order, from a queue."""
+
+    def __init__(self, client: KubeClient, node_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._node, self._clock = client, node_name, clock
+        self._waiting: deque[ObjectEvent] = deque()
+        self._came = asyncio.Event()
+        self._credit, self._credited = float(BURST), clock()
+        self._said: set[int] = set()  # statuses of failures that were logged
+        self.left_out = 0
+
+    def write(self, event: ObjectEvent) -> None:
+        """Take an event; return at once."""
+        if len(self._waiting) >= MAX_WAITING:
+            if not self.left_out:
+                log.warning("too many Events: the rest is left out", extra={"waiting": MAX_WAITING})
+            self.left_out += 1
+            return
+        self._waiting.append(event)
+        self._came.set()
+
+    async def run(self) -> None:
+        """Write until cancelled. Nothing that the server does ends it."""
+        while True:
+            await self._came.wait()
+            while self._waiting:
+                await asyncio.sleep(self._pause())
+                await self._try(self._waiting.popleft())
+            self._came.clear()
+
+    def _pause(self) -> float:
+        """Take credit for one event; return the seconds until it is there."""
+        now = self._clock()
+        self._credit = min(float(BURST), self._credit + (now - self._credited) / REFILL_S) - 1
+        self._credited = now
+        return max(0.0, -self._credit * REFILL_S)
+
+    async def _try(self, event: ObjectEvent) -> None:
+        for _ in range(MAX_TRIES):
+            try:
+                await self._write(event)
+            except ApiError as error:
+                self._say(error.status, error)
+                if error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                    return
+                await asyncio.sleep(max(RETRY_S, error.retry_after_s))
+            except LbError as error:
+                self._say(0, error)
+                await asyncio.sleep(RETRY_S)
+            except Exception as error:  # noqa: BLE001 - no Event is worth a sync loop that ends
+                self._say(-1, error)
+                return
+            else:
+                self._said.clear()
+                return
+
+    def _say(self, status: int, error: Exception) -> None:
+        if status not in self._said:
+            self._said.add(status)
+            log.warning("an Event was not written (create events)", extra={"error": str(error)})
+
+    async def _write(self, event: ObjectEvent) -> None:
+        """Find the object's uid, by which `kubectl describe` finds the Event, and write it. An object that is gone gets none."""
+        namespace, _, name = event.key.rpartition("/")
+        uid = name if event.kind == "Node" else await self._uid(event.kind, namespace, name)
+        if uid:
+            path = f"/api/v1/namespaces/{namespace or NODE_NAMESPACE}/events"
+            await self._client.post(path, self._body(event, namespace, name, uid), silence_s=SILENCE_S)
+
+    async def _uid(self, kind: str, namespace: str, name: str) -> str:
+        path = collection_of(kind, namespace)
+        if not path:
+            return ""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        async with self._client.get(path, query, silence_s=SILENCE_S) as answer:
+            found = msgspec.json.decode(await answer.read(), type=_List).items or []
+        return found[0].metadata.uid if found else ""
+
+    def _body(self, event: ObjectEvent, namespace: str, name: str, uid: str) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about = {"apiVersion": "v1", "kind": event.kind, "name": name, "uid": uid}
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{name[:50]}.", "namespace": namespace or NODE_NAMESPACE},
+            "involvedObject": about | ({"namespace": namespace} if namespace else {}),
+            "reason": event.reason,
+            "message": event.text[:MAX_TEXT],
+            "type": "Warning" if event.warning else "Normal",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": COMPONENT, "host": self._node},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": self._node,
+        }
