@@ -19,6 +19,7 @@ from tests.mutants.children import Child
 from tests.mutants.mutant import (
     EQUIVALENT_LIST,
     ROOT,
+    SOCKET_HEADERS,
     SURVIVORS,
     Fate,
     Mutant,
@@ -96,6 +97,13 @@ def test_every_header_is_read_and_keeps_its_lines() -> None:
         for text in (c_mutants.batch_text(tree, numbers), c_mutants.marked_text(tree, 0)):
             assert text.count("\n") == tree.text.count("\n"), path
         assert c_mutants.batch_text(tree, {}) == tree.text
+
+
+def test_headers_of_socket_programs_are_left_out() -> None:
+    """They exist, and what is left is every other header."""
+    names = {str(path.relative_to(ROOT)) for path in source_files(["lbagent/bpf/include/"])}
+    every = {str(path.relative_to(ROOT)) for path in (ROOT / "lbagent/bpf/include").rglob("*.h")}
+    assert every - names == set(SOCKET_HEADERS)
 
 
 def test_every_mutant_of_c_is_in_the_text_once() -> None:
