@@ -8,6 +8,9 @@ from lbagent.bpf.tail_calls import AGENT_RUNS, TAIL_CALLS, call_slot, program_fu
 from lbagent.maps import layout
 from lbagent.model.family import Family
 
+PACKET_ENTRIES = {"xdp", "tc_ingress", "tc_egress", "tc_after_xdp"}
+SOCKET_ENTRIES = {f"{call}{version}" for call in ("connect", "sendmsg", "recvmsg", "getpeername") for version in (4, 6)}
+
 
 def test_every_program_has_a_slot_of_its_own():
     slots = [call_slot(call.name, family) for call in TAIL_CALLS for family in Family]
@@ -22,7 +25,7 @@ def test_ipv6_is_the_slot_after_ipv4():
 def test_the_build_has_every_program_of_the_list_where_the_loader_puts_it():
     programs = builder.ensure_artifact().programs
     listed = {name for hook in AGENT_RUNS for family in Family for name in program_functions(hook, family)}
-    assert {*programs} == listed | {"xdp", "tc_ingress", "tc_egress", "tc_after_xdp"}
+    assert {*programs} == listed | PACKET_ENTRIES | SOCKET_ENTRIES
     placed = call_slots(programs)
     assert len(placed) == len(AGENT_RUNS) * len(Family) * len(TAIL_CALLS)
     assert {*placed.values()} == {name for name in listed if name.startswith("call_")}
