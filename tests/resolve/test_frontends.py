@@ -50,7 +50,7 @@ def test_a_node_port_is_on_the_surrogate_and_on_the_nodes_addresses_of_its_famil
         "NodePort [fd01::1]:30080/TCP",
     ]
     assert wanted_frontends(service(ports=(DNS,)), NODE) == []
-    assert list(node_addresses([Family.IPV4], LocalNode("n1", (NODE6,)))) == [(bytes(4), True)]
+    assert list(node_addresses([Family.IPV4], (NODE6,))) == [(bytes(4), True)]
 
 
 def test_addresses_from_outside_are_routable() -> None:

@@ -393,7 +393,8 @@ def test_every_entry_that_is_written_is_counted():
     assert done.written["lb4_service"] == 3
     assert done.written["lb4_backend"] == 2
     assert done.written["lb4_reverse_nat"] == 1
-    assert done.written["lb_filter"] == 1 + 1 + len(plans.SNAT)  # the frontend, the backend with an odd address
+    # the frontend, the backend with an odd address, two bits for each address that the node translates to
+    assert done.written["lb_filter"] == 1 + 1 + 2 * len(plans.SNAT)
     done = node.serve()
     assert done.written["lb4_service"] == 3
     assert done.written["lb_filter"] == 2

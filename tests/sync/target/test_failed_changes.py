@@ -383,7 +383,7 @@ def test_who_goes_asks_for_no_bit_of_the_prefilter():
         window[:] = bytes(len(window))
     node.restart()
     node.want()
-    assert node.sync().written["lb_filter"] == 2, "the addresses the node translates to"
+    assert node.sync().written["lb_filter"] == 2 * 2, "two bits for each address that the node translates to"
 
 
 # --- how much at once ---
