@@ -24,6 +24,7 @@ from lbagent.model.further_sources import FurtherAddress
 
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
 _L4_MASK, _UDP = max(PathL4) << PATH_L4_SHIFT, PathL4.UDP << PATH_L4_SHIFT
+_ANY_LOCAL = _LOCAL | _WAS_LOCAL
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
@@ -84,7 +85,7 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, 
 
 def replies_are_local(flags: int) -> bool:
     """Whether packets of the backend of a path record with these flags may be replies of flows that kept the client's address."""
-    return bool(flags & _LIVE and flags & (_LOCAL | _WAS_LOCAL))
+    return bool(flags & _LIVE and flags & _ANY_LOCAL)
 
 
 def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
@@ -101,7 +102,10 @@ def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
 
 def filter_bits(record: bytes) -> tuple[int, ...]:
     """Return `local_bits` of a path record."""
-    return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], record[FLAGS_AT[len(record)]])
+    flags = record[FLAGS_AT[len(record)]]
+    if not flags & _ANY_LOCAL:
+        return ()
+    return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], flags)
 
 
 def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:

@@ -164,7 +164,8 @@ class BackendPlanner:
             return
         info = self._paths(backend)
         new = path_record(backend, info, old, selectable=selectable)
-        self.bits.update(dict.fromkeys(backend_codec.filter_bits(new)))
+        if backend_codec.replies_are_local(new[flags_at]):
+            self.bits.update(dict.fromkeys(backend_codec.filter_bits(new)))
         self._store(maps, ident, ident, old, new)
         for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
             if not record[flags_at] & _LIVE:

@@ -22,6 +22,7 @@ from lbagent.model.service import SVC
 from lbagent.sync.target.record_array import RecordArray, zeroed_memory
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend, entry_counts
 
+_LIVE = int(PathFlag.LIVE)
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
 _STATES = 4
@@ -68,9 +69,7 @@ class Shadow:
     def restore_path(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record that was found, and the filter bits of a local backend."""
         self.paths[family].set(ident, record)
-        self.further_paths += _is_live_further(record)
-        for bit in backend_codec.filter_bits(record):
-            self.count_filter(bit, 1)
+        self._count_path(record, 1)
 
     def restore_filter(self, words: bytes) -> None:
         """Note the whole prefilter."""
@@ -158,11 +157,16 @@ class Shadow:
         paths = self.paths[family]
         old = paths.get(ident)
         paths.set(ident, record)
-        self.further_paths += _is_live_further(record) - _is_live_further(old)
-        for bit in backend_codec.filter_bits(old):
-            self.count_filter(bit, -1)
-        for bit in backend_codec.filter_bits(record):
-            self.count_filter(bit, 1)
+        self._count_path(old, -1)
+        self._count_path(record, 1)
+
+    def _count_path(self, record: bytes, step: int) -> None:
+        """Count a path record in (1) or out (-1): among the further ones, and at its filter bits."""
+        if record[backend_codec.FLAGS_AT[len(record)]] & _LIVE:
+            if backend_codec.further_number(record):
+                self.further_paths += step
+            for bit in backend_codec.filter_bits(record):
+                self.count_filter(bit, step)
 
     def set_path_body(self, family: Family, ident: int, record: bytes) -> None:
         """Note a path record of which all but the meta word was stored."""
@@ -264,11 +268,6 @@ _REFERENCES = [
 def reference(state: BackendState, chosen: bool) -> int:
     """Return what one service adds to the refs of a backend. One object a kind: 100,000 refs are mostly equal."""
     return _REFERENCES[state][chosen]
-
-
-def _is_live_further(record: bytes) -> bool:
-    live = record[backend_codec.FLAGS_AT[len(record)]] & PathFlag.LIVE
-    return bool(live and backend_codec.further_number(record))
 
 
 def state_of(refs: int) -> BackendState | None:
