@@ -76,7 +76,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     cgroup: Annotated[
         str,
         Meta(
-            description="Cgroup whose processes the socket programs serve (default: the first mount of cgroup2, and so all)."
+            description="Cgroup whose processes the socket programs serve (default: the root of cgroup2, and so all; in a"
+            " container that of a mount of the host)."
         ),
     ] = ""
     node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
@@ -111,8 +112,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     healthz_bind_address: Annotated[
         str,
         Meta(
-            description="ADDRESS:PORT that serves /healthz and /livez; auto: port 10256 of all addresses with a Kubernetes API,"
-            " else none."
+            description="ADDRESS:PORT that serves /healthz, /livez and /readyz; auto: port 10256 of all addresses with a Kubernetes"
+            " API, else none."
         ),
     ] = AUTO
     external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
