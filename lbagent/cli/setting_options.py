@@ -31,7 +31,7 @@ def setting_options(*fields: str) -> Callable[[F], F]:
     return decorate
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType):  # type: ignore[type-arg]
     """Whole seconds, or a time like 1h30m."""
 
     name = "seconds"
