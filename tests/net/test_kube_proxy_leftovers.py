@@ -124,10 +124,12 @@ def test_the_agents_own_ports_are_no_leftovers(node: Namespace) -> None:
         "import socket, time; s = socket.create_server(('127.0.0.1', 10249)); print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, "lbagent agent"], stdout=subprocess.PIPE) as agent:
-        assert agent.stdout is not None
-        assert agent.stdout.readline()
-        assert found() == []
-        agent.kill()
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline()
+            assert found() == []
+        finally:
+            agent.kill()
 
 
 def test_rules_that_cannot_be_read_are_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch, node: Namespace) -> None:

@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import subprocess
@@ -133,8 +134,8 @@ def test_the_same_files_give_the_same_image(tmp_path: Path) -> None:
     image = script()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "file").write_text("text")
-    for name in ("a.tar", "b.tar"):
-        (tmp_path / "root" / "file").touch()
+    for made_at, name in enumerate(("a.tar", "b.tar"), 1_000_000):
+        os.utime(tmp_path / "root" / "file", (made_at, made_at))
         image.write_archive(tmp_path / "root", tmp_path / name, "lbagent:7")
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
 
