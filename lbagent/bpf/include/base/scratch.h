@@ -27,7 +27,8 @@ struct lb_scratch {
 	u8 choice;       /* CHOICE_* */
 	u8 forward;      /* enum forward */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
-	u16 snat_port;   /* FORWARD_SNAT: the port to take, host order; 0: one of those the hash leads to */
+	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
+	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */
 	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
 	 * follow each way to its end. */
 	volatile u8 out;  /* OUT_* */
