@@ -14,13 +14,16 @@
 #define CHOICE_NEW 0
 #define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
+#define RECLAIM_RUNS 8 /* of neighbouring SNAT ports, each run somewhere else */
+
 struct lb_scratch {
 	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS, PKT_HANDED_OVER; first, where both families find it */
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
 	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
-	u64 reclaim_limit; /* with reclaim_flows: the last one's place in the order of candidates */
+	u32 reclaim_limit; /* with reclaim_flows: the last one's place in the order of candidates */
+	volatile u32 reclaim_best[RECLAIM_RUNS]; /* with reclaim_flows: the best candidate of each run */
 	u32 backend;     /* chosen backend id */
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
