@@ -143,7 +143,7 @@ def test_the_pod_is_not_privileged_and_runs_everywhere() -> None:
     (container,) = spec["containers"]
     security = container["securityContext"]
     assert not security["privileged"]
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["BPF", "PERFMON", "NET_ADMIN", "SYS_ADMIN"]}
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}
     assert security["readOnlyRootFilesystem"]
     assert spec["hostNetwork"]
     assert spec["tolerations"] == [{"operator": "Exists"}]

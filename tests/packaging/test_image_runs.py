@@ -18,9 +18,12 @@ from tests.lab import cgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONSET = ROOT / "deploy" / "kubernetes" / "daemonset.yaml"
-NUMBERS = {"PERFMON": "cap_38", "BPF": "cap_39"}  # older setpriv does not know their names
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow, pytest.mark.timeout(900)]
-SERVICE = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: x}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}"
+SERVICE = """
+{apiVersion: v1, kind: Service, metadata: {name: web, namespace: x}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Endpoints, metadata: {name: web, namespace: x}, subsets: [{addresses: [{ip: 10.9.0.2}], ports: [{port: 80}]}]}
+"""
 # What a runtime does for the Pod: mounts, a network with a default route, a bounding set; then what its user does.
 RUN = """
 mount --bind "$R" "$R"
@@ -46,6 +49,7 @@ if $inside cleanup; then exit 8; fi
 kill $agent
 wait $agent
 $inside map dump
+ip neigh show dev eth0
 $inside cleanup
 trap '' EXIT
 """
@@ -69,7 +73,7 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def capabilities() -> list[str]:
     (container,) = yaml.safe_load(DAEMONSET.read_text())["spec"]["template"]["spec"]["containers"]
     names = container["securityContext"]["capabilities"]["add"]
-    return [NUMBERS.get(name, name.lower()) for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
+    return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
 
 
 def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(rootfs: Path) -> None:
@@ -86,6 +90,7 @@ def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(root
     assert "device     eth0: tc_ingress" in done.stdout
     assert f"cgroup     {path}: connect4" in done.stdout
     assert "10.96.0.10:80/TCP" in done.stdout
+    assert "10.9.0.2 managed" in done.stdout, "the neighbour is not kept resolved"
     assert "an agent already runs" in done.stderr
     assert "removed map lb4_service" in done.stdout
 
