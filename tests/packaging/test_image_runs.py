@@ -1,6 +1,6 @@
 """The image is made, and the agent runs in its files with the capabilities of the DaemonSet, on a root that it cannot write.
 
-Downloads 15 MB of packages by apt, and by pip what is not in its cache.
+Downloads 17 MB of packages by apt, and by pip what is not in its cache.
 """
 
 from __future__ import annotations
