@@ -17,7 +17,7 @@
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* with CONCERN_VIP: destination is a SNAT address of this node */
-#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend of UDP itself (direct.h) */
+#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend itself (direct.h) */
 #define CONCERN_SOURCE 4 /* source is a local backend; set only where it was asked */
 
 /* Bounds the verifier can use: masks are above any real value (two tags; IPv4 options; bounded extension headers). */

@@ -32,6 +32,20 @@ AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *k
 	ct_spill_reply(reply, value, s->service, now);
 }
 
+/* Can a flow do without an entry where there is no room? The next packets of a SYN to a frontend are sent alike, by selection. */
+AI u64 flow_create_needs_no_entry(const struct lb_scratch *s)
+{
+	return is_syn(&s->pk) & (0 - (u64)s->service) >> 63; /* without a branch: the verifier counts ways */
+}
+
+/* No SNAT port can be had. What is for no frontend goes on as it came. */
+AI int flow_create_without_port(lb_ctx *ctx, const struct lb_scratch *s)
+{
+	if (s->service == SERVICE_NONE && s->choice == CHOICE_NEW)
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+}
+
 AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
 {
 	u64 rc = CT_RETRY;
@@ -49,7 +63,7 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 			}
 			continue;
 		}
-		rc = ct_insert(s->hash, key, reply, value, s->service, is_syn(&s->pk), now, f);
+		rc = ct_insert(s->hash, key, reply, value, s->service, flow_create_needs_no_entry(s), now, f);
 		if (rc != CT_RETRY)
 			break;
 	}
@@ -102,7 +116,7 @@ AI int flow_create_main(lb_ctx *ctx)
 			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;
 			if (FURTHER_SOURCES || !s->snat_port)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
-			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+			return flow_create_without_port(ctx, s);
 		}
 		value = value_with_snat(value, port);
 		RACE_POINT(SNAT_TAKEN);
