@@ -48,5 +48,5 @@ def source_bit(address: bytes) -> int:
 
 
 def datagram_bit(address: bytes) -> int:
-    """Return the bit that with `direct_bit` says "a local backend of UDP": the neighbour's bit as a source, asked of few packets."""
+    """Return the bit that with `direct_bit` says "a local backend of UDP": its neighbour as a source."""
     return FILTER_DST_BYTES * 8 + (filter_position(address) ^ 1)

@@ -285,10 +285,26 @@ def test_a_full_bucket(still_world: TimedWorld, fam: Family, hook: str) -> None:
     one.both_are_right()
 
 
+def test_what_xdp_cannot_send(world: World, fam: Family) -> None:
+    """The pod's device takes no frames from XDP: the SYN and all that follows is tc's."""
+    pod = world.backend(
+        fam, fam.local(1), 8080, TCP, local=True, nexthop=world.nexthop(world.net.pod0, LOCAL_MAC, POD_MAC, xdp=False)
+    )
+    caller = Caller(world, world.service(fam, fam.vip, 80, TCP, [pod]), fam.client, PORT, XDP)
+    caller.establish()
+    for flags in "SA":
+        frame = craft.frame(craft.tcp(fam, fam.client, PORT, *pod.endpoint, flags))
+        out = expect.handed_over(world, frame)
+        assert out.forwarded
+        assert expect.source(out)[0] == fam.node
+        answer = expect.at_pod(world, expect.local_reply(fam, TCP, pod, *expect.source(out), "SA"))
+        assert (expect.source(answer), expect.destination(answer)) == (pod.endpoint, (fam.client, PORT))
+
+
 def test_a_process_of_the_node(world: World, fam: Family, hook: str) -> None:
     """It cannot be asked from another address of its own: both are as they came."""
     one = scene(world, fam, hook, host=True)
-    one.caller.establish()
+    one.caller.send("S")
     assert one.direct.passes("S", counted=1)  # the address is the node's own: looked at as a reply's
     assert one.direct.passes("PA", counted=1)
     assert one.caller.stays()
