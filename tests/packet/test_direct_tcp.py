@@ -55,9 +55,11 @@ class Direct:
         return self.source[0] == self.pod.family.node and self.source[1] in expect.SNAT_PORTS
 
     def is_answered(self, flags: str = "A") -> bool:
-        """Let the pod answer; say whether this client hears it from the pod."""
+        """Let the pod answer; say whether this client hears it from the pod, also behind tc_egress of the device it leaves by."""
         out = expect.at_pod(self.world, expect.local_reply(self.pod.family, TCP, self.pod, *self.source, flags))
         ends = expect.source(out), expect.destination(out)
+        left = self.world.run(TC_EGRESS, out.packet, self.world.net.lb0, came_by=self.world.net.pod0)
+        expect.untouched(left, out.packet)
         return not out.dropped and ends == (self.pod.endpoint, (self.client, self.port))
 
     def open(self) -> None:

@@ -55,6 +55,12 @@ AI bool is_syn(const struct lb_pkt *pk)
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* In the slow path: does the packet come from CALL_DIRECT, with the backend chosen? */
+AI bool pkt_is_direct(const struct lb_pkt *pk)
+{
+	return !(pk->concern & CONCERN_VIP);
+}
+
 /* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. */
 AI u64 pkt_tcp_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
 {

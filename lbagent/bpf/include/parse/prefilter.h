@@ -152,6 +152,15 @@ AI u16 device_scope(u64 ifindex)
 	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
 }
 
+/* Was a packet that leaves translated by the pod device's hook already? A direct connection's that is a flow looks like one of another
+ * flow of its client port then (direct.h). */
+AI bool direct_was_translated(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
+
+	return pk->flags & PKT_EGRESS && RD32(direct_mark(pk->dport)) && device && device_scope(device);
+}
+
 AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 {
 	return RD64(d) == (ifindex | (u64)*(u32 *)mac << 32) && (u16)RD64(d + 1) == *(u16 *)(mac + 4);

@@ -189,18 +189,6 @@ AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 	return true;
 }
 
-/* The same of the holder of a SNAT port, off the fast path: its frontend may be the backend itself. */
-AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
-{
-	lb_path *path = path_of(snat_view_backend(view));
-
-	if (snat_view_service(view) != SERVICE_NONE)
-		return service_frontend(snat_view_service(view), vip, vip_port);
-	path_addr(path, vip);
-	*vip_port = META_PORT(PATH_META(path));
-	return true;
-}
-
 AI bool is_snat_port(u16 port)
 {
 	u64 host = NTOHS(port);

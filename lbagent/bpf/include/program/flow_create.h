@@ -11,6 +11,18 @@
 #define CT_FOUND 5 /* another CPU made this very flow */
 #define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the port that was found could not be taken */
 
+/* Loads what the holder of a SNAT port was asked for as. Its frontend may be the backend itself. Returns false if that has gone. */
+AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
+{
+	lb_path *path = path_of(snat_view_backend(view));
+
+	if (snat_view_service(view) != SERVICE_NONE)
+		return service_frontend(snat_view_service(view), vip, vip_port);
+	path_addr(path, vip);
+	*vip_port = META_PORT(PATH_META(path));
+	return true;
+}
+
 /* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of the flow that came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {

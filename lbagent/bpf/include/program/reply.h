@@ -86,15 +86,6 @@ AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
 	return device_scope(device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
 }
 
-/* Did the hook of the device by which it came in see a packet that leaves? There it was translated, if it is a flow's: that of a direct
- * connection looks like one of another flow now. */
-AI bool reply_was_seen(lb_ctx *ctx, const struct lb_pkt *pk)
-{
-	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
-
-	return pk->flags & PKT_EGRESS && device && device_find(device);
-}
-
 /* --strict-source: did a reply to a SNAT port come in by the device of the backend's route? A next hop is asked before the FIB. */
 AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct snat_view *view)
 {
@@ -200,7 +191,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	}
 	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(f.value))))))
 		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
-	if (reply_was_seen(ctx, pk))
+	if (direct_was_translated(ctx, pk))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {
 		ct_flow_set(&f, value_of_no_backend(f.value));

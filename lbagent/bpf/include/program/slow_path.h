@@ -205,12 +205,6 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	return CONTINUE;
 }
 
-/* Does the packet come from CALL_DIRECT, with the backend chosen? */
-AI bool is_direct(const struct lb_pkt *pk)
-{
-	return !(pk->concern & CONCERN_VIP);
-}
-
 /* A SYN is most likely a new flow, and obeys the service of today even if it is not: it chooses first, so that the cache misses
  * of its bucket and of its SNAT slot overlap. Other packets look for their flow first. */
 AI int slow_path_main(lb_ctx *ctx)
@@ -228,7 +222,7 @@ AI int slow_path_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
-	if (is_syn(&s->pk) && !is_direct(&s->pk)) {
+	if (is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
 		rc = slow_path_select(ctx, s, &key, now);
 		if (rc != CONTINUE)
 			return rc;
@@ -242,7 +236,7 @@ AI int slow_path_main(lb_ctx *ctx)
 			return rc;
 	}
 	s->version = f.version;
-	if (!is_syn(&s->pk) && !is_direct(&s->pk)) {
+	if (!is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
 		rc = slow_path_select(ctx, s, &key, now);
 		if (rc != CONTINUE)
 			return rc;
