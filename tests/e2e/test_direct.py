@@ -93,19 +93,3 @@ def test_a_service_and_its_pod_from_one_port(served: Cluster, vip: str, first: s
             one.close()
             assert who(two) == node, "the other connection goes on"
     assert not {name for name in served.packets() if name.startswith("drop_") and served.packets()[name]}
-
-
-@pytest.mark.parametrize("vip", WEB)
-def test_a_pod_that_waits_after_the_services_connection(served: Cluster, vip: str) -> None:
-    """The pod closed first and keeps the port in TIME_WAIT: the direct connection does not meet it."""
-    ends = Ends(served, vip, PORT + 2)
-    with served.client.entered(), ends.connect(ends.vip) as one:
-        traffic.request(one)
-        one.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-        one.shutdown(socket.SHUT_WR)
-        while one.recv(4096):
-            pass
-    again = traffic.syns_again(served.client)
-    with served.client.entered(), ends.connect(ends.pod) as two:
-        who(two)
-    assert traffic.syns_again(served.client) == again
