@@ -127,11 +127,12 @@ def test_what_keeps_clients_did_not_only_keep_them_once(local, keeps, was, flag)
     assert record[11] == 1 | flag
 
 
-@pytest.mark.parametrize(("word", "bits"), [("TCP", 1), ("UDP", 2)])
+@pytest.mark.parametrize(("word", "bits"), [("TCP", 2), ("UDP", 3)])
 def test_bits_of_a_backend_that_pods_keep_their_address_to(word, bits):
-    """Its replies are looked at, and what is sent to one of UDP directly."""
+    """Its replies are looked at, and what is sent to it directly."""
     record = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(keeps_pod=True), 0, selectable=True)
-    found = (prefilter.source_bit(bytes((10, 0, 0, 1))), prefilter.direct_bit(bytes((10, 0, 0, 1))))[:bits]
+    address = bytes((10, 0, 0, 1))
+    found = (prefilter.source_bit(address), prefilter.direct_bit(address), prefilter.datagram_bit(address))[:bits]
     assert backend_codec.filter_bits(record) == found
     without = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(), 0, selectable=True)
     assert backend_codec.filter_bits(without) == ()

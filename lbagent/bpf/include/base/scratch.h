@@ -32,6 +32,7 @@ struct lb_scratch {
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
 	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
 	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */
+	volatile u8 is_opening; /* a SYN to a frontend: the next packets are sent alike without an entry, by selection. Read back, too */
 	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
 	 * follow each way to its end. */
 	volatile u8 out;  /* OUT_* */

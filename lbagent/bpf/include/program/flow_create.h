@@ -44,12 +44,6 @@ AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *k
 	ct_spill_reply(reply, value, s->service, now);
 }
 
-/* Can a flow do without an entry where there is no room? The next packets of a SYN to a frontend are sent alike, by selection. */
-AI u64 flow_create_needs_no_entry(const struct lb_scratch *s)
-{
-	return is_syn(&s->pk) & (0 - (u64)s->service) >> 63; /* without a branch: the verifier counts ways */
-}
-
 /* No SNAT port can be had. What is for no frontend goes on as it came. */
 AI int flow_create_without_port(lb_ctx *ctx, const struct lb_scratch *s)
 {
@@ -64,6 +58,7 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 
 	f->bucket = ct_bucket(s->hash);
 	f->version = s->version;
+	s->is_opening = is_syn(&s->pk) && s->service != SERVICE_NONE;
 	NO_UNROLL
 	for (u64 n = 0; n < FLOW_CREATE_TRIES; n++) {
 		if ((n || s->choice == CHOICE_RESELECT) && ct_find_slow(s->hash, key, now, f)) {
@@ -75,7 +70,7 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 			}
 			continue;
 		}
-		rc = ct_insert(s->hash, key, reply, value, s->service, flow_create_needs_no_entry(s), now, f);
+		rc = ct_insert(s->hash, key, reply, value, s->service, s->is_opening, now, f);
 		if (rc != CT_RETRY)
 			break;
 	}
