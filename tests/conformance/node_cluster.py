@@ -16,7 +16,7 @@ import yaml
 from tests.lab.netns import LabError, wait_for
 
 KUBECONFIG = "KUBECONFIG="  # the line of `cluster.sh up` that names the administrator's
-DNS_READY_S = 180
+DNS_READY_S = 300
 
 
 class NodeCluster:
