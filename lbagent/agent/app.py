@@ -184,8 +184,9 @@ class Agent:
         view = AgentFacade(components)
         loop = components.loop
         components.node_servers = NodeServers(
-            components.config, loop, components.bpf, components.sources, lambda: loop.local_node().node_port_addresses
-        )
+            components.config, loop, components.bpf, components.sources,
+            lambda: loop.local_node().node_port_addresses, components.events,
+        )  # fmt: skip
         server = ApiServer(view, components.config.socket, components.config.metrics_address)
         await server.start()
         try:

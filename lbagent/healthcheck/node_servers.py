@@ -17,6 +17,7 @@ from lbagent.healthcheck.proxy_health import ProxyHealth, SyncProgress
 from lbagent.healthcheck.service_health import ServiceHealthServers
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
+from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import Node
 from lbagent.objects.source import Source
 from lbagent.sources.kube import object_cache
@@ -38,8 +39,12 @@ class NodeServers:
         bpf: BpfTarget,
         sources: Sequence[Source],
         node_port_addresses: Callable[[], Sequence[bytes] | None] = lambda: None,
+        events: Sequence[EventSink] = (),
     ) -> None:
-        """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's."""
+        """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's.
+
+        `events` hear of health check node ports that cannot be opened.
+        """
         self._loop, self._bpf = loop, bpf
         self._node_name = config.name_of_node
         self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
@@ -48,6 +53,7 @@ class NodeServers:
         self.services = ServiceHealthServers(
             self.health.is_healthy,
             lambda: EVERY_ADDRESS if (found := node_port_addresses()) is None else tuple(found),
+            events,
         )
         self._healthz = Listeners(self.health.answer)
         self._healthz_addresses = [L3n4Addr.parse(text) for text in config.healthz_listen_addresses]

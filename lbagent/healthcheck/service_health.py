@@ -19,8 +19,10 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State, common_prefix_and_suffix
+from lbagent.objects.object_event import EventSink, ObjectEvent
 
 log = logging.getLogger(__name__)
+NOT_OPENED = "FailedToStartServiceHealthcheck"  # kube-proxy's word
 WEIGHT = "X-Load-Balancing-Endpoint-Weight"
 
 
@@ -86,10 +88,18 @@ class _Server:
 class ServiceHealthServers:
     """Every health check node port of this node."""
 
-    def __init__(self, is_proxy_healthy: Callable[[], bool], addresses: Callable[[], Sequence[bytes]]) -> None:
-        """`addresses` gives those on which to listen, 0.0.0.0 and [::] for all of the node's."""
+    def __init__(
+        self,
+        is_proxy_healthy: Callable[[], bool],
+        addresses: Callable[[], Sequence[bytes]],
+        events: Sequence[EventSink] = (),
+    ) -> None:
+        """`addresses` gives those on which to listen, 0.0.0.0 and [::] for all of the node's.
+
+        `events` hear of what cannot be opened.
+        """
         self._is_proxy_healthy = is_proxy_healthy
-        self._addresses = addresses
+        self._addresses, self._events = addresses, events
         self._rows = HealthCheckedRows()
         self._servers: dict[tuple[ServiceName, Family], _Server] = {}
         self._problems: dict[tuple[ServiceName, L3n4Addr], str] = {}
@@ -138,4 +148,11 @@ class ServiceHealthServers:
             if self._problems.get((name, address)) != why:
                 fields = {"service": str(name), "address": str(address), "error": why}
                 log.warning("a health check node port could not be opened", extra=fields)
+        for name in dict.fromkeys(name for name, _ in problems.keys() - self._problems.keys()):
+            self._tell(name, [f"{address}: {why}" for (each, address), why in problems.items() if each == name])
         self._problems = problems
+
+    def _tell(self, name: ServiceName, what: Sequence[str]) -> None:
+        text = f"the health check node port could not be opened at {'; '.join(what)}"
+        for sink in self._events:
+            sink(ObjectEvent("Service", str(name), NOT_OPENED, text, warning=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import Box, endpoints, service
-from tests.lab.agent import Agent, program
+from tests.lab.agent import KubeAgent, program
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT, end
 from tests.sources.kube.api_server import Obj
@@ -20,20 +20,7 @@ from tests.sources.kube.cluster import kubeconfig, node
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 PORT = 16443
-NAME = "demo-node"  # as tests/lab/agent.py calls it
-
-
-class KubeAgent(Agent):
-    """The agent of a box, with an API server in place of the folder."""
-
-    name = NAME
-
-    def argv(self) -> list[str]:
-        words = super().argv()
-        at = words.index("--manifests")
-        words[at : at + 2] = ["--kubeconfig", str(self.lab.folder / "kubeconfig")]
-        words[words.index("--node-name") + 1] = self.name
-        return words
+NAME = KubeAgent.name
 
 
 class Cluster:

@@ -12,6 +12,7 @@ from lbagent.healthcheck.service_health import ServiceHealthServers
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.objects.decode.decode_object import decode_object
+from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import ObjectChange, Origin
 from lbagent.resolve import Options, Resolver
 from tests.healthcheck.asking import ask
@@ -55,7 +56,8 @@ class Node:
     def __init__(self) -> None:
         self.healthy = True
         self.addresses = [LOOPBACK]
-        self.servers = ServiceHealthServers(lambda: self.healthy, lambda: list(self.addresses))
+        self.events: list[ObjectEvent] = []
+        self.servers = ServiceHealthServers(lambda: self.healthy, lambda: list(self.addresses), [self.events.append])
         self.resolver = Resolver(Options("n1"))
         self.known: dict[tuple[str, str], Any] = {}
         self.state = State()
@@ -182,8 +184,12 @@ async def test_a8_a_port_that_is_taken_is_named_and_tried_again(
         assert (str(name), str(address), why) == ("shop/web", f"127.0.0.1:{port}", "Address already in use")
         await node.servers.update(node.state)
         assert [record.message for record in caplog.records] == ["a health check node port could not be opened"]
+        (event,) = node.events
+        assert (event.kind, event.key, event.reason) == ("Service", "shop/web", "FailedToStartServiceHealthcheck")
+        assert f"127.0.0.1:{port}: Address already in use" in event.text
     await node.servers.update(node.state)
     assert not list(node.servers.problems())
+    assert len(node.events) == 1
     assert (await ask(port)).status == 200
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from tests.kube.control_plane import MERGE, ControlPlane, Obj
+from tests.lab.agent import KubeAgent
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT
 
-NODE = "demo-node"  # as tests/lab/agent.py calls it
+NODE = KubeAgent.name
 RBAC = ROOT / "deploy" / "kubernetes" / "rbac.yaml"
 CRD = ROOT / "deploy" / "kubernetes" / "backendstates.yaml"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

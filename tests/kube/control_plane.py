@@ -97,11 +97,11 @@ class ControlPlane:
         self._run("kube-apiserver", argv, env)
         wait_for(self._is_ready, "the API server", READY_S)
 
-    def start_controllers(self) -> None:
-        """Start the controllers, which make EndpointSlices and remove what belongs to nothing."""
+    def start_controllers(self, *more: str) -> None:
+        """Start the controllers, which make EndpointSlices and remove what belongs to nothing; `more` of them by name."""
         config = self.kubeconfig(self._admin, self.folder / "controllers.kubeconfig", PORT)
         argv = [
-            str(self.programs.controller_manager), f"--kubeconfig={config}", f"--controllers={','.join(CONTROLLERS)}",
+            str(self.programs.controller_manager), f"--kubeconfig={config}", f"--controllers={','.join((*CONTROLLERS, *more))}",
             "--leader-elect=false", f"--cert-dir={self.folder / 'certs'}", "--kube-api-qps=500", "--kube-api-burst=1000",
         ]  # fmt: skip
         self._run("kube-controller-manager", argv)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.agent.conftest import Box, box  # noqa: F401 - a fixture
-from tests.agent.test_kube_agent import KubeAgent
 from tests.kube.cluster import NODE, Cluster
 from tests.kube.control_plane import ControlPlane
 from tests.kube.proxy import Proxy
-from tests.lab.agent import program
+from tests.lab.agent import KubeAgent, program
 from tests.lab.netns import wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]

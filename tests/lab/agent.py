@@ -136,3 +136,16 @@ class Agent:
             with contextlib.suppress(LabError):
                 self.cli("cleanup", check=False)
             shutil.rmtree(self.lab.bpffs, ignore_errors=True)
+
+
+class KubeAgent(Agent):
+    """An agent that has the laboratory's kubeconfig in place of a manifest folder."""
+
+    name = "demo-node"
+
+    def argv(self) -> list[str]:
+        words = super().argv()
+        at = words.index("--manifests")
+        words[at : at + 2] = ["--kubeconfig", str(self.lab.folder / "kubeconfig")]
+        words[words.index("--node-name") + 1] = self.name
+        return words

@@ -114,18 +114,22 @@ class Lab:
         self.client, self.node = self.namespace("client"), self.namespace("node")
         self.node.sysctl("ipv4/ip_forward", 1)
         self.node.sysctl("ipv6/conf/all/forwarding", 1)
-        self._join(self.client, "c0", "wan", "10.77.0", "fd77", 24)
+        self.join(self.client, "c0", "wan", "10.77.0", "fd77", 24)
         self.client.ip(f"route add {VIP4} via 10.77.0.1", f"route add {VIP6} via fd77::1")
         for number in (1, 2):
             space = self.namespace(f"b{number}")
-            self._join(space, "e0", f"lan{number}", f"10.77.{number}", f"fd77:{number}", 24)
+            self.join(space, "e0", f"lan{number}", f"10.77.{number}", f"fd77:{number}", 24)
             self.backends[space.role] = Backend(space.role, space.role, f"10.77.{number}.2", f"fd77:{number}::2")
         if self.pod:
-            space = self.namespace("b3")
-            self._join(space, "e0", "pod3", "10.244.0", "fd44", 24, nic=False)
-            self.backends["b3"] = Backend("b3", "b3", "10.244.0.2", "fd44::2")
+            self.add_pod("b3", "pod3", "10.244.0", "fd44")
 
-    def _join(
+    def add_pod(self, role: str, node_device: str, net4: str, net6: str) -> Backend:
+        """Make a pod of the node, a namespace of its own: .2 and ::2 of these networks."""
+        self.join(self.namespace(role), "e0", node_device, net4, net6, 24, nic=False)
+        self.backends[role] = Backend(role, role, f"{net4}.2", f"{net6}::2")
+        return self.backends[role]
+
+    def join(
         self, space: Namespace, device: str, node_device: str, net4: str, net6: str, bits: int, *, nic: bool = True
     ) -> None:
         """Connect a namespace to the node: .1 is the node, .2 the other; default routes through the node."""

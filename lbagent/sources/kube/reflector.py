@@ -56,6 +56,7 @@ class Reflector:
         self._version = ""  # up to which everything is known; '': a list is needed
         self._newest = ""  # the newest version seen from this server
         self._is_behind = False  # the last list was older than that
+        self._is_doubtful = False  # a watch broke off: the server that answers next may be another one
         self._streams_lists = True
         self._verb = "list"
         self._heard = 0.0  # when the watch said something last, monotonic seconds
@@ -75,6 +76,7 @@ class Reflector:
             self._version = ""
             self._fail(None, str(error))
         except ServerUnreachable as error:
+            self._is_doubtful = True
             self._fail(0, f"the API server does not answer: {error}")
         except ApiError as error:
             if error.status == HTTPStatus.GONE or TOO_LARGE in str(error):
@@ -89,6 +91,8 @@ class Reflector:
         return self._backoff.pause()
 
     async def _follow(self) -> None:
+        if self._version and self._is_doubtful:
+            await self._compare_versions()
         if self._version or not self._streams_lists:
             if not self._version:
                 await self._list()
@@ -102,6 +106,14 @@ class Reflector:
             self._streams_lists = False
             await self._list()
             await self._watch()
+
+    async def _compare_versions(self) -> None:
+        """Ask for a list if the server has not come as far as what is known: a watch from there would hear nothing until it has."""
+        self._verb = "list"
+        page = await self._get_page(self.resource.query | {"limit": "1"})
+        if is_older(page.metadata.resourceVersion, self._version):
+            self._version = ""
+        self._is_doubtful = False
 
     # --- a list, in pages ---
 
@@ -152,11 +164,8 @@ class Reflector:
         """Follow events until the server ends it. Without a version the events of a whole list come first."""
         self._verb = "watch"
         draft: Draft | None = None if self._version else {}
-        query = self.resource.query | {
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(random.randint(*self._timing.watch_s)),
-        }
+        asked_s = random.randint(*self._timing.watch_s)
+        query = self.resource.query | {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(asked_s)}
         query |= (
             {"resourceVersion": self._version}
             if draft is None
@@ -171,6 +180,7 @@ class Reflector:
                 # Not even a bookmark: it may wait for a version that a server restored from a backup has not reached.
                 self._version = ""
             raise
+        self._is_doubtful = time.monotonic() - opened < asked_s - 1
         if draft is not None:
             raise ServerUnreachable("the connection ended in the middle of a list")
 

@@ -51,9 +51,11 @@ def watching(api: ApiServer) -> bool:
 
 
 def lists(api: ApiServer, name: str = "") -> int:
-    """How many lists were begun, in pages or as a stream."""
+    """How many lists were begun, in pages or as a stream. One of a single object asks for the server's version."""
     return sum(
-        name in ("", each["resource"]) and ("limit" in each or "sendInitialEvents" in each) and "continue" not in each
+        name in ("", each["resource"])
+        and (each.get("limit", "1") != "1" or "sendInitialEvents" in each)
+        and "continue" not in each
         for each in api.seen
         if each["resource"] != "backendstates"
     )
@@ -293,6 +295,16 @@ async def test_a_server_that_went_back_is_seen(follower: Follower, api: ApiServe
     if tells:
         await api.bookmark()
     await follower.converges()
+
+
+async def test_a_server_that_went_back_while_a_connection_broke_is_asked(follower: Follower, api: ApiServer) -> None:
+    """Each resource asks the next server for its version, with a list of one object, and once it is trusted no more."""
+    before = len(api.seen)
+    api.cut()
+    await follower.until(lambda: len([each for each in api.seen[before:] if each.get("watch")]) >= 4)
+    asked = [each for each in api.seen[before:] if each.get("limit") == "1"]
+    assert len(asked) == len({each["resource"] for each in asked}) >= 4
+    assert all("resourceVersion" not in each for each in asked)  # 0 would be whatever the server has at hand
 
 
 async def test_a_watch_that_ends_by_itself_goes_on(follower: Follower, api: ApiServer) -> None:

@@ -14,20 +14,24 @@
 #define CHOICE_NEW 0
 #define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it where the value still is old_value */
 
+#define RECLAIM_RUNS 8 /* of neighbouring SNAT ports, each run somewhere else */
+
 struct lb_scratch {
 	u64 hook_flags; /* PKT_INTERNAL, PKT_EGRESS, PKT_HANDED_OVER; first, where both families find it */
 	struct lb_pkt pk;
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
 	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
-	u64 reclaim_limit; /* with reclaim_flows: the last one's place in the order of candidates */
+	u32 reclaim_limit; /* with reclaim_flows: the last one's place in the order of candidates */
+	volatile u32 reclaim_best[RECLAIM_RUNS]; /* with reclaim_flows: the best candidate of each run */
 	u32 backend;     /* chosen backend id */
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
 	u8 forward;      /* enum forward */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
-	u16 snat_port;   /* FORWARD_SNAT: the port to take, host order; 0: one of those the hash leads to */
+	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
+	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */
 	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
 	 * follow each way to its end. */
 	volatile u8 out;  /* OUT_* */

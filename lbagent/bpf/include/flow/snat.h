@@ -128,6 +128,24 @@ AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
 	return true;
 }
 
+/* Returns the port (host order) that the flow `key` (with this hash) holds already, 0 if none: its entry was thrown out, or was
+ * never made. A port that comes before it in the flow's order may be free by now. Without a branch: the verifier counts ways. */
+AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
+{
+	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, held = 0;
+
+	NO_UNROLL
+	for (u64 i = 0; i < SNAT_PROBES; i++) {
+		u64 host = snat_probe(hash, i), *s = snat_slot_of(bh, HTONS(host)), differs;
+
+		differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, KEY_OWNER(key), KEY_CLIENT(key), service) | (host - 1) >> 63;
+		differs |= -differs;
+		OPAQUE(differs);
+		held = (held & (u64)((s64)differs >> 63)) | (host & ~(u64)((s64)differs >> 63));
+	}
+	return held;
+}
+
 /* Takes a port for the flow `key` (with this hash) towards a backend: `only` (host order), if it is not 0, else one of those the hash
  * leads to. Returns it as value_with_snat() wants it; 0: none is free. */
 AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 service, u64 now)

@@ -96,7 +96,12 @@ AI int flow_create_main(lb_ctx *ctx)
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
 	RACE_POINT(FLOW_CREATE);
 	if (s->forward == FORWARD_SNAT) {
-		u64 port = snat_take(s->hash, s->snat_port, &key, s->backend, s->service, now);
+		u64 port;
+
+		s->snat_held = s->snat_port;
+		if (!s->snat_port && !is_syn(&s->pk)) /* in the middle of a connection its backend knows it by its port */
+			s->snat_held = snat_held(s->hash, &key, s->backend, s->service);
+		port = snat_take(s->hash, s->snat_held, &key, s->backend, s->service, now);
 
 		if (!port) {
 			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;

@@ -11,7 +11,6 @@
 #pragma once
 #include "flow_create.h"
 
-#define RECLAIM_RUNS 8   /* of RECLAIM_RUN neighbours, each run somewhere else */
 #define RECLAIM_RUN 8    /* slots of one or two cache lines */
 #define RECLAIM_FLOWS 6  /* entries looked at, at most */
 #define RECLAIM_FURTHER_FLOWS 2 /* the same with each further source address: a chain of tail calls has 33 links */
@@ -67,7 +66,7 @@ AI bool reclaim_slot(u64 index, u64 now)
 	return snat_view_free(&view);
 }
 
-#define CANDIDATE_FREE (1ULL << 40)
+#define CANDIDATE_FREE (1ULL << 30)
 
 /* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt. The salt, 16 bits of each flow's own, puts ports of one age in
  * another order for each: else the highest ones would change hands all the time, and the others grow old. No branches, as in ct_score(). */
@@ -81,29 +80,38 @@ AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 	return (CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt);
 }
 
-/* Returns the best candidate that is below `limit`. */
-AI u64 reclaim_best(u64 hash, u64 bh, u64 salt, u64 limit, u64 now)
+/* Returns the best candidate of a run that is below `limit`, 0 if there is none. `at`: offset of its first port in their range. */
+AI u64 reclaim_best_of_run(u64 at, u64 bh, u64 salt, u64 limit, u64 now)
 {
 	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1, best = 0;
 
 	NO_UNROLL
+	for (u64 n = 0; n < RECLAIM_RUN; n++) {
+		u64 c = reclaim_candidate(bh, first + at, salt, now), below = c - limit, inside = ++at - range;
+
+		OPAQUE(below);
+		OPAQUE(inside);
+		below = (u64)((s64)below >> 63);
+		inside = (u64)((s64)inside >> 63);
+		OPAQUE(below);
+		OPAQUE(inside);
+		best = max64(best, c & below);
+		at &= inside;
+	}
+	return best;
+}
+
+/* Returns the best candidate of all runs that is below `limit`. After the first time only runs are looked at whose best one was asked. */
+AI u64 reclaim_best(struct lb_scratch *s, u64 bh, u64 salt, u64 limit, u64 now)
+{
+	u64 range = CFG(snat_port_max) - CFG(snat_port_min) + 1, hash = snat_other(s->hash), best = 0;
+
+	NO_UNROLL
 	for (u64 run = 0; run < RECLAIM_RUNS; run++) {
-		u64 at = snat_first(hash, range);
-
+		if (!s->reclaim_flows || s->reclaim_best[run] >= limit)
+			s->reclaim_best[run] = reclaim_best_of_run(snat_first(hash, range), bh, salt, limit, now);
+		best = max64(best, s->reclaim_best[run]);
 		hash = snat_other(hash);
-		NO_UNROLL
-		for (u64 n = 0; n < RECLAIM_RUN; n++) {
-			u64 c = reclaim_candidate(bh, first + at, salt, now), below = c - limit, inside = ++at - range;
-
-			OPAQUE(below);
-			OPAQUE(inside);
-			below = (u64)((s64)below >> 63);
-			inside = (u64)((s64)inside >> 63);
-			OPAQUE(below);
-			OPAQUE(inside);
-			best = max64(best, c & below);
-			at &= inside;
-		}
 	}
 	return best;
 }
@@ -154,7 +162,7 @@ AI int snat_reclaim_main(lb_ctx *ctx)
 		return reclaim_next_source(ctx, s, next);
 	bh = backend_hash(s->backend);
 	salt = s->hash & 0xffff;
-	best = reclaim_best(snat_other(s->hash), bh, salt, limit, now);
+	best = reclaim_best(s, bh, salt, limit, now);
 	port = (best & 0xffff) ^ salt;
 	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto), !next))
 		return reclaim_next_source(ctx, s, next);
