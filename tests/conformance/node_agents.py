@@ -105,7 +105,7 @@ class NodeAgent:
         return found + [f"log, {count} times: {text}" for text, count in self.log_counts().most_common()]
 
     def log_counts(self) -> Counter[str]:
-        """Count the log's warnings and errors, by message (the log is JSON; what is not comes of Python itself)."""
+        """Count the log's warnings and errors by what they are (the log is JSON; what is not comes of Python itself)."""
         counts: Counter[str] = Counter()
         for line in self.log.read_text().splitlines():
             try:
@@ -114,7 +114,8 @@ class NodeAgent:
                 counts[line] += 1
                 continue
             if entry.get("level") in ("warning", "error"):
-                counts[f"{entry['level']}: {entry.get('message')}"] += 1
+                what = [entry[key] for key in ("level", "message", "condition", "error") if entry.get(key)]
+                counts[": ".join(map(str, what))] += 1
         return counts
 
 
