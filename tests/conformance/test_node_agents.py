@@ -31,8 +31,8 @@ def agent(folder: Path, program: str = "sleep 1000") -> NodeAgent:
 def test_a_kill_meets_the_agent_and_is_waited_for(tmp_path: Path) -> None:
     one = agent(tmp_path)
     one.start()
-    pid = wait_for(lambda: one.pid, "the agent")
-    assert Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+    wait_for(lambda: one.pid and Path(f"/proc/{one.pid}/comm").read_text() == "sleep\n", "the agent")
+    pid = one.pid
     one.kill()
     assert not Path(f"/proc/{pid}").exists()
     assert one.pid is None

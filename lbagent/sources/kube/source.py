@@ -80,6 +80,11 @@ class KubeSource:
         return self._is_given and self._own_problem() is None
 
     @property
+    def listed(self) -> bool:
+        """Whether every resource was listed: what a list holds counts, while what it lacks may wait for a confirmation."""
+        return self._is_given
+
+    @property
     def held(self) -> int:
         """How many objects the last lists did not hold and are kept until that is confirmed."""
         return len(self._remembered) + sum(len(each.cache.held) for each in self._reflectors)
