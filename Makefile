@@ -21,6 +21,7 @@ help: ## show this list
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
 	  '  demo-k8s and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
+	  '  test: 0.25 GB of Go modules more; each time 17 MB of Debian packages for the container image, and the first time 10 MB by pip.' \
 	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 
 setup: ## install packages and the virtual environment

@@ -185,7 +185,7 @@ class Agent:
         loop = components.loop
         components.node_servers = NodeServers(
             components.config, loop, components.bpf, components.sources,
-            lambda: loop.local_node().node_port_addresses, components.events,
+            lambda: loop.local_node().node_port_addresses, components.events, lambda: components.ready,
         )  # fmt: skip
         server = ApiServer(view, components.config.socket, components.config.metrics_address)
         await server.start()

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from lbagent.config import Config, Option, load, options
+from lbagent.config.duration import parse_seconds
+from lbagent.config.schema import Name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,22 +23,43 @@ def setting_options(*fields: str) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for option in reversed([item for item in options() if not fields or item.field in fields]):
-            command = _flag(option)(command)
+            if option.other_name:
+                command = _flag(option, option.names[1])(command)
+            command = _flag(option, option.names[0])(command)
         return click.option("--config", "file", default="", metavar="FILE", help="YAML file with settings.")(command)
 
     return decorate
 
 
-def _flag(option: Option) -> Callable[[F], F]:
+class _Seconds(click.ParamType):  # type: ignore[type-arg]
+    """Whole seconds, or a time like 1h30m."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the seconds."""
+        try:
+            return parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _flag(option: Option, as_name: Name) -> Callable[[F], F]:
     kinds: dict[str, dict[str, Any]] = {
         "text": {"metavar": "TEXT"},
-        "number": {"type": int, "metavar": "SECONDS" if option.unit == "s" else "N"},
+        "number": {"type": _Seconds(), "metavar": "SECONDS"} if option.unit == "s" else {"type": int, "metavar": "N"},
         "switch": {},
         "list": {"multiple": True, "metavar": "TEXT"},
         "choice": {"type": click.Choice(option.choices)},
     }
-    name = f"{option.flag}/--no-{option.key}" if option.kind == "switch" else option.flag
-    return click.option(name, option.field, default=None, help=_help(option), **kinds[option.kind])
+    name = f"{as_name.flag}/--no-{as_name.key}" if option.kind == "switch" else as_name.flag
+    text = _help(option) if as_name.key == option.key else other_name_help(option)
+    return click.option(name, as_name.field, default=None, help=text, **kinds[option.kind])
+
+
+def other_name_help(option: Option) -> str:
+    """Return what is said of kube-proxy's name of a setting."""
+    return f"kube-proxy's name of {option.flag}. Give one of the two."
 
 
 def _help(option: Option) -> str:

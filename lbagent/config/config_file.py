@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from lbagent.config.schema import BY_KEY, FALSE_WORDS, TRUE_WORDS, Option
+from lbagent.config.duration import parse_seconds
+from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.errors import ConfigError
 from lbagent.wrong_value import MAX_SHOWN, shown
 
@@ -35,12 +36,13 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
     for key_node, value_node in node.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
-        if key not in BY_KEY:
+        option = BY_NAME.get(key)
+        if option is None:
             raise ConfigError(f"{place}: {unknown_key(key)}")
-        if key in out:
-            raise ConfigError(f"{place}: {key} is given twice (first at {out[key][1]})")
+        if option.key in out:
+            raise ConfigError(f"{place}: {key} is given twice (first at {out[option.key][1]})")
         place += f": {key}"
-        out[key] = (_from_node(BY_KEY[key], value_node, place), place)
+        out[option.key] = (_from_node(option, value_node, place), place)
     return out
 
 
@@ -58,6 +60,11 @@ def _from_node(option: Option, node: Any, place: str) -> Any:
     elif option.kind in ("text", "choice"):
         if scalar:
             return "" if null else node.value
+    elif scalar and option.unit == "s" and node.tag.endswith(":str"):
+        try:
+            return parse_seconds(node.value)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from None
     elif scalar and node.tag == f"tag:yaml.org,2002:{'int' if option.kind == 'number' else 'bool'}":
         try:
             return yaml.constructor.SafeConstructor().construct_object(node)
@@ -101,7 +108,7 @@ def _shown(node: Any) -> str:
 
 def unknown_key(key: str) -> str:
     """Return the sentence about a key that does not exist, with the nearest one."""
-    near = difflib.get_close_matches(key.replace("_", "-").lower(), BY_KEY, n=1)
+    near = difflib.get_close_matches(key.replace("_", "-").lower(), BY_NAME, n=1)
     return f"unknown key {key!r}" + (
         f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys"
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from lbagent.config.check_config import check
 from lbagent.config.config_file import VALUE_KINDS, read_file
+from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_KEY, FALSE_WORDS, OPTIONS, TRUE_WORDS, Config, Option
 from lbagent.errors import ConfigError
 from lbagent.wrong_value import shown, wrong_type
@@ -33,32 +34,46 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], file: str = "") -> Co
 
 
 def _read_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    out = {}
+    out: dict[str, tuple[Any, str]] = {}
     for option in OPTIONS:
-        value = flags.get(option.field)
-        if value is None or (option.kind == "list" and not value):
-            continue
-        out[option.key] = (tuple(value) if option.kind == "list" else value, option.flag)
+        for name in option.names:
+            value = flags.get(name.field)
+            if value is None or (option.kind == "list" and not value):
+                continue
+            _put(out, option, tuple(value) if option.kind == "list" else value, name.flag)
     return out
 
 
 def _read_env(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    return {o.key: (_from_text(o, env[o.env]), o.env) for o in OPTIONS if o.env in env}
+    out: dict[str, tuple[Any, str]] = {}
+    for option in OPTIONS:
+        for name in option.names:
+            if name.env in env:
+                _put(out, option, _from_text(option, env[name.env], name.env), name.env)
+    return out
 
 
-def _from_text(option: Option, text: str) -> Any:
+def _put(out: dict[str, tuple[Any, str]], option: Option, value: Any, place: str) -> None:
+    """Note a value; raises ConfigError where another name of the same setting has given one."""
+    if option.key in out:
+        raise ConfigError(f"{place}: it cannot be given beside {out[option.key][1]}: they are one setting")
+    out[option.key] = (value, place)
+
+
+def _from_text(option: Option, text: str, place: str) -> Any:
     """Turn an environment variable's text into the key's type."""
     if option.kind == "list":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if option.kind == "switch":
         if text.lower() not in TRUE_WORDS | FALSE_WORDS:
-            raise ConfigError(f"{option.env}: {text!r} is not a switch; use true or false")
+            raise ConfigError(f"{place}: {text!r} is not a switch; use true or false")
         return text.lower() in TRUE_WORDS
     if option.kind == "number":
         try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{option.env}: {text!r} is not a whole number") from None
+            return parse_seconds(text) if option.unit == "s" else int(text)
+        except ValueError as error:
+            wrong = error if option.unit == "s" else f"{text!r} is not a whole number"
+            raise ConfigError(f"{place}: {wrong}") from None
     return text
 
 

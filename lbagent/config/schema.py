@@ -76,10 +76,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     cgroup: Annotated[
         str,
         Meta(
-            description="Cgroup whose processes the socket programs serve (default: the first mount of cgroup2, and so all)."
+            description="Cgroup whose processes the socket programs serve (default: the root of cgroup2, and so all; in a"
+            " container that of a mount of the host)."
         ),
     ] = ""
-    node_name: Annotated[str, Meta(description="Name of this node (default: the host's name).")] = ""
+    node_name: Annotated[
+        str,
+        Meta(
+            description="Name of this node (default: the host's name).",
+            extra={"other_name": "hostname-override"},
+        ),
+    ] = ""
     node_ip: Annotated[Words, Meta(description="Address of this node for NodePorts and SNAT (repeatable).")] = ()
     nodeport_addresses: Annotated[
         Words,
@@ -111,8 +118,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     healthz_bind_address: Annotated[
         str,
         Meta(
-            description="ADDRESS:PORT that serves /healthz and /livez; auto: port 10256 of all addresses with a Kubernetes API,"
-            " else none."
+            description="ADDRESS:PORT that serves /healthz, /livez and /readyz; auto: port 10256 of all addresses with a Kubernetes"
+            " API, else none."
         ),
     ] = AUTO
     external_clusterip: Annotated[bool, Meta(description="Whether sources outside the node reach ClusterIPs.")] = True
@@ -169,10 +176,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.", extra=_SECONDS)
     ] = 60
     timeout_tcp: Annotated[
-        int, Meta(ge=30, le=16000, description="Seconds until an idle TCP flow ends.", extra=_SECONDS)
+        int,
+        Meta(
+            ge=30,
+            le=16000,
+            description="Seconds until an idle TCP flow ends.",
+            extra=_SECONDS | {"other_name": "conntrack-tcp-timeout-established"},
+        ),
     ] = 8000
     timeout_udp: Annotated[
-        int, Meta(ge=5, le=16000, description="Seconds until an idle UDP flow with replies ends.", extra=_SECONDS)
+        int,
+        Meta(
+            ge=5,
+            le=16000,
+            description="Seconds until an idle UDP flow with replies ends.",
+            extra=_SECONDS | {"other_name": "conntrack-udp-timeout-stream"},
+        ),
     ] = 120
     timeout_closing: Annotated[
         int, Meta(ge=1, le=600, description="Seconds until a TCP flow ends after FIN or RST.", extra=_SECONDS)
@@ -219,6 +238,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         return self.node_name or socket.gethostname()
 
 
+class Name(NamedTuple):
+    """A key, with the flag and the environment variable that are named after it."""
+
+    key: str
+
+    @property
+    def field(self) -> str:
+        """The key as a keyword argument."""
+        return self.key.replace("-", "_")
+
+    @property
+    def flag(self) -> str:
+        """Long flag."""
+        return "--" + self.key
+
+    @property
+    def env(self) -> str:
+        """Environment variable."""
+        return ENV_PREFIX + self.field.upper()
+
+
 class Option(NamedTuple):
     """One key as the command line shows it."""
 
@@ -231,16 +271,22 @@ class Option(NamedTuple):
     least: int | None = None
     most: int | None = None
     unit: str = ""
+    other_name: str = ""  # kube-proxy's, where it means the same
 
     @property
     def flag(self) -> str:
         """Long flag."""
-        return "--" + self.key
+        return Name(self.key).flag
 
     @property
     def env(self) -> str:
         """Environment variable."""
-        return ENV_PREFIX + self.field.upper()
+        return Name(self.key).env
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """Every name of it, its own first."""
+        return tuple(Name(key) for key in (self.key, self.other_name) if key)
 
 
 def options() -> tuple[Option, ...]:
@@ -255,9 +301,21 @@ def _option(item: msgspec.structs.FieldInfo) -> Option:
         kind, choices = "choice", get_args(kind_type)
     else:
         kind = {str: "text", int: "number", bool: "switch"}.get(kind_type, "list")
-    unit = (meta.extra or {}).get("unit", "")
-    return Option(item.name, item.encode_name, kind, choices, item.default, meta.description, meta.ge, meta.le, unit)  # type: ignore[arg-type]
+    extra = meta.extra or {}
+    return Option(
+        item.name,
+        item.encode_name,
+        kind,  # type: ignore[arg-type]
+        choices,
+        item.default,
+        meta.description,
+        meta.ge,
+        meta.le,
+        extra.get("unit", ""),
+        extra.get("other_name", ""),
+    )
 
 
 OPTIONS = options()
 BY_KEY = {option.key: option for option in OPTIONS}
+BY_NAME = {name.key: option for option in OPTIONS for name in option.names}

@@ -1,4 +1,4 @@
-"""The ports of a node in a cluster: /healthz and /livez, the metrics, and each Service's health check node port.
+"""The ports of a node in a cluster: /healthz, /livez and /readyz, the metrics, and each Service's health check node port.
 
 A port that another process has (kube-proxy, before it is taken away) stops nothing: it is a problem, and tried again.
 """
@@ -40,16 +40,18 @@ class NodeServers:
         sources: Sequence[Source],
         node_port_addresses: Callable[[], Sequence[bytes] | None] = lambda: None,
         events: Sequence[EventSink] = (),
+        is_ready: Callable[[], bool] = lambda: False,
     ) -> None:
         """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's.
 
-        `events` hear of health check node ports that cannot be opened.
+        `events` hear of health check node ports that cannot be opened. `is_ready` says whether the first full State is in the
+        kernel and packets meet it.
         """
         self._loop, self._bpf = loop, bpf
         self._node_name = config.name_of_node
         self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
         (self._runner,) = (runner for runner in loop.runners if runner.target is bpf)
-        self.health = ProxyHealth(self._progress, self._is_eligible)
+        self.health = ProxyHealth(self._progress, self._is_eligible, is_ready)
         self.services = ServiceHealthServers(
             self.health.is_healthy,
             lambda: EVERY_ADDRESS if (found := node_port_addresses()) is None else tuple(found),

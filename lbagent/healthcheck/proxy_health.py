@@ -1,7 +1,9 @@
-"""/healthz and /livez: whether the node's proxy keeps up, and whether the node should be sent traffic at all.
+"""/healthz and /livez: whether the proxy of a node keeps up, and whether the node should be sent traffic. /readyz: the first sync.
 
 Unhealthy is what has waited longer than STALE_S to be put in force; a silent API server is not. Not eligible (/healthz only) is a
 node that goes away. Balancers take a node out of their set by it. Source: KEP-3836, kube-proxy's proxy_health.go (behaviour).
+/readyz is not kube-proxy's: the readiness probe of the DaemonSet asks it, so that a rolling update goes on only when packets meet
+what the API server says.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from lbagent.api.http import Request, Response
 
 STALE_S = 60.0  # twice kube-proxy's sync period
 PATHS = ("healthz", "livez")
+READY_PATH = "readyz"
 
 
 class SyncProgress(Struct, frozen=True):
@@ -30,9 +33,15 @@ class SyncProgress(Struct, frozen=True):
 class ProxyHealth:
     """Answers the two questions; `codes` counts the answers by (path, status)."""
 
-    def __init__(self, progress: Callable[[], SyncProgress], is_eligible: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        progress: Callable[[], SyncProgress],
+        is_eligible: Callable[[], bool],
+        is_ready: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._progress = progress
         self._is_eligible = is_eligible
+        self._is_ready = is_ready
         self.codes: Counter[tuple[str, int]] = Counter()
 
     def is_healthy(self) -> bool:
@@ -41,10 +50,13 @@ class ProxyHealth:
         return since is None or time.monotonic() - since < STALE_S
 
     async def answer(self, request: Request) -> Response:
-        """Answer GET /healthz and GET /livez."""
+        """Answer GET /healthz, GET /livez and GET /readyz."""
         name = request.path.strip("/")
+        if name == READY_PATH:
+            ready = self._is_ready()
+            return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}) + b"\n")
         if name not in PATHS:
-            return Response(404, b"only /healthz and /livez are here\n", "text/plain; charset=utf-8")
+            return Response(404, b"only /healthz, /livez and /readyz are here\n", "text/plain; charset=utf-8")
         alive, now = self.is_healthy(), time.time()
         eligible = self._is_eligible()
         healthy = alive and (eligible or name == "livez")

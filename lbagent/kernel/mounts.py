@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 from lbagent.errors import ConfigError, NotFound
@@ -61,9 +62,26 @@ def _link(path: str) -> str:
 
 
 def first_cgroup() -> str:
-    """Return the root of cgroup2 at its first mount; '' where it is not mounted."""
-    lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    return next((parts[1].replace(r"\040", " ") for parts in map(str.split, lines) if parts[2] == "cgroup2"), "")
+    """Return the mount of cgroup2 that holds most: the machine's root rather than the container's own cgroup; '' for none."""
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    return widest_cgroup(text.splitlines())
+
+
+def widest_cgroup(lines: Iterable[str]) -> str:
+    """Return the first one of the widest mounts of cgroup2, by the lines of mountinfo.
+
+    A runtime mounts a container's own cgroup before all others. The root of each mount tells: it is written from the root of the
+    reader's cgroup namespace, so that what is above begins with as many `..`. Source: cgroup_namespaces(7).
+    """
+    found = []
+    for line in lines:
+        fields, _, kind = line.partition(" - ")
+        if kind.split(" ")[0] == "cgroup2":
+            root, place = fields.split(" ")[3:5]
+            parts = [part for part in root.split("/") if part]
+            above = parts.count("..")
+            found.append((-above, len(parts) - above, place.replace(r"\040", " ")))
+    return min(found, key=lambda each: each[:2])[2] if found else ""
 
 
 def open_cgroup(path: str) -> int:

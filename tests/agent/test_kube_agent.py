@@ -53,6 +53,13 @@ class Cluster:
     def until(self, words: str) -> None:
         wait_for(lambda: words in "\n".join(self.agent.dump()), words, 20)
 
+    def ask_node(self, port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+        with self.box.node.entered():
+            asked = http.client.HTTPConnection(host, port, timeout=5)
+            asked.request("GET", path)
+            answer = asked.getresponse()
+            return answer.status, answer.read().decode()
+
 
 @pytest.fixture
 def cluster(box: Box) -> Iterator[Cluster]:
@@ -82,6 +89,7 @@ def test_the_maps_follow_the_server_and_stay_while_it_is_away(cluster: Cluster) 
     status = agent.cli("status", "-o", "json", check=False)
     assert json.loads(status.stdout)["ready"] is False
     assert "the API server does not answer" in status.stdout
+    assert [cluster.ask_node(10256, path)[0] for path in ("/readyz", "/healthz")] == [503, 200]
     assert agent.dump() == dump
     cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2"))  # one Service went meanwhile
     cluster.start()
@@ -115,8 +123,10 @@ def test_it_is_not_ready_before_it_was_told_anything(cluster: Cluster) -> None:
     status = json.loads(agent.cli("status", "-o", "json", check=False).stdout)
     assert status["ready"] is False
     assert "waiting for the first list of kube" in " ".join(status["problems"])
+    assert [cluster.ask_node(10256, path)[0] for path in ("/readyz", "/livez")] == [503, 200]
     cluster.start()
     agent.wait_ready()
+    assert cluster.ask_node(10256, "/readyz")[0] == 200
     cluster.until("ADDR=10.96.0.10:80/TCP")
 
 
@@ -180,14 +190,7 @@ def test_kube_proxys_ports(cluster: Cluster) -> None:
         taken = socket.create_server(("127.0.0.1", 10249))
     agent.start()
     cluster.until("ADDR=10.96.0.10:80/TCP")
-
-    def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-        with cluster.box.node.entered():
-            asked = http.client.HTTPConnection(host, port, timeout=5)
-            asked.request("GET", path)
-            answer = asked.getresponse()
-            return answer.status, answer.read().decode()
-
+    ask = cluster.ask_node
     status, text = ask(10256, "/healthz")
     assert status == 200
     assert "lastUpdated" in text

@@ -207,3 +207,56 @@ def test_a9_kube_proxys_ports(given: dict[str, object], healthz: tuple[str, ...]
 def test_kube_proxys_settings_that_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         config.load(given, {})
+
+
+KUBE_PROXYS = {
+    "hostname-override": ("node_name", "n7", "n7"),
+    "conntrack-tcp-timeout-established": ("timeout_tcp", "2h0m0s", 7200),
+    "conntrack-udp-timeout-stream": ("timeout_udp", "180s", 180),
+}
+
+
+def test_kube_proxys_names_are_those_of_settings_that_mean_the_same() -> None:
+    """Its other time-outs are not: it forgets half closed TCP flows, and UDP flows without a reply, by times of their own."""
+    found = {option.other_name: option.field for option in config.options() if option.other_name}
+    assert found == {name: field for name, (field, _, _) in KUBE_PROXYS.items()}
+
+
+@pytest.mark.parametrize("name", KUBE_PROXYS)
+def test_kube_proxys_names_in_every_place(tmp_path: Path, name: str) -> None:
+    field, text, value = KUBE_PROXYS[name]
+    word = name.replace("-", "_")
+    for loaded in (
+        config.load({word: value}, {}),
+        config.load({}, {f"LBAGENT_{word.upper()}": text}),
+        config.load({}, {}, write(tmp_path, f"{name}: {text}\n")),
+    ):
+        assert getattr(loaded, field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [(name, where) for name in KUBE_PROXYS for where in ("flag", "env", "file")]
+)
+def test_two_names_of_one_setting_are_refused_together(tmp_path: Path, name: str, where: str) -> None:
+    field, text, value = KUBE_PROXYS[name]
+    own, other = field.replace("_", "-"), name.replace("-", "_")
+    given: dict[str, tuple[dict[str, object], dict[str, str], str]] = {
+        "flag": ({field: value, other: value}, {}, ""),
+        "env": ({}, {f"LBAGENT_{field.upper()}": text, f"LBAGENT_{other.upper()}": text}, ""),
+        "file": ({}, {}, write(tmp_path, f"{own}: {text}\n{name}: {text}\n") if where == "file" else ""),
+    }
+    with pytest.raises(ConfigError, match=r"they are one setting|given twice \(first at .*:1: " + own):
+        config.load(*given[where])
+
+
+def test_a_name_beats_another_by_where_it_is_given(tmp_path: Path) -> None:
+    file = write(tmp_path, "timeout-tcp: 1h\n")
+    assert config.load({"conntrack_tcp_timeout_established": 60}, {}, file).timeout_tcp == 60
+    assert config.load({}, {}, file).timeout_tcp == 3600
+
+
+def test_kube_proxys_own_default_is_more_than_is_possible() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^LBAGENT_CONNTRACK_TCP_TIMEOUT_ESTABLISHED: 86400 is not a whole number from 30"
+    ):
+        config.load({}, {"LBAGENT_CONNTRACK_TCP_TIMEOUT_ESTABLISHED": "24h0m0s"})

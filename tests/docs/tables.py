@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lbagent import errors
+from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason, label
@@ -36,6 +37,8 @@ def option_rows() -> Iterator[tuple[str, ...]]:
     for option in options():
         note = " Reloadable." if option.field in RELOADABLE else ""
         yield f"`{option.flag}`", f"`{option.env}`", value_of(option), option.help + note
+        for name in option.names[1:]:
+            yield f"`{name.flag}`", f"`{name.env}`", "-", other_name_help(option)
 
 
 def value_of(option: Option) -> str:

@@ -17,7 +17,7 @@ RULES = TEXT.partition("## The rules")[2]
 
 
 def test_settings_exist() -> None:
-    flags = {option.flag for option in options()} | {
+    flags = {name.flag for option in options() for name in option.names} | {
         f"--no-{option.key}" for option in options() if option.kind == "switch"
     }
     rows = [line.split(" | ") for line in SETTINGS.splitlines() if line.startswith("| `--")]

@@ -16,7 +16,8 @@ class Proxy:
     def __init__(self) -> None:
         self.progress = SyncProgress()
         self.eligible = True
-        self.health = ProxyHealth(lambda: self.progress, lambda: self.eligible)
+        self.ready = False
+        self.health = ProxyHealth(lambda: self.progress, lambda: self.eligible, lambda: self.ready)
 
     async def ask(self, path: str) -> tuple[int, dict]:
         answer = await self.health.answer(Request("GET", path, {}, b""))
@@ -65,6 +66,14 @@ async def test_a9_answers_are_counted(proxy: Proxy) -> None:
     await proxy.ask("/healthz")
     await proxy.ask("/livez")
     assert proxy.health.codes == {("healthz", 200): 1, ("healthz", 503): 1, ("livez", 200): 1}
+
+
+async def test_it_is_ready_when_packets_meet_the_first_full_state(proxy: Proxy) -> None:
+    """Neither a node that goes away nor an update that waits says anything about that."""
+    assert await proxy.ask("/readyz") == (503, {"ready": False})
+    proxy.ready, proxy.eligible, proxy.progress = True, False, SyncProgress(1000.0, time.monotonic() - STALE_S - 1)
+    assert await proxy.ask("/readyz") == (200, {"ready": True})
+    assert not proxy.health.codes
 
 
 async def test_other_paths_are_not_there(proxy: Proxy) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MAX_SHOWN_PORTS = 5
 NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
 _OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
+_ADVICE = {"kube-proxy": "let only one of them serve a Service; `lbagent doctor --kubernetes` names what it leaves"}
 
 
 class Level(StrEnum):
@@ -382,4 +383,8 @@ def _other_balancers(present: dict[str, Device]) -> Iterator[Finding]:
     if "kube-ipvs0" in present:
         found.add("kube-proxy")
     for name in sorted(found & set(_OTHERS)):
-        yield Finding(Level.WARNING, f"{name} is running here: {_OTHERS[name]}", "let only one of them serve a Service")
+        yield Finding(
+            Level.WARNING,
+            f"{name} is running here: {_OTHERS[name]}",
+            _ADVICE.get(name, "let only one of them serve a Service"),
+        )

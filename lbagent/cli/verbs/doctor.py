@@ -19,8 +19,12 @@ UNSUPPORTED = 77
 @setting_options(
     "device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address", "socket_lb", "cgroup"
 )
-def doctor(form: str, **flags: Any) -> int:
+@click.option("--kubernetes", is_flag=True, help="Look for what kube-proxy left on this node, too.")
+def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings. Nothing is changed.
+
+    With --kubernetes also kube-proxy's leftovers: its nftables tables, iptables chains, IPVS device and ports, what each does to
+    traffic, and the command that removes it.
 
     Exit code 0: the agent can run; there may be warnings. 1: there is an error. 3: the only error is a --device that does not
     exist. 77: this kernel is too old, or has no bpf(2).
@@ -45,6 +49,10 @@ def doctor(form: str, **flags: Any) -> int:
         )
     )
     found += source_findings(settings.snat_address, last - first + 1, settings.bpffs)
+    if kubernetes:
+        from lbagent.net.kube_proxy_leftovers import kube_proxy_findings
+
+        found += kube_proxy_findings()
     if form == "table":
         for item in found:
             click.echo(f"{item.level:<7}{GAP}{item.what}")

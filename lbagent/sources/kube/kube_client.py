@@ -120,9 +120,10 @@ class KubeClient:
                 if raw.status >= HTTPStatus.BAD_REQUEST:
                     raise _api_error(raw, await raw.read())
                 yield Answer(raw)
-        except ServerUnreachable:
+        except ServerUnreachable as error:
             if raw is None:
                 await self._retire(connection)
+                raise ServerUnreachable(f"{error}{self._settings.server_place}") from None
             raise
         except ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:

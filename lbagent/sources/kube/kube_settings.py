@@ -43,6 +43,17 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
     max_delete_ratio: int = 50
     timing: KubeTiming = KubeTiming()
 
+    @property
+    def server_place(self) -> str:
+        """Where the API server of a Pod is and who says so, in brackets; '' with a kubeconfig.
+
+        It is a Service unless it was overridden, and before the first agent is ready no program may serve that.
+        """
+        if self.kubeconfig:
+            return ""
+        host, port = (os.environ.get(name, "") for name in SERVER_VARIABLES)
+        return f" ({host}:{port} by KUBERNETES_SERVICE_HOST; where that is a Service which no proxy serves yet, name an address)"
+
     def check(self) -> None:
         """Refuse what can be seen without asking the server. Raises ConfigError naming the file or variable."""
         if self.kubeconfig:

@@ -104,6 +104,17 @@ async def test_a_server_with_another_certificate_is_not_spoken_to(api, tmp_path)
     await client.close()
 
 
+async def test_a_pod_that_reaches_no_server_says_who_gave_the_address(api, pod) -> None:
+    """That of a Service, which the agent itself is to serve, unless it was overridden."""
+    await api.stop()
+    client = KubeClient(KubeSettings(node_name="n"))
+    with pytest.raises(
+        ServerUnreachable, match=rf"\(127\.0\.0\.1:{api.port} by KUBERNETES_SERVICE_HOST; where that is a Service"
+    ):
+        await nodes(client)
+    await client.close()
+
+
 async def test_a_service_account_and_its_new_token(api, pod) -> None:
     api.tokens = {"first"}
     client = KubeClient(KubeSettings(node_name="n"))

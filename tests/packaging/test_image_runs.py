@@ -1,0 +1,108 @@
+"""The image is made, and the agent runs in its files with the capabilities of the DaemonSet, on a root that it cannot write.
+
+Downloads 17 MB of packages by apt, and by pip what is not in its cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.lab import cgroup
+
+ROOT = Path(__file__).resolve().parents[2]
+DAEMONSET = ROOT / "deploy" / "kubernetes" / "daemonset.yaml"
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow, pytest.mark.timeout(900)]
+SERVICE = """
+{apiVersion: v1, kind: Service, metadata: {name: web, namespace: x}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Endpoints, metadata: {name: web, namespace: x}, subsets: [{addresses: [{ip: 10.9.0.2}], ports: [{port: 80}]}]}
+"""
+# What a runtime does for the Pod: mounts, a network with a default route, a bounding set; then what its user does.
+RUN = """
+mount --bind "$R" "$R"
+mount -t proc proc "$R/proc"
+mount --rbind /sys "$R/sys"
+mount -t bpf none "$R/sys/fs/bpf"
+mount -o remount,ro,bind "$R"
+for folder in run var/lib; do mount -t tmpfs none "$R/$folder"; done
+mkdir "$R/run/manifests"
+echo "$SERVICE" >"$R/run/manifests/web.yaml"
+ip link set lo up
+ip link add eth0 type veth peer name other
+ip address add 10.9.0.1/24 dev eth0
+ip link set eth0 up
+ip link set other up
+ip route add default via 10.9.0.2
+inside="setpriv --bounding-set -all,$CAPS --inh-caps -all,$CAPS --no-new-privs chroot $R lbagent"
+$inside agent --manifests /run/manifests --device auto --node-name n --node-ip 10.9.0.1 --socket-lb --cgroup "$CGROUP" &
+agent=$!
+trap 'kill -KILL $agent 2>/dev/null; $inside cleanup' EXIT
+for try in 1 2 3 4 5 6; do $inside status --wait 40s && break; kill -0 $agent; done
+if $inside cleanup; then exit 8; fi
+kill $agent
+wait $agent
+$inside map dump
+ip neigh show dev eth0
+$inside cleanup
+trap '' EXIT
+"""
+
+
+@pytest.fixture(scope="module")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every file of the image."""
+    if not shutil.which("apt-get"):
+        pytest.skip("missing: apt-get, for Debian's Python")
+    if not list(Path("/var/lib/apt/lists").glob("*_Packages*")):
+        pytest.skip("missing: lists of Debian's packages (apt-get update)")
+    folder = tmp_path_factory.mktemp("image") / "rootfs"
+    command = [sys.executable, ROOT / "deploy" / "image", "--rootfs", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert " MB" in done.stdout
+    return folder
+
+
+def capabilities() -> list[str]:
+    (container,) = yaml.safe_load(DAEMONSET.read_text())["spec"]["template"]["spec"]["containers"]
+    names = container["securityContext"]["capabilities"]["add"]
+    return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
+
+
+def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(rootfs: Path) -> None:
+    with cgroup.made() as path:
+        env = {
+            "R": str(rootfs),
+            "CAPS": ",".join(f"+{name}" for name in capabilities()),
+            "SERVICE": SERVICE,
+            "CGROUP": str(path),
+        }
+        command = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-ec", RUN]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "device     eth0: tc_ingress" in done.stdout
+    assert f"cgroup     {path}: connect4" in done.stdout
+    assert "10.96.0.10:80/TCP" in done.stdout
+    assert "10.9.0.2 managed" in done.stdout, "the neighbour is not kept resolved"
+    assert "an agent already runs" in done.stderr
+    assert "removed map lb4_service" in done.stdout
+
+
+def test_the_image_has_what_the_api_needs_and_no_compiler(rootfs: Path) -> None:
+    code = "from lbagent.sources.kube import kube_client; kube_client._load_package(); print('loaded')"
+    done = subprocess.run(["chroot", rootfs, "python3", "-c", code], capture_output=True, text=True)
+    assert done.stdout == "loaded\n", done.stderr
+    names = {path.name for path in rootfs.rglob("*")}
+    assert not [
+        name for name in names if name.startswith(("libLLVM", "libclang", "libbcc")) or name in {"bcc", "vmlinux.h"}
+    ]
+    assert not (rootfs / "usr/include").exists()
+    written = list((rootfs / "usr/lib/python3").rglob("*.pyc"))
+    assert len(written) > 500, "modules are compiled: the root is not written"
