@@ -24,6 +24,7 @@ from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import ROOT
 
 READY_S = 600  # the verifier's seconds become minutes on a machine with much other work
+ANSWER_S = 60
 SAMPLE_S = 5.0
 CGROUP = "/sys/fs/cgroup/unified"  # where a node of the cluster has its cgroup2
 
@@ -98,6 +99,8 @@ class NodeAgent:
         status = self.status()
         if not status:
             found.append("no agent answers")
+        elif not status["ready"]:
+            found.append("not ready")
         found += [f"condition {each['name']}: {each['text']}" for each in status.get("conditions", [])]
         verify = self.ask("verify")
         if verify.returncode:
@@ -185,7 +188,7 @@ class NodeAgents:
         for agent in self.agents:
             agent.sample()
             with contextlib.suppress(LabError):  # findings() says that none answers
-                wait_for(agent.ready, f"the agent of {agent.node}", READY_S, 0.5)
+                wait_for(agent.status, f"the agent of {agent.node}", ANSWER_S, 0.5)
             cpu_s = agent.cpu_s + agent._cpu_now
             lines.append(f"{agent.node}: {agent.starts} starts, at most {agent.peak_mib:.0f} MiB, {cpu_s:.0f} s of CPU")
             lines += [f"{agent.node}: {finding}" for finding in agent.findings()]
