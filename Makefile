@@ -11,6 +11,7 @@ FILES ?=
 HOW ?= process
 PROCS ?= 12
 KILL ?= 0
+FOCUS ?= \[sig-network\]
 .PHONY: help setup build demo demo-k8s demo-shell test e2e-cluster bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
@@ -44,7 +45,7 @@ test: need-root build ## run all tests, also those that need root, BPF and names
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, PROCS=, KILL=20)
 	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }
-	@exec $(PYTHON) -m tests.conformance --cluster "$(CLUSTER)" --how $(HOW) --procs $(PROCS) --kill $(KILL) $(ARGS)
+	@exec $(PYTHON) -m tests.conformance --cluster "$(CLUSTER)" --how $(HOW) --procs $(PROCS) --kill $(KILL) --focus "$(FOCUS)" $(ARGS)
 
 bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
