@@ -81,7 +81,7 @@ def socket_cgroup(config: Config) -> str:
 
 def path_settings(config: Config, further: FurtherSources) -> PathSettings:
     """Return what decides how a backend is reached; `further`: --snat-address with its numbers."""
-    return PathSettings(config.name_of_node, node_addresses(config), config.pod_device, further)
+    return PathSettings(config.name_of_node, node_addresses(config), config.pod_device, further, config.masquerade_all)
 
 
 def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:

@@ -17,7 +17,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
-        "external_ips", "strict_source", "snat_ports", "snat_address", "reject_rate",
+        "external_ips", "masquerade_all", "strict_source", "snat_ports", "snat_address", "reject_rate",
         "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
     }
@@ -129,6 +129,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
         ),
     ] = True
+    masquerade_all: Annotated[
+        bool,
+        Meta(
+            description="Whether backends on other nodes see an address of this node also where a pod of this node asks, whose"
+            " own address they see otherwise."
+        ),
+    ] = False
     strict_source: Annotated[
         bool, Meta(description="Whether a remote backend's replies must come in by the device of its route.")
     ] = False

@@ -22,9 +22,11 @@ from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.further_sources import FurtherAddress
 
-_LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL = map(int, PathFlag)  # plain ints: 100,000 records are made at a start
+_LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(
+    int, PathFlag
+)  # plain ints: 100,000 records are made at a start
 _L4_MASK, _UDP = max(PathL4) << PATH_L4_SHIFT, PathL4.UDP << PATH_L4_SHIFT
-_ANY_LOCAL = _LOCAL | _WAS_LOCAL
+_ANY_KEPT = _LOCAL | _WAS_LOCAL | _KEEPS_POD
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
@@ -69,11 +71,11 @@ class PathRecord(Struct, frozen=True, gc=False):
 
 
 def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, was_local: bool = False) -> bytes:
-    """Return the live record of a backend; `was_local`: flows may live that were made while it was local."""
+    """Return the live record of a backend; `was_local`: flows may live that kept the client's address."""
     address = backend.address
     flags = _LIVE
     flags |= _SELECTABLE if selectable else 0
-    flags |= _LOCAL if info.local else _WAS_LOCAL if was_local else 0
+    flags |= _LOCAL if info.local else _KEEPS_POD if info.keeps_pod else _WAS_LOCAL if was_local else 0
     flags |= _HOST if info.host else 0
     flags |= _L4_FLAGS[address.protocol]
     raw, port = address.address, address.port.to_bytes(2, "big")
@@ -83,17 +85,18 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, 
     return LB6_PATH.codec.pack(raw, snat, port, gen, flags, info.nexthop, info.mtu, b"")
 
 
-def replies_are_local(flags: int) -> bool:
+def may_keep_client(flags: int) -> bool:
     """Whether packets of the backend of a path record with these flags may be replies of flows that kept the client's address."""
-    return bool(flags & _LIVE and flags & _ANY_LOCAL)
+    return bool(flags & _LIVE and flags & _ANY_KEPT)
 
 
 def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
     """Return the prefilter's bits that a backend with these flags of its path record needs.
 
     They are that of its replies, and of a pod with UDP that of what is sent to it directly (docs/datapath.md, "Direct datagrams").
+    A remote backend needs them where pods of this node keep their address.
     """
-    if not replies_are_local(flags):
+    if not may_keep_client(flags):
         return ()
     if flags & _HOST or flags & _L4_MASK != _UDP:
         return (prefilter.source_bit(address),)
@@ -103,7 +106,7 @@ def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
 def filter_bits(record: bytes) -> tuple[int, ...]:
     """Return `local_bits` of a path record."""
     flags = record[FLAGS_AT[len(record)]]
-    if not flags & _ANY_LOCAL:
+    if not flags & _ANY_KEPT:
         return ()
     return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], flags)
 
@@ -114,7 +117,7 @@ def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
     No flow that keeps the client's address has it, so what concerns these alone is not in its flags.
     """
     at, width = META_AT[len(record)], len(source.address)
-    flags = record[at + 3] & ~(_LOCAL | _HOST | _WAS_LOCAL) & (0xFF if source.present else ~_SELECTABLE)
+    flags = record[at + 3] & ~(_HOST | _ANY_KEPT) & (0xFF if source.present else ~_SELECTABLE)
     nexthop = int.from_bytes(record[at + 4 : at + 6], HOST_ORDER) | source.number << PATH_FURTHER_SHIFT
     meta = record[at : at + 2] + bytes((gen, flags)) + nexthop.to_bytes(2, HOST_ORDER) + record[at + 6 : at + 8]
     return record[:width] + source.address + meta + record[at + 8 :]

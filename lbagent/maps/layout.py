@@ -190,13 +190,14 @@ class MigrateWhat(IntEnum):
 
 
 class PathFlag(IntEnum):
-    """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more, the highest one is not used."""
+    """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more."""
 
     LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale as well)
     SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
     LOCAL = 4  # on this node: keep the client's address, hand the packet up
     HOST = 8  # the address is the node's own (a socket here, not a pod)
-    WAS_LOCAL = 64  # it was LOCAL since it got its id: flows that kept the client's address may live
+    WAS_LOCAL = 64  # it was LOCAL or KEEPS_POD since it got its id: flows that kept the client's address may live
+    KEEPS_POD = 128  # on another node: a pod of this node keeps its address towards it
 
 
 PATH_FURTHER_SHIFT = 12  # four bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first

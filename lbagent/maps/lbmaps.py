@@ -29,6 +29,7 @@ class PathInfo(Struct, frozen=True, gc=False):
     kept: frozenset[bytes] = (
         frozenset()
     )  # a path that has one of these source addresses keeps it, in the place of `snat`
+    keeps_pod: bool = False  # on another node, and a pod of this node keeps its address towards it
 
 
 # Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).

@@ -17,7 +17,7 @@ class Reason(IntEnum):
     FWD_ESTABLISHED = 1  # flow table hit: sent to the flow's backend on another node
     FWD_NEW = 2  # new flow: a backend on another node was selected
     FWD_REPLY = 3  # reply translated back to the frontend
-    FWD_LOCAL = 4  # rewritten and passed up to a backend of this node: the first packet of a flow and all later ones
+    FWD_LOCAL = 4  # rewritten and passed up, its source kept: to a backend of this node, or from a pod of this node
     FWD_ICMP = 5  # ICMP error about a flow, translated
     FWD_RESELECTED = 6  # flow moved: its backend is gone or takes no new flows, or is asked directly too
     FWD_SPILL = 7  # the flow is in the spill map
@@ -30,7 +30,7 @@ class Reason(IntEnum):
     PASS_TTL = 18  # TTL 1: the kernel's stack answers
     PASS_MTU = 19  # too large for its way, DF clear: left to tc_after_xdp, which cuts it and counts it once more
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
-    PASS_FOREIGN_SOURCE = 22  # from a local backend's address, but not by the device behind which it lives
+    PASS_FOREIGN_SOURCE = 22  # from a backend that sees its clients, but not by the device behind which it lives
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST

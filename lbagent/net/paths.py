@@ -35,6 +35,12 @@ class PathSettings(msgspec.Struct, frozen=True):
     node_ips: tuple[bytes, ...] = ()
     pod_devices: tuple[str, ...] = ()
     further: FurtherSources = FurtherSources()
+    masquerade_all: bool = False
+
+    @property
+    def keeps_pods(self) -> bool:
+        """Whether pods keep their address towards backends on other nodes: they are what is behind a --pod-device."""
+        return bool(self.pod_devices) and not self.masquerade_all
 
 
 class PathFinder:
@@ -125,7 +131,8 @@ class PathFinder:
         if link is not None:
             self.outputs.add(link.index)
         hop = self._hop(address, route, link)
-        return PathInfo(source, hop, mtu, local=False, host=False, further=further, kept=kept)
+        keeps = self.settings.keeps_pods
+        return PathInfo(source, hop, mtu, local=False, host=False, keeps_pod=keeps, further=further, kept=kept)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):

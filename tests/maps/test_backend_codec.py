@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.maps import backend_codec
+from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.layout import PathL4
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr
@@ -56,11 +56,23 @@ def test_a_backend_row_comes_apart_again(address, state):
 
 
 @pytest.mark.parametrize(
-    ("flags", "local"), [(0, False), (1, False), (4, False), (5, True), (64, False), (65, True), (69, True), (3, False)]
+    ("flags", "keeps"),
+    [
+        (0, False),
+        (1, False),
+        (4, False),
+        (5, True),
+        (64, False),
+        (65, True),
+        (69, True),
+        (3, False),
+        (128, False),
+        (129, True),
+    ],
 )
-def test_only_a_live_record_has_local_replies(flags, local):
-    """1 live, 2 selectable, 4 local, 64 was local."""
-    assert backend_codec.replies_are_local(flags) is local
+def test_only_a_live_record_may_keep_clients(flags, keeps):
+    """1 live, 2 selectable, 4 local, 64 was local, 128 pods keep their address."""
+    assert backend_codec.may_keep_client(flags) is keeps
 
 
 FURTHER = {
@@ -95,18 +107,34 @@ def test_the_record_of_a_further_source_address(text, present, flags):
     assert gone == before[:-1] + bytes((9, 0, 0, 0x30, 0, 0)) + after[4:]
 
 
-def test_a_further_record_was_not_local_either():
-    first = backend_codec.path_value(be(1), PathInfo(), 9, selectable=True, was_local=True)
-    assert first[11] == 1 | 2 | 64
+@pytest.mark.parametrize(("keeps", "flag"), [(False, 64), (True, 128)])
+def test_no_flow_of_a_further_record_keeps_its_client(keeps, flag):
+    first = backend_codec.path_value(be(1), PathInfo(keeps_pod=keeps), 9, selectable=True, was_local=True)
+    assert first[11] == 1 | 2 | flag
     assert backend_codec.further_value(first, FurtherAddress(1, bytes(4)), 9)[11] == 1 | 2
 
 
 @pytest.mark.parametrize(
-    ("local", "was", "flag"), [(True, True, 4), (True, False, 4), (False, True, 64), (False, False, 0)]
-)
-def test_what_is_local_was_not_only_local(local, was, flag):
-    record = backend_codec.path_value(be(1), PathInfo(local=local), 0, selectable=False, was_local=was)
+    ("local", "keeps", "was", "flag"),
+    [
+        (True, False, True, 4), (True, False, False, 4), (False, False, True, 64), (False, False, False, 0),
+        (False, True, False, 128), (False, True, True, 128),
+    ],
+)  # fmt: skip
+def test_what_keeps_clients_did_not_only_keep_them_once(local, keeps, was, flag):
+    info = PathInfo(local=local, keeps_pod=keeps)
+    record = backend_codec.path_value(be(1), info, 0, selectable=False, was_local=was)
     assert record[11] == 1 | flag
+
+
+@pytest.mark.parametrize(("word", "bits"), [("TCP", 1), ("UDP", 2)])
+def test_bits_of_a_backend_that_pods_keep_their_address_to(word, bits):
+    """Its replies are looked at, and what is sent to one of UDP directly."""
+    record = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(keeps_pod=True), 0, selectable=True)
+    found = (prefilter.source_bit(bytes((10, 0, 0, 1))), prefilter.direct_bit(bytes((10, 0, 0, 1))))[:bits]
+    assert backend_codec.filter_bits(record) == found
+    without = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(), 0, selectable=True)
+    assert backend_codec.filter_bits(without) == ()
 
 
 @pytest.mark.parametrize(("word", "protocol"), [("TCP", PathL4.TCP), ("UDP", PathL4.UDP), ("SCTP", PathL4.SCTP)])

@@ -28,7 +28,15 @@ def finder(settings: PathSettings = NODE, **more: object) -> PathFinder:
 
 
 def test_a_neighbour_on_the_link() -> None:
-    assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, False, False, kept=ETH0_4)
+    assert finder()(backend("10.0.0.7")) == PathInfo(ip("10.0.0.1"), 13, 1500, kept=ETH0_4, keeps_pod=True)
+
+
+def test_pods_keep_their_address_towards_other_nodes() -> None:
+    """Where there are --pod-devices, and without --masquerade-all; of a backend on this node every client keeps its address."""
+    here, there = ("10.244.0.5", "10.0.0.1"), ("10.0.0.7", "192.0.2.9", "10.81.0.9", "2001:db8::9")
+    assert [finder()(backend(where)).keeps_pod for where in (*here, *there)] == [False] * 2 + [True] * 4
+    for settings in (PathSettings("me"), PathSettings("me", (), NODE.pod_devices, masquerade_all=True)):
+        assert not any(finder(settings)(backend(where)).keeps_pod for where in (*here, *there))
 
 
 def test_further_source_addresses() -> None:
@@ -93,8 +101,8 @@ def test_a_path_whose_source_a_setting_names_keeps_no_other() -> None:
 
 
 def test_behind_a_gateway() -> None:
-    assert finder()(backend("192.0.2.9")) == PathInfo(ip("10.0.0.1"), 11, 1500, False, False, kept=ETH0_4)
-    six = PathInfo(ip("fd00::1"), 14, 1500, False, False, kept=frozenset({ip("fd00::1")}))
+    assert finder()(backend("192.0.2.9")) == PathInfo(ip("10.0.0.1"), 11, 1500, kept=ETH0_4, keeps_pod=True)
+    six = PathInfo(ip("fd00::1"), 14, 1500, kept=frozenset({ip("fd00::1")}), keeps_pod=True)
     assert finder()(backend("2001:db8::9")) == six
 
 

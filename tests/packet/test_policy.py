@@ -174,6 +174,19 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
     assert from_pod(world, fam, hook).forwarded
 
 
+@pytest.mark.parametrize("vlans", [(), (5,)], ids=["short", "tagged"])
+def test_frames_of_a_pod_that_are_not_plain(
+    closed_world: World, fam: Family, hook: str, vlans: tuple[int, ...]
+) -> None:
+    """A datagram too short for the parser of plain frames, and one with a VLAN tag, are as much from inside as others."""
+    world = closed_world
+    world.reset()
+    world.service(fam, fam.vip, 53, UDP, [world.backend(fam, fam.local(1), 53, UDP, local=True)], flags=0)
+    packet = craft.udp(fam, fam.local(9), 40000, fam.vip, 53, b"?")
+    frame = craft.frame(packet, src=LOCAL_MAC, dst=POD_MAC, vlans=vlans)
+    assert world.run(hook, frame, world.net.pod0).counted == {Reason.FWD_LOCAL: 1}
+
+
 def test_cluster_ip_from_outside_by_default(world: World, fam: Family, hook: str) -> None:
     """By default every client is admitted, as by kube-proxy."""
     backend = world.backend(fam, fam.remote(1), 8080)

@@ -197,9 +197,9 @@ class World:
 
     def backend(
         self, family: Family, address: str, port: int, proto: int = TCP, *, local: bool = False, host: bool = False,
-        state: int = STATE_ACTIVE, selectable: bool | None = None, mtu: int = 1500, nexthop: int | None = None, gen: int = 1,
+        keeps_pod: bool = False, state: int = STATE_ACTIVE, selectable: bool | None = None, mtu: int = 1500, nexthop: int | None = None, gen: int = 1,
     ) -> BackendRow:  # fmt: skip
-        """Enter a backend: its row, its path (remote ones leave by lb1) and the filter bit of a local one."""
+        """Enter a backend: its row, its path (remote ones leave by lb1), the filter bits of a local one and of one that pods keep their address to."""
         self._backend_id += 1
         row = BackendRow(self._backend_id, family, address, port, proto, local)
         value = (family.packed(address), port.to_bytes(2, "big"), proto, state, 0, 0, b"\0")
@@ -213,10 +213,11 @@ class World:
             )
             nexthop = self.nexthop(*hop)
         flags = PathFlag.LIVE | (PathFlag.LOCAL if local else 0) | (PathFlag.HOST if host else 0)
+        flags |= PathFlag.KEEPS_POD if keeps_pod else 0
         flags |= (PathL4.UDP if proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
         flags |= PathFlag.SELECTABLE if (state == STATE_ACTIVE if selectable is None else selectable) else 0
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
-        if local:
+        if local or keeps_pod:
             self.filter("source", family.packed(address))
             if proto == UDP and not host:
                 self.filter("direct", family.packed(address))

@@ -120,7 +120,8 @@ def wanted_attachments(
             and present[name].ifindex not in taken
             and any(fnmatchcase(name, pattern) for pattern in pod_patterns)
         ):
-            out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_INGRESS, TC_EGRESS)]
+            # a pod's request that keeps its address must not go out before the program is there that translates its reply
+            out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_EGRESS, TC_INGRESS)]
     return out
 
 

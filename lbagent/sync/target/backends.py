@@ -164,7 +164,7 @@ class BackendPlanner:
             return
         info = self._paths(backend)
         new = path_record(backend, info, old, selectable=selectable)
-        if backend_codec.replies_are_local(new[flags_at]):
+        if backend_codec.may_keep_client(new[flags_at]):
             self.bits.update(dict.fromkeys(backend_codec.filter_bits(new)))
         self._store(maps, ident, ident, old, new)
         for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
@@ -253,7 +253,7 @@ def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: boo
         source = old[len(address) : 2 * len(address)]
         if source != info.snat and source in info.kept:
             info = replace(info, snat=source)
-    was_local = mine and backend_codec.replies_are_local(flags)
+    was_local = mine and backend_codec.may_keep_client(flags)
     return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
 
 

@@ -79,7 +79,7 @@ def test_mode_decides_the_way_in_and_egress_is_always_there(mode, device, hook):
 def test_pod_devices_are_found_by_pattern_and_get_tc_in_every_mode():
     found = wanted_attachments("xdp", ["eth0"], ["lxc*", "nothing*"], PRESENT)
     assert [(item.target.name, item.hook) for item in found if item.optional] == [
-        ("lxc12", TC_INGRESS), ("lxc12", TC_EGRESS),
+        ("lxc12", TC_EGRESS), ("lxc12", TC_INGRESS),
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from lbagent.objects.records import EndpointSlice
 from lbagent.sync.target.bpf_target import BpfTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
-LIVE, SELECTABLE, LOCAL, WAS_LOCAL = 1, 2, 4, 64  # of lb4_path.flags
+LIVE, SELECTABLE, LOCAL, WAS_LOCAL, KEEPS_POD = 1, 2, 4, 64, 128  # of lb4_path.flags
 ADDRESS = bytes([10, 1, 1, 1])
 
 
@@ -37,7 +38,7 @@ def flags(maps: MemoryMaps) -> int:
     with maps.window("lb4_path", 0, maps.specs["lb4_path"].value_size) as view:
         records = [bytes(view[at : at + LB4_PATH.size]) for at in range(0, len(view), LB4_PATH.size)]
     (found,) = {record[11] for record in records if record[11] & LIVE}
-    return found & (LOCAL | WAS_LOCAL)
+    return found & (LOCAL | WAS_LOCAL | KEEPS_POD)
 
 
 def replies_are_seen(maps: MemoryMaps) -> bool:
@@ -95,6 +96,29 @@ async def test_a_backend_that_was_local_has_its_replies_looked_at_until_it_is_go
         source.put(on(1, "b1"), endpoints(1, 7))
         await loop.settled()
         assert (flags(maps), replies_are_seen(maps)) == (0, False)
+
+
+async def test_replies_to_pods_are_looked_at_until_the_backend_is_gone() -> None:
+    """Also when pods keep their address no longer (--masquerade-all): their flows under way do."""
+    maps, source, loop, target = build()
+    paths = target._paths
+    async with running(loop):
+        paths.info = replace(paths.info, keeps_pod=True)
+        source.first_list(service(1), on(1, "b1"))
+        await loop.settled()
+        assert (flags(maps), replies_are_seen(maps)) == (KEEPS_POD, True)
+        assert await target.differences() == []
+        for keeps, wanted in ((False, WAS_LOCAL), (True, KEEPS_POD)):
+            paths.info = replace(paths.info, keeps_pod=keeps)
+            target.paths_changed()
+            async with asyncio.timeout(10):
+                while flags(maps) != wanted:  # noqa: ASYNC110 - the loop tells only of changed objects
+                    await asyncio.sleep(0.01)
+            assert replies_are_seen(maps)
+            assert check(maps, settled=True) == []
+        source.put(endpoints(1, 7))
+        await loop.settled()
+        assert not replies_are_seen(maps)
 
 
 async def test_a_wrong_path_is_put_right_by_the_resync() -> None:

@@ -11,7 +11,7 @@
 
 /* Kept as u64, as enum l4 is. The numbers stand in flow entries: none may change or be used anew. */
 enum forward {
-	FORWARD_LOCAL = 0,    /* backend on this node: destination translated, source kept, handed to the stack */
+	FORWARD_LOCAL = 0,    /* backend or client on this node: destination translated, source kept, handed to the stack */
 	FORWARD_SNAT = 1,     /* destination and source translated: replies come back to a SNAT port of this node */
 	FORWARD_DSR_IPIP = 2, /* reserved: in an IP tunnel to the backend, which answers the client itself */
 	FORWARD_DSR_L2 = 3,   /* reserved: only the MAC address is changed, the backend answers the client itself */
@@ -19,9 +19,13 @@ enum forward {
 };
 
 /* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record.
- * `ambiguous`: replies of a local backend could not be told from those of another flow (ct_clash), or the backend would talk to
- * itself; then it needs a SNAT port as well. */
-AI u64 forward_choose(const struct lb_service *svc, u64 meta, bool ambiguous)
+ * The client's address is kept where replies come back through this node: those of its own backends, and those to its own pods
+ * (`from_pod`: the packet came in by a --pod-device, where tc_egress meets the reply by whichever device it came to the node).
+ * `ambiguous`: replies could not be told from those of another flow (ct_clash), or the backend would talk to itself; then it
+ * needs a SNAT port as well. */
+AI u64 forward_choose(const struct lb_service *svc, u64 meta, u64 from_pod, bool ambiguous)
 {
-	return META_IS(meta, PATH_LOCAL) && !ambiguous ? FORWARD_LOCAL : FORWARD_SNAT;
+	u64 keeping = PATH_LOCAL | (from_pod & 1) * PATH_KEEPS_POD;
+
+	return META_IS(meta, keeping) && !ambiguous ? FORWARD_LOCAL : FORWARD_SNAT;
 }

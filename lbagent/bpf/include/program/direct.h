@@ -52,8 +52,8 @@ AI int direct_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
 
-	if (!s || s->pk.proto != PROTO_UDP || direct_is_stacked(ctx))
-		return LB_PASS;
+	if (!s || s->pk.proto != PROTO_UDP || direct_is_stacked(ctx) || !ctx_comes_first(ctx, s->pk.flags & PKT_EGRESS))
+		return LB_PASS; /* what leaves may be a frontend's request, translated where it came in */
 	direct_turn(&s->pk);
 	direct_take_way(&s->pk, now_ticks());
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);

@@ -36,6 +36,14 @@ AI u16 frame_type(lb_ctx *ctx)
 /* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
+/* The flags of a frame. What the node itself sends has internal scope as well. */
+AI u16 entry_flags(lb_ctx *ctx, u16 flags)
+{
+	if (!HOOK_MARKS_SCOPE || flags & PKT_EGRESS)
+		return flags;
+	return device_scope(CTX_IFINDEX(ctx));
+}
+
 /* A frame that is not of this family, or too short for the parser of plain frames: VLAN tags and small
  * datagrams are for parse_full. */
 AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
@@ -46,8 +54,8 @@ AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 		return LB_PASS;
 	type = *(u16 *)(data + ETH_TYPE);
 	if (type == ETH_FAMILY)
-		return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
-	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, flags, CALL_PARSE_FULL) : LB_PASS;
+		return entry_call(ctx, entry_flags(ctx, flags), FAMILY_CALL(CALL_PARSE_FULL));
+	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, entry_flags(ctx, flags), CALL_PARSE_FULL) : LB_PASS;
 }
 
 /* Hands a plain frame to another program of this family. */
@@ -102,14 +110,6 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 	if (ct_second_in_use(ct_bucket(hash), q->now) && ct_find_frame(ct_bucket(hash >> 32), &key, q->data, &flow))
 		return fast_path_request(ctx, q, &flow, true);
 	return TO_SLOW_PATH;
-}
-
-/* The flags of a frame. What the node itself sends has internal scope as well. */
-AI u16 entry_flags(lb_ctx *ctx, u16 flags)
-{
-	if (!HOOK_MARKS_SCOPE || flags & PKT_EGRESS)
-		return flags;
-	return device_scope(CTX_IFINDEX(ctx));
 }
 
 /* Neither address is one of a service. An ICMP error on its way out may still be about one: the node's own, about a packet for a local

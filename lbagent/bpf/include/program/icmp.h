@@ -5,7 +5,7 @@
  * backend itself sent the error, else it stays. Three directions, told apart by what the quoted packet is:
  *   a request as a remote backend got it (from a SNAT port) -> to the client;
  *   a reply as the client got it (from the VIP)             -> to the backend: PMTU discovery of downloads;
- *   a request as a local backend got it (from the client)   -> stays on its way to the client.
+ *   a request that kept its client's address                -> stays on its way to the client.
  * Any other error passes untouched. An error is never answered and never keeps a flow alive.
  */
 #pragma once
@@ -68,7 +68,7 @@ AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* About a request that a local backend got from the client itself. */
+/* About a request that a backend got from the client's own address. */
 AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const lb_addr *vip, u16 vip_port)
 {
 	struct lb_tuple outer, quoted;
@@ -83,10 +83,10 @@ AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* An error about a request to a local backend may come from any router on the way, but that of the backend itself only from where it lives. */
-AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 value)
+/* An error about a request that kept its client's address may come from any router on the way, but that of the backend itself only from where it lives. */
+AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 meta)
 {
-	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(value))));
+	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, meta);
 }
 
 /* The program CALL_ICMP. */
@@ -97,7 +97,7 @@ AI int icmp_main(lb_ctx *ctx)
 	struct ct_flow flow = {};
 	struct reply_end end;
 	struct ct_key key;
-	u64 hash, now = now_ticks();
+	u64 hash, meta, now = now_ticks();
 	struct lb_quote *q;
 	lb_addr vip;
 	u16 vip_port;
@@ -115,7 +115,12 @@ AI int icmp_main(lb_ctx *ctx)
 	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else it would tell another flow's backend */
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	reply_end_of(&q->pk, &end);
-	if (reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port) && icmp_is_believed(ctx, &s->pk, q, flow.value))
+	if (!reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	meta = PATH_META(path_of(value_backend(flow.value)));
+	if (reply_is_for_egress(&s->pk, meta))
+		return LB_PASS;
+	if (icmp_is_believed(ctx, &s->pk, q, meta))
 		return icmp_of_local(ctx, &s->pk, q, &vip, vip_port);
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }

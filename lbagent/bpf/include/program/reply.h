@@ -75,15 +75,25 @@ struct reply_end {
 	__be16 snat_port; /* that it came to; 0: to the client itself */
 };
 
-/* Did a packet from a local backend's address come from where the backend lives? Any sender may write that address. The node's own processes
- * are believed; what the node forwards must have come in by a --pod-device, or by the device that leads to the backend. */
+/* Did a packet from the address of a backend that sees its clients' addresses come from where the backend lives? Any sender may write that
+ * address. The node's own processes are believed; what the node forwards must have come in by a --pod-device, or by the device that leads to the
+ * backend. A remote backend's reply to a pod is believed as one to a SNAT port is: on any device, as ways back may differ. */
 AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
 {
 	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
 
+	if (META_IS(meta, PATH_KEEPS_POD))
+		return !STRICT_SOURCE || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
 	if (!device || META_IS(meta, PATH_HOST))
 		return !device;
 	return device_scope(device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
+}
+
+/* Is the reply for tc_egress to translate, where it leaves to the client? To the stack the connection of a pod that kept its address is one
+ * with the backend itself: it routes, and conntrack sees, both directions as they are. */
+AI bool reply_is_for_egress(const struct lb_pkt *pk, u64 meta)
+{
+	return !(pk->flags & PKT_EGRESS) && META_IS(meta, PATH_KEEPS_POD);
 }
 
 /* --strict-source: did a reply to a SNAT port come in by the device of the backend's route? A next hop is asked before the FIB. */
@@ -170,7 +180,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	struct ct_key key;
 	struct ct_flow f = {};
 	struct nexthop nh = {};
-	u64 learned = 0, index, value;
+	u64 learned = 0, index, value, meta;
 	int out, rc;
 
 	to.daddr = end->client;
@@ -180,7 +190,10 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 			lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
-	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, PATH_META(path_of(value_backend(f.value))))))
+	meta = PATH_META(path_of(value_backend(f.value)));
+	if (!end->snat_port && reply_is_for_egress(pk, meta))
+		return LB_PASS;
+	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, meta)))
 		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {
 		ct_flow_set(&f, value_of_no_backend(f.value));

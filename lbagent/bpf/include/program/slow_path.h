@@ -139,6 +139,7 @@ AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
 	t->frontend_port = pk->dport;
 	t->proto = pk->proto;
 	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+	t->from_pod = (pk->flags & (PKT_INTERNAL | PKT_EGRESS)) == PKT_INTERNAL;
 	t->from_netns = 0;
 }
 

@@ -11,8 +11,9 @@ struct selection {
 	u64 backend, meta, forward;
 };
 
-/* Chooses. A backend that lives here keeps the client's address; two flows of one client port may then not meet at one backend,
- * nor may a backend meet itself: another backend, or SNAT. Returns 0 or a reason. */
+/* Chooses. Where the client's address is kept, two flows of one client port may not meet at one backend: another backend, or
+ * SNAT. A pod that is its own backend meets itself by SNAT, whatever others there are; a process of the node
+ * has no other address to be asked from, and meets another one. Returns 0 or a reason. */
 AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
 		      const struct ct_key *flow, u64 hash, u64 now, struct selection *out)
 {
@@ -23,18 +24,20 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		u64 id = select_candidate(t, svc, key, hash, n), meta, clash;
 		lb_path *path = path_of(id);
 		lb_addr own;
+		bool itself;
 
 		meta = PATH_META(path);
 		if (!id || !META_IS(meta, PATH_LIVE))
 			continue;
+		path_addr(path, &own);
+		itself = addr_eq(&own, &t->client);
 		out->backend = id;
 		out->meta = meta;
-		out->forward = forward_choose(svc, meta, false);
+		out->forward = forward_choose(svc, meta, t->from_pod, itself && !META_IS(meta, PATH_HOST));
 		if (out->forward != FORWARD_LOCAL)
 			return 0;
-		path_addr(path, &own);
 		clash = ct_clash(hash, flow, id, now);
-		if (!clash && !addr_eq(&own, &t->client))
+		if (!clash && !itself)
 			return 0;
 		clashing = id;
 	}
@@ -42,6 +45,6 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		return REASON_DROP_MISSING_BACKEND;
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));
-	out->forward = forward_choose(svc, out->meta, true);
+	out->forward = forward_choose(svc, out->meta, t->from_pod, true);
 	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_REPLY_CLASH : 0;
 }

@@ -14,6 +14,7 @@ struct lb_tuple5 {
 	__be16 client_port, frontend_port;
 	u8 proto;
 	u8 scope; /* SCOPE_*: which side of the node it comes from */
+	u8 from_pod; /* 1: it came in by a --pod-device; 0: by another one, or the node itself sends it */
 	u8 from_netns; /* 1: `client` is the cookie of a network namespace, as a socket has no address yet; 0: an address */
 };
 

@@ -1,0 +1,112 @@
+"""A pod that asks a Service: backends on other nodes see the pod's address, as far as the reply comes back through this node."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.cluster import DNS, WEB, Cluster
+from tests.lab import traffic
+from tests.lab.traffic import Answer
+
+NODE = {"b1": ("10.77.1.1", "fd77:1::1"), "b2": ("10.77.2.1", "fd77:2::1")}  # what they see of the node
+MASQUERADE = """
+table inet cni { chain postrouting { type nat hook postrouting priority 100;
+    iifname "pod*" ip saddr 10.244.0.0/24 ip daddr 10.77.1.0/24 masquerade;
+    iifname "pod*" ip6 saddr fd44::/64 ip6 daddr fd77:1::/64 masquerade; }; }
+"""
+
+
+def answers(cluster: Cluster, vip: str, count: int = 24) -> set[Answer]:
+    """Let the pod b3 ask a VIP; return who answered, and which client each saw."""
+    ask = traffic.http_get if vip in WEB else traffic.dns_ask
+    with cluster.lab.namespaces["b3"].entered():
+        return {ask(vip, 80 if vip in WEB else 53) for _ in range(count)}
+
+
+def seen_by(found: set[Answer], name: str) -> set[str]:
+    return {answer.client for answer in found if answer.backend == name}
+
+
+def own(cluster: Cluster, vip: str) -> str:
+    pod = cluster.lab.backends["b3"]
+    return pod.ipv6 if ":" in vip else pod.ipv4
+
+
+@pytest.fixture
+def remote(served: Cluster) -> Cluster:
+    """The cluster with web and dns on other nodes alone."""
+    served.serve(served.web("b1", "b2"), served.dns("b1", "b2"))
+    return served
+
+
+@pytest.mark.parametrize("vip", [*WEB, *DNS])
+def test_backends_on_other_nodes_see_the_pod(remote: Cluster, vip: str) -> None:
+    before = remote.packets()
+    found = answers(remote, vip)
+    assert found == {Answer(name, own(remote, vip)) for name in ("b1", "b2")}
+    after = remote.packets()
+    assert after["fwd_new"] == before["fwd_new"], "no flow got a SNAT port"
+    assert after["fwd_reply"] > before["fwd_reply"]
+
+
+@pytest.mark.parametrize("vip", WEB)
+def test_a_large_body_arrives_whole(remote: Cluster, vip: str) -> None:
+    with remote.lab.namespaces["b3"].entered(), traffic.connect(vip, 80) as sock:
+        assert len(traffic.request(sock, "/bytes?n=3000000")) == 3_000_000
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
+def test_what_the_node_masquerades_comes_back_too(remote: Cluster) -> None:
+    """A CNI's rule for what lies outside the pod network: towards the stack the connection is one of pod and backend."""
+    node = remote.lab.node
+    subprocess.run(node.command(["nft", "-f", "-"]), input=MASQUERADE, text=True, check=True)
+    try:
+        for vip in (*WEB, *DNS):
+            found = answers(remote, vip)
+            assert seen_by(found, "b1") == {NODE["b1"][":" in vip]}
+            assert seen_by(found, "b2") == {own(remote, vip)}
+    finally:
+        subprocess.run(node.command(["nft", "flush", "ruleset"]), check=True)
+
+
+@pytest.fixture
+def one_device(fresh: Callable[..., Cluster]) -> Cluster:
+    """An agent without programs at the devices that lead to the other nodes."""
+    cluster = fresh("tc")
+    cluster.agent.devices = ["wan"]
+    cluster.web("b1", "b2").write(cluster.folder)
+    cluster.agent.start()
+    return cluster
+
+
+def test_replies_by_a_device_without_programs(one_device: Cluster) -> None:
+    """A tunnel, say: they meet the program where they leave to the pod."""
+    one_device.wait_backends(one_device.web("b1", "b2"))
+    for vip in WEB:
+        assert answers(one_device, vip) == {Answer(name, own(one_device, vip)) for name in ("b1", "b2")}
+
+
+def test_masquerade_all(fresh: Callable[..., Cluster]) -> None:
+    """They see the node, and a connection made so goes on when the setting is taken back."""
+    cluster = fresh("tc", "--masquerade-all")
+    manifests = [cluster.web("b1", "b2"), cluster.dns("b1", "b2")]
+    for manifest in manifests:
+        manifest.write(cluster.folder)
+    cluster.agent.start()
+    cluster.serve(*manifests)
+    for vip in (*WEB, *DNS):
+        assert answers(cluster, vip) == {Answer(name, NODE[name][":" in vip]) for name in ("b1", "b2")}
+    talkers = traffic.Talkers(cluster.lab.namespaces["b3"], WEB[0], 80, 6)
+    try:
+        cluster.agent.arguments.remove("--masquerade-all")
+        cluster.agent.stop()
+        cluster.agent.start()
+        for vip in (*WEB, *DNS):
+            assert answers(cluster, vip) == {Answer(name, own(cluster, vip)) for name in ("b1", "b2")}
+        assert talkers.ask() == talkers.first
+    finally:
+        talkers.close()
