@@ -22,10 +22,9 @@ from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.further_sources import FurtherAddress
 
-_LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(
-    int, PathFlag
-)  # plain ints: 100,000 records are made at a start
-_L4_MASK, _UDP = max(PathL4) << PATH_L4_SHIFT, PathL4.UDP << PATH_L4_SHIFT
+# Plain ints: 100,000 records are made at a start.
+_LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(int, PathFlag)
+_L4_MASK, _TCP, _UDP = (kind << PATH_L4_SHIFT for kind in (max(PathL4), PathL4.TCP, PathL4.UDP))
 _ANY_KEPT = _LOCAL | _WAS_LOCAL | _KEEPS_POD
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
@@ -93,14 +92,15 @@ def may_keep_client(flags: int) -> bool:
 def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
     """Return the prefilter's bits that a backend with these flags of its path record needs.
 
-    They are that of its replies, and of a pod with UDP that of what is sent to it directly (docs/datapath.md, "Direct datagrams").
+    They are that of its replies, and of a pod those of what is sent to it directly (docs/datapath.md, "Direct conversations").
     A remote backend needs them where pods of this node keep their address.
     """
     if not may_keep_client(flags):
         return ()
-    if flags & _HOST or flags & _L4_MASK != _UDP:
-        return (prefilter.source_bit(address),)
-    return prefilter.source_bit(address), prefilter.direct_bit(address)
+    replies, direct = prefilter.source_bit(address), prefilter.direct_bit(address)
+    if flags & _HOST or flags & _L4_MASK not in (_TCP, _UDP):
+        return (replies,)
+    return (replies, direct) if flags & _L4_MASK == _TCP else (replies, direct, prefilter.datagram_bit(address))
 
 
 def filter_bits(record: bytes) -> tuple[int, ...]:

@@ -236,11 +236,13 @@ NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 DEVICES = 1024  # positions of lb_device
+DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
+SERVICE_NONE = 0  # no frontend's id; of a flow whose frontend is the backend itself (bpf/include/program/direct.h)
 FILTER_BITS = 20  # positions of the prefilter
-FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend of UDP
-FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend
+FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend
+FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend; its neighbour's: one of UDP
 # First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
 METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS

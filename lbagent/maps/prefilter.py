@@ -38,10 +38,15 @@ def snat_bits(address: bytes) -> tuple[int, int]:
 
 
 def direct_bit(address: bytes) -> int:
-    """Return the bit that without `vip_bit` says "a local backend of UDP itself"."""
+    """Return the bit that without `vip_bit` says "a local backend itself"."""
     return 2 * filter_position(address) + 1
 
 
 def source_bit(address: bytes) -> int:
     """Return the bit "source is a local backend"."""
     return FILTER_DST_BYTES * 8 + filter_position(address)
+
+
+def datagram_bit(address: bytes) -> int:
+    """Return the bit that with `direct_bit` says "a local backend of UDP": its neighbour as a source."""
+    return FILTER_DST_BYTES * 8 + (filter_position(address) ^ 1)

@@ -12,6 +12,7 @@ from lbagent.maps.layout import (
     DATAGRAM_SIZE,
     DEVICES,
     DIRECT_BYTES,
+    DIRECT_MARKS,
     FILTER_DST_BYTES,
     FILTER_SRC_BYTES,
     FLOW4_SIZE,
@@ -145,6 +146,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_nexthop_id", t.HASH, LB_NEXTHOP_KEY.size, 4, NEXTHOPS, F_NO_PREALLOC),
         MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
         MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
+        MapSpec("lb_direct", t.ARRAY, 4, DIRECT_MARKS * 4, 1, F_MMAPABLE),
         MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
         MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
@@ -168,6 +170,7 @@ ADDED_MAPS = (
     "lb_neighbor",
     "lb4_sock",
     "lb6_sock",
+    "lb_direct",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 

@@ -43,6 +43,8 @@ def test_filter_bits_lie_where_the_program_looks():
     assert prefilter.snat_bits(address) == (2 * position, 2 * position + 1)
     assert prefilter.direct_bit(address) == 2 * position + 1
     assert prefilter.source_bit(address) == 2 * (1 << 20) + position
+    assert position % 2 == 1
+    assert prefilter.datagram_bit(address) == 2 * (1 << 20) + position - 1, "the neighbour's"
 
 
 def test_both_halves_of_an_ipv6_address_count():

@@ -45,6 +45,7 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         ("lb_nexthop", MapType.ARRAY, (4, 4096 * 16, 1)),
         ("lb_nexthop_id", MapType.HASH, (12, 4, 4096)),
         ("lb_device", MapType.ARRAY, (4, 1024 * 16, 1)),
+        ("lb_direct", MapType.ARRAY, (4, 4096 * 4, 1)),
         ("lb_live", MapType.ARRAY, (4, 2 * 1024 * 4, 1)),
         ("lb_filter", MapType.ARRAY, (4, 3 << 17, 1)),
         ("lb_scratch", MapType.PERCPU_ARRAY, (4, 256, 1)),

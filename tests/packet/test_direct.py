@@ -133,8 +133,8 @@ def test_what_is_no_direct_conversation_of_this_flow(world: World, fam: Family, 
     assert one.caller.is_answered()
 
 
-def test_tcp_to_a_pod_is_not_asked(world: World, fam: Family, hook: str) -> None:
-    """A pod with UDP has TCP as well: its segments pass at the entry, and those from it are still found to be replies."""
+def test_the_other_protocol_of_a_pod(world: World, fam: Family, hook: str) -> None:
+    """Segments pass at the entry, but for a SYN, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
     one = scene(world, fam, hook)
     backend = world.backend(fam, one.pod.address, 8053, TCP, local=True)
     talk = Caller(world, world.service(fam, fam.vip, 53, TCP, [backend]), fam.local(2), PORT, hook)
@@ -143,7 +143,12 @@ def test_tcp_to_a_pod_is_not_asked(world: World, fam: Family, hook: str) -> None
         packet = craft.tcp(fam, fam.client, PORT, one.pod.address, 8053, flags)
         out = world.run(hook, craft.frame(packet))
         expect.untouched(out, craft.frame(packet))
-        assert out.counted == {}
+        assert out.counted == ({Reason.PASS_NOT_SERVICE: 1} if flags == "S" else {})
+    web = world.backend(fam, fam.local(3), 8080, TCP, local=True)
+    datagram = craft.frame(craft.udp(fam, fam.client, PORT, web.address, 8080))
+    out = world.run(hook, datagram)
+    expect.untouched(out, datagram)
+    assert out.counted == {}
     talk.send("S")
     assert talk.is_answered("SA"), "between two pods that both have UDP"
 
@@ -161,6 +166,17 @@ def test_pods_ask_each_other(world: World, fam: Family) -> None:
     one.caller.send()
     assert one.caller.source[0] == fam.node
     assert one.caller.is_answered()
+
+
+def test_a_frontends_datagram_on_its_way_out(world: World, fam: Family) -> None:
+    """A pod asks the frontend: translated where it came in, it leaves by the other pod's device."""
+    one = scene(world, fam, TC_INGRESS, client=fam.local(2))
+    world.backend(fam, fam.local(2), PORT, UDP, local=True)
+    one.caller.send()
+    leaving = craft.frame(craft.udp(fam, fam.local(2), PORT, *one.pod.endpoint), src=LOCAL_MAC, dst=POD_MAC)
+    expect.untouched(world.run(TC_EGRESS, leaving, world.net.pod0), leaving)
+    assert one.caller.stays()
+    assert one.keeps_client
 
 
 def test_on_its_way_out_it_is_asked_once(world: World, fam: Family) -> None:

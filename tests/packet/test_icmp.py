@@ -143,6 +143,7 @@ def test_about_a_reply_of_a_local_backend(
 ) -> None:
     """The error goes up to the pod, about the packet the pod sent; the hop count stays."""
     flow = Flow(world, fam, proto, local=True)
+    expect.at_pod(world, expect.local_reply(fam, proto, flow.backend, fam.client, 40000, "SA"))
     answer = expect.local_reply(fam, proto, flow.backend, fam.client, 40000, "PA", load=b"y" * 60)
     reply = expect.at_pod(world, answer)
     source = fam.client if sender == "client" else fam.router

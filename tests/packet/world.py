@@ -119,7 +119,7 @@ class World:
         for name in ("lb4_affinity", "lb6_affinity", "lb4_frag", "lb6_frag", "lb4_spill", "lb6_spill"):
             self.maps.delete_many(name, [key for key, _ in self.maps.items(name)])
         self._written.clear()
-        for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter", "lb_device"):
+        for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter", "lb_device", "lb_direct"):
             self.clear(name)
         self.forget_flows()
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
@@ -180,13 +180,15 @@ class World:
         return self.nexthops[key]
 
     def filter(self, plane: str, address: bytes, *, on: bool = True) -> None:
-        """Set or clear a bit of the prefilter: plane "vip", "direct" or "source"; with "snat" the first two."""
+        """Set or clear a bit of the prefilter: plane "vip", "direct", "source" or "datagram"; with "snat" the first two."""
         if plane == "snat":
             self.filter("vip", address, on=on)
             plane = "direct"
         self._filter_users[plane, address] += 1 if on else -1
         position = prefilter.filter_position(address)
-        if plane == "source":
+        if plane == "datagram":
+            position ^= 1
+        if plane in ("source", "datagram"):
             offset, shift = layout.FILTER_DST_BYTES + (position >> 6) * 8, position & 63
         else:
             offset, shift = (position >> 5) * 8, (position & 31) * 2 + (plane == "direct")
@@ -219,8 +221,10 @@ class World:
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
         if local or keeps_pod:
             self.filter("source", family.packed(address))
-            if proto == UDP and not host:
+            if not host:
                 self.filter("direct", family.packed(address))
+            if proto == UDP and not host:
+                self.filter("datagram", family.packed(address))
         return row
 
     def further(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:

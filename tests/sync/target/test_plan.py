@@ -56,7 +56,7 @@ def test_a_new_backend_costs_its_own_entries_and_the_master():
     node = Node()
     node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.2:80", ONE))
     done = node.serve(service("10.96.0.1:80", ONE, TWO, THREE), node.state.services[1])
-    assert written(done) == {"lb4_backend": 1, "lb4_path": 2, "lb4_service": 2, "lb_filter": 1, "lb_metrics": 1}
+    assert written(done) == {"lb4_backend": 1, "lb4_path": 2, "lb4_service": 2, "lb_filter": 2, "lb_metrics": 1}
 
 
 def test_a_backend_leaves_with_its_last_service():
@@ -206,7 +206,7 @@ def test_filter_bits_follow_frontends_node_addresses_and_local_backends():
     assert not is_set(node, prefilter.source_bit(local))
 
 
-def test_pods_of_this_node_with_udp_are_in_the_prefilter_as_destinations():
+def test_pods_of_this_node_are_in_the_prefilter_as_destinations():
     node = Node()
     pod, far, web = (bytes((10, 244, 1, last)) for last in (11, 12, 13))
     dns = service("10.96.0.1:53/UDP", backend("10.244.1.11:53/UDP"), backend("10.244.1.12:53/UDP"))
@@ -214,12 +214,14 @@ def test_pods_of_this_node_with_udp_are_in_the_prefilter_as_destinations():
     assert is_set(node, prefilter.direct_bit(pod))
     assert not is_set(node, prefilter.vip_bit(pod)), "then it would be an address that the node translates to"
     assert not is_set(node, prefilter.direct_bit(far))
-    assert not is_set(node, prefilter.direct_bit(web))
+    assert is_set(node, prefilter.direct_bit(web))
+    assert [is_set(node, prefilter.datagram_bit(address)) for address in (pod, far, web)] == [True, False, False]
     assert check(node.maps, settled=True) == []
     node.restart()
     node.serve(service("10.96.0.1:80", backend("10.244.1.13:80"), backend("10.244.1.11:80")))
-    assert not is_set(node, prefilter.direct_bit(pod))
+    assert not is_set(node, prefilter.datagram_bit(pod))
     assert is_set(node, prefilter.source_bit(pod)), "its backend of TCP lives on"
+    assert is_set(node, prefilter.direct_bit(pod))
 
 
 def test_a_process_of_the_node_is_not_asked_for_directly():

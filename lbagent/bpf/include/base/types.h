@@ -15,8 +15,10 @@
 
 /* Shared memory: one load or store each, never merged, split or repeated by the compiler. */
 #define RD64(p) (*(volatile u64 *)(p))
+#define RD32(p) (*(volatile u32 *)(p))
 #define RD16(p) (*(volatile u16 *)(p))
 #define WR64(p, v) (*(volatile u64 *)(p) = (v))
+#define WR32(p, v) (*(volatile u32 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
 #if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/build/rewrite.py puts the instruction in for this call */

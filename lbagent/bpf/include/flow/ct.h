@@ -14,6 +14,7 @@
 #define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
 #define SEEN_HANDSHAKE(sp) SEEN_NEXTHOP(sp) /* of a flow that is opening (ct_state.h) */
 #define HANDSHAKE_ANSWERED 0x8000ULL
+#define HANDSHAKE_OLDER 0x4000ULL
 
 struct spill_value {
 	u64 value, seen;
@@ -201,7 +202,14 @@ AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
 	u64 word = SEEN_NEXTHOP(f->seen_at);
 
-	return word & HANDSHAKE_ANSWERED ? 0 : word;
+	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word;
+}
+
+/* Has nothing come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of this flow?
+ * Of a spilled flow, which has two rows, it is not known. */
+AI bool ct_flow_is_unanswered(const struct ct_flow *f)
+{
+	return V_STATE(f->value) == CT_NEW && !f->spilled && !(SEEN_HANDSHAKE(f->seen_at) & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER));
 }
 
 AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)

@@ -6,6 +6,7 @@
  *
  * As long as a flow is opening, the 16 bits of its seen word where the next hop towards the client will be are its handshake word:
  *   bit 15: the backend has answered: a SYN-ACK, or UDP's first reply. Set, the bits are no next hop
+ *   bit 14: TCP, not answered: the backend may have a connection of this flow from before the client's SYN
  *   bits 0-13: of TCP the low bits of the number by which the client acknowledges that SYN-ACK; of UDP the tick of the reply
  */
 #pragma once
@@ -32,6 +33,8 @@ AI bool tcp_establishes(struct ct_step *step, u64 flags, u64 number, bool from_b
 	 * (RFC 5961 §4.2). Data or FIN it sends only on a connection. */
 	if (from_backend)
 		return V_STATE(step->value) == CT_MID || flags & (TCP_PSH | TCP_FIN);
+	if (!(step->word & HANDSHAKE_ANSWERED)) /* its SYN-ACK came before these programs */
+		step->word = HANDSHAKE_OLDER;
 	return step->word & HANDSHAKE_ANSWERED && flags & TCP_ACK && !((step->word ^ number) & HANDSHAKE_NUMBER);
 }
 
@@ -40,7 +43,7 @@ AI void tcp_open(struct ct_step *step)
 {
 	if (V_STATE(step->value) == CT_MID || V_STATE(step->value) == CT_CLOSING) {
 		step->value = value_reopened(step->value);
-		step->word = 0;
+		step->word = HANDSHAKE_OLDER;
 	}
 }
 

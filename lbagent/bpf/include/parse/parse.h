@@ -17,7 +17,7 @@
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* with CONCERN_VIP: destination is a SNAT address of this node */
-#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend of UDP itself (direct.h) */
+#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend itself (direct.h) */
 #define CONCERN_SOURCE 4 /* source is a local backend; set only where it was asked */
 
 /* Bounds the verifier can use: masks are above any real value (two tags; IPv4 options; bounded extension headers). */
@@ -53,6 +53,12 @@ AI void pkt_segment_len(lb_ctx *ctx, const u8 *l4, struct lb_pkt *pk)
 AI bool is_syn(const struct lb_pkt *pk)
 {
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* In the slow path: does the packet come from CALL_DIRECT, with the backend chosen? */
+AI bool pkt_is_direct(const struct lb_pkt *pk)
+{
+	return !(pk->concern & CONCERN_VIP);
 }
 
 /* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. */

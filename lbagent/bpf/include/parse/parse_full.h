@@ -222,7 +222,7 @@ AI int parse_full_main(lb_ctx *ctx)
 	addr_load(&pk->saddr, l3 + IP_SADDR);
 	addr_load(&pk->daddr, l3 + IP_DADDR);
 	pk->concern = prefilter_dst(&pk->daddr);
-	if (pk->concern == CONCERN_DIRECT && !direct_is_asked(ctx, l3[IP_PROTO], pk->flags))
+	if (pk->concern == CONCERN_DIRECT && !direct_is_asked(ctx, l3, end, pk->flags))
 		pk->concern = 0;
 	pk->concern |= prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0;
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && parse_full_icmp_error(l3, end)))

@@ -61,17 +61,65 @@ AI bool prefilter_src6(const u8 *data)
 	return prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
 }
 
-/* Must direct.h see a frame whose destination is of CONCERN_DIRECT? TCP tells a second connection by its handshake. What carries
- * UDP may be behind it in an IPv6 extension header, so the first protocol number rules out TCP alone. */
-AI bool direct_is_asked(lb_ctx *ctx, u8 proto, u16 flags)
+/* Is there a local backend of UDP at the address with this position? Asked of CONCERN_DIRECT only; the bit is its neighbour's as a source. */
+AI bool prefilter_datagrams_at(u64 position)
 {
-	return proto != PROTO_TCP && ctx_comes_first(ctx, flags & PKT_EGRESS);
+	return prefilter_src_at(position ^ 1);
 }
 
-/* May a datagram of no service be one for direct.h? Where addresses meet in the prefilter, CONCERN_DIRECT is not to be seen. */
-AI bool direct_is_possible(const struct lb_pkt *pk)
+#define DIRECT_MARK_SPARE 2 /* ticks that a mark outlives its flow */
+
+/* Until when (tick of whole_ticks(), 32 bits) packets from a client port to a local backend are looked at, because a direct connection of
+ * that port is a flow (direct.h). 0: there is none. Ports share marks. */
+AI u32 *direct_mark(u16 client_port)
 {
-	return pk->proto == PROTO_UDP && prefilter_src(&pk->daddr);
+	return (u32 *)((u8 *)MAPVAL(lb_direct) + (client_port & (DIRECT_MARKS - 1)) * sizeof(u32));
+}
+
+/* Of TCP: a SYN may open a connection that the backend could not tell from a flow's; other segments only where such a one is a flow. */
+AI bool direct_segment_is_asked(u8 tcp_flags, u16 client_port)
+{
+	return (tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || RD32(direct_mark(client_port));
+}
+
+/* Must direct.h see a packet whose destination is of CONCERN_DIRECT? `l4`: where its L4 header is if `plain`. What is neither TCP nor UDP may
+ * be an ICMP error, or have either behind an extension header. */
+AI bool direct_is_asked_of(u8 proto, bool plain, const u8 *l4, const u8 *end, u64 position)
+{
+	if (proto == PROTO_TCP)
+		return !plain || l4 + TCP_HLEN > end || direct_segment_is_asked(l4[TCP_FLAGS], *(u16 *)(l4 + L4_SPORT));
+	return proto != PROTO_UDP || prefilter_datagrams_at(position);
+}
+
+/* The same of a packet of either family, of whose header all is there; `flags`: PKT_EGRESS. */
+AI bool direct_is_asked4(lb_ctx *ctx, const u8 *l3, const u8 *end, u16 flags)
+{
+	bool plain = *l3 == IP4_VERSION_HLEN && !(*(u16 *)(l3 + IP4_FRAGMENT) & (IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET));
+
+	return ctx_comes_first(ctx, flags & PKT_EGRESS) &&
+	       direct_is_asked_of(l3[IP4_PROTO], plain, l3 + IP4_HLEN, end, prefilter_position4(*(u32 *)(l3 + IP4_DADDR)));
+}
+
+AI bool direct_is_asked6(lb_ctx *ctx, const u8 *l3, const u8 *end, u16 flags)
+{
+	const u8 *dst = l3 + IP6_DADDR;
+
+	return ctx_comes_first(ctx, flags & PKT_EGRESS) &&
+	       direct_is_asked_of(l3[IP6_NEXT_HEADER], true, l3 + IP6_HLEN, end, prefilter_position6(*(u64 *)dst, *(u64 *)(dst + 8)));
+}
+
+#if LB_FAMILY == 4
+#define direct_is_asked direct_is_asked4
+#else
+#define direct_is_asked direct_is_asked6
+#endif
+
+/* May a packet of no service be one for direct.h? Where addresses meet in the prefilter, CONCERN_DIRECT is not to be seen. */
+AI bool direct_is_possible(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	if (!ctx_comes_first(ctx, pk->flags & PKT_EGRESS) || !prefilter_src(&pk->daddr))
+		return false;
+	return pk->proto == PROTO_UDP || (pk->proto == PROTO_TCP && direct_segment_is_asked(pk->tcp_flags, pk->sport));
 }
 
 /* A device's record in two words: ifindex 32, first four bytes of the MAC; its last two, flags 16, MTU 16. */
@@ -102,6 +150,15 @@ AI u16 device_scope(u64 ifindex)
 	u64 *device = device_find(ifindex);
 
 	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
+}
+
+/* Was a packet that leaves translated by the pod device's hook already? A direct connection's that is a flow looks like one of another
+ * flow of its client port then (direct.h). */
+AI bool direct_was_translated(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
+
+	return pk->flags & PKT_EGRESS && RD32(direct_mark(pk->dport)) && device && device_scope(device);
 }
 
 AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)

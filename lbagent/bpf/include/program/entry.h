@@ -124,7 +124,7 @@ AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 /* Asks the prefilter for an IPv6 frame that comes in. Returns IS_CONCERN or a verdict. */
 #define IS_CONCERN (-1)
 
-AI int entry_prefilter6(lb_ctx *ctx, const u8 *data)
+AI int entry_prefilter6(lb_ctx *ctx, const u8 *data, const u8 *end)
 {
 	u64 concern = prefilter_dst6(data);
 
@@ -132,7 +132,7 @@ AI int entry_prefilter6(lb_ctx *ctx, const u8 *data)
 		return LIKELY(!prefilter_src6(data)) ? LB_PASS : IS_CONCERN;
 	if (LIKELY(concern != CONCERN_DIRECT))
 		return IS_CONCERN;
-	if (direct_is_asked(ctx, data[ETH_HLEN + IP6_NEXT_HEADER], 0))
+	if (direct_is_asked6(ctx, data + ETH_HLEN, end, 0))
 		return entry_call(ctx, 0, CALL_PARSE_FULL + 1);
 	return prefilter_src6(data) ? IS_CONCERN : LB_PASS;
 }
@@ -163,7 +163,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
 			return entry_not_plain(ctx, q.data, end, flags);
 		if (!(flags & PKT_EGRESS)) { /* a frame on its way out may be the node's own ICMP error */
-			rc = entry_prefilter6(ctx, q.data);
+			rc = entry_prefilter6(ctx, q.data, end);
 			if (rc != IS_CONCERN)
 				return rc;
 		}
@@ -176,7 +176,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
 	if (LIKELY(!concern) || concern_is_direct(concern)) {
-		if (UNLIKELY(concern) && direct_is_asked(ctx, q.data[ETH_HLEN + IP_PROTO], flags))
+		if (UNLIKELY(concern) && direct_is_asked(ctx, q.data + ETH_HLEN, end, flags))
 			return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 		if (LIKELY(!prefilter_src(&pk.saddr)))
 			return entry_not_service(ctx, q.data, flags);

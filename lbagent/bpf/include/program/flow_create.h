@@ -11,6 +11,18 @@
 #define CT_FOUND 5 /* another CPU made this very flow */
 #define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the port that was found could not be taken */
 
+/* Loads what the holder of a SNAT port was asked for as. Its frontend may be the backend itself. Returns false if that has gone. */
+AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
+{
+	lb_path *path = path_of(snat_view_backend(view));
+
+	if (snat_view_service(view) != SERVICE_NONE)
+		return service_frontend(snat_view_service(view), vip, vip_port);
+	path_addr(path, vip);
+	*vip_port = META_PORT(PATH_META(path));
+	return true;
+}
+
 /* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of the flow that came last. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
@@ -32,6 +44,20 @@ AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *k
 	ct_spill_reply(reply, value, s->service, now);
 }
 
+/* Can a flow do without an entry where there is no room? The next packets of a SYN to a frontend are sent alike, by selection. */
+AI u64 flow_create_needs_no_entry(const struct lb_scratch *s)
+{
+	return is_syn(&s->pk) & (0 - (u64)s->service) >> 63; /* without a branch: the verifier counts ways */
+}
+
+/* No SNAT port can be had. What is for no frontend goes on as it came. */
+AI int flow_create_without_port(lb_ctx *ctx, const struct lb_scratch *s)
+{
+	if (s->service == SERVICE_NONE && s->choice == CHOICE_NEW)
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+}
+
 AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
 {
 	u64 rc = CT_RETRY;
@@ -49,7 +75,7 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 			}
 			continue;
 		}
-		rc = ct_insert(s->hash, key, reply, value, s->service, is_syn(&s->pk), now, f);
+		rc = ct_insert(s->hash, key, reply, value, s->service, flow_create_needs_no_entry(s), now, f);
 		if (rc != CT_RETRY)
 			break;
 	}
@@ -107,7 +133,7 @@ AI int flow_create_main(lb_ctx *ctx)
 			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;
 			if (FURTHER_SOURCES || !s->snat_port)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
-			return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+			return flow_create_without_port(ctx, s);
 		}
 		value = value_with_snat(value, port);
 		RACE_POINT(SNAT_TAKEN);

@@ -172,6 +172,15 @@ AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
 	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
 }
 
+/* Does a pod say something of another connection, after a SYN of the client that it has not accepted? It challenges that SYN where the
+ * client port talks to it directly (RFC 5961 §4.2), or goes on with what it was sending. */
+AI bool reply_is_of_another(const struct lb_pkt *pk, const struct reply_end *end, const struct ct_flow *f)
+{
+	if (LIKELY(!ct_flow_is_unanswered(f)) || pk->proto != PROTO_TCP || pk->tcp_flags & (TCP_SYN | TCP_RST) || end->snat_port)
+		return false;
+	return !META_IS(PATH_META(path_of(value_backend(f->value))), PATH_HOST);
+}
+
 /* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
 AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
@@ -186,7 +195,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	to.daddr = end->client;
 	to.dport = end->client_port;
 	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport)) {
-		if (direct_is_possible(pk))
+		if (direct_is_possible(ctx, pk))
 			lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
@@ -195,8 +204,14 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 		return LB_PASS;
 	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, meta)))
 		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
+	if (direct_was_translated(ctx, pk))
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {
 		ct_flow_set(&f, value_of_no_backend(f.value));
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
+	if (UNLIKELY(reply_is_of_another(pk, end, &f))) { /* the client's next SYN is sent from a SNAT port */
+		ct_flow_set(&f, value_awaiting_snat(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
 	index = ct_flow_nexthop(&f);
@@ -235,7 +250,7 @@ AI int reply_main(lb_ctx *ctx)
 	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view)) {
 		if (STRICT_SOURCE && !reply_is_by_route(ctx, &s->pk, &view))
 			return verdict(ctx, REASON_DROP_FOREIGN_SOURCE, LB_DROP);
-		if (service_frontend(snat_view_service(&view), &to.saddr, &to.sport))
+		if (view_frontend(&view, &to.saddr, &to.sport))
 			return reply_snat(ctx, s, &view, &to, now);
 		end.client = view.client;
 		end.client_port = view.client_port;

@@ -109,6 +109,8 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	int rc;
 
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
+		if (ct_flow_service(f) == SERVICE_NONE)
+			return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS); /* the pod itself answers */
 		ct_flow_close(f, now);
 		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta) || ct_flow_lost_snat(f, key))
 			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
@@ -159,7 +161,7 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	}
 	if (prefilter_src(&s->pk.saddr)) /* the filter is lossy: it may still be a local backend's reply */
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
-	if (direct_is_possible(&s->pk))
+	if (direct_is_possible(ctx, &s->pk))
 		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
@@ -221,7 +223,7 @@ AI int slow_path_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
-	if (is_syn(&s->pk)) {
+	if (is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
 		rc = slow_path_select(ctx, s, &key, now);
 		if (rc != CONTINUE)
 			return rc;
@@ -235,7 +237,7 @@ AI int slow_path_main(lb_ctx *ctx)
 			return rc;
 	}
 	s->version = f.version;
-	if (!is_syn(&s->pk)) {
+	if (!is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
 		rc = slow_path_select(ctx, s, &key, now);
 		if (rc != CONTINUE)
 			return rc;

@@ -46,7 +46,7 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 	lb_addr vip;
 	u16 vip_port;
 
-	if (!service_frontend(snat_view_service(view), &vip, &vip_port))
+	if (!view_frontend(view, &vip, &vip_port))
 		return true;
 	hash = ct_key_make(&key, &view->client, view->client_port, &vip, vip_port, l4_number(l4));
 	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, index))
@@ -139,7 +139,7 @@ AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
 		s->snat_port = 0;
 		lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	}
-	return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
+	return flow_create_without_port(ctx, s);
 }
 
 /* Returns how many flows are asked for a port of the source address of the record `backend`. */

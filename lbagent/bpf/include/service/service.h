@@ -107,7 +107,7 @@ AI bool service_is_gone(u64 service)
 	u32 id = service;
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
 
-	return !r || !r->port;
+	return id != SERVICE_NONE && (!r || !r->port);
 }
 
 /* A frontend without a backend for new flows: rejected, or dropped where a Local policy leaves it to other nodes. */
