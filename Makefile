@@ -8,7 +8,11 @@ OTHER ?=
 COUNT := $(if $(ALL),0,$(if $(filter command line environment,$(origin N)),$(N),300))
 SEED ?= 1
 FILES ?=
-.PHONY: help setup build demo demo-k8s demo-shell test bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
+HOW ?= process
+PROCS ?= 12
+KILL ?= 0
+FOCUS ?= \[sig-network\]
+.PHONY: help setup build demo demo-k8s demo-shell test e2e-cluster bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +20,7 @@ help: ## show this list
 	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
 	  '  and 10 MB of package lists) and 55 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
+	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
 	  '  demo-k8s and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
 	  '  test: 0.25 GB of Go modules more; each time 17 MB of Debian packages for the container image, and the first time 10 MB by pip.' \
 	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
@@ -37,6 +42,10 @@ demo-shell: need-root build ## set up the namespaces of the demo and open a shel
 
 test: need-root build ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
 	@exec $(PYTHON) -m pytest $(ARGS)
+
+e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, PROCS=, KILL=20)
+	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }
+	@exec $(PYTHON) -m tests.conformance --cluster "$(CLUSTER)" --how $(HOW) --procs $(PROCS) --kill $(KILL) --focus "$(FOCUS)" $(ARGS)
 
 bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)

@@ -35,6 +35,7 @@ WHOLE = {
     "packaging",
     "mutants",
     "kube",
+    "conformance",
 }  # tests of the whole, and what they share
 
 MENTION = re.compile(r"(?<![\w.*{<-])(?:[\w.-]+/)*\w[\w-]*\.(?:py|h|c)\b(?![(\w*])")

@@ -31,6 +31,10 @@ class Source(Protocol):
         """Whether the last list was good and not empty."""
 
     @property
+    def listed(self) -> bool:
+        """Whether it gave a whole list since it began: what that holds is as it says, also when what it lacks is in doubt."""
+
+    @property
     def remedy(self) -> str:
         """What an operator can do about a source that is not trusted."""
 

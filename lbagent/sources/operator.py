@@ -34,7 +34,7 @@ class OperatorSource:
     """The states that the operator set: of single backends by address, and of Pods by reference."""
 
     name = OPERATOR
-    trusted = True
+    trusted = listed = True
     remedy, held = "", 0
 
     def __init__(self, state_dir: str) -> None:

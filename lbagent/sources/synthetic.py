@@ -47,7 +47,7 @@ class SyntheticSource:
     """
 
     name = SOURCE
-    trusted = True
+    trusted = listed = True
     remedy, held = "", 0
 
     def __init__(self, services: int, backends: int) -> None:

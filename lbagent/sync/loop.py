@@ -124,9 +124,10 @@ class SyncLoop:
         untrusted = tuple(source.name for source in self._sources if not source.trusted)
         if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
             return None
+        unlisted = tuple(source.name for source in self._sources if not (source.trusted or source.listed))
         store = self.inbox.store
         return Provenance(
-            untrusted, store.services_of(untrusted), store.services_with_endpoints(), self._resolver.overrides()
+            untrusted, store.services_of(unlisted), store.services_with_endpoints(), self._resolver.overrides()
         )
 
     def _adopt(self, resolution: Resolution) -> None:

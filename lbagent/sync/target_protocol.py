@@ -23,13 +23,13 @@ from lbagent.sync.backoff import Failure
 class Provenance(Struct, frozen=True):
     """Which sources the objects behind a State come from: for a target that keeps entries of an earlier agent.
 
-    `untrusted` are the sources whose last list was not good; `services_of_untrusted` are the keys of the Services (and Pods) of
-    which they hold a part, `services_with_endpoints` those whose endpoints any source names. `overrides` are the states set by
-    the operator and by health checks.
+    `untrusted` are the sources whose last list was not good; `services_of_unlisted` are the keys of the Services (and Pods) of
+    which those hold a part that gave no whole list yet, `services_with_endpoints` those whose endpoints any source names.
+    `overrides` are the states set by the operator and by health checks.
     """
 
     untrusted: tuple[str, ...]
-    services_of_untrusted: Collection[str]
+    services_of_unlisted: Collection[str]
     services_with_endpoints: Collection[str]
     overrides: Mapping[L3n4Addr, BackendState]
 

@@ -73,6 +73,11 @@ class FolderSource:
         """Whether the folder was readable and held a manifest, and is not just coming back."""
         return self._problem is None and not self._recovering
 
+    @property
+    def listed(self) -> bool:
+        """As `trusted`: copies of manifests stand in for a folder that is away, and may be older than it."""
+        return self.trusted
+
     def snapshot(self) -> ObjectSnapshot:
         """Return every object that holds."""
         return self._files.snapshot()

@@ -80,6 +80,11 @@ class KubeSource:
         return self._is_given and self._own_problem() is None
 
     @property
+    def listed(self) -> bool:
+        """Whether every resource was listed: what a list holds counts, while what it lacks may wait for a confirmation."""
+        return self._is_given
+
+    @property
     def held(self) -> int:
         """How many objects the last lists did not hold and are kept until that is confirmed."""
         return len(self._remembered) + sum(len(each.cache.held) for each in self._reflectors)
@@ -107,13 +112,15 @@ class KubeSource:
     @property
     def remedy(self) -> str:
         """What an operator does about a list that is not believed, or a server that is away."""
-        return CONFIRM if self.held or self._is_empty else REACH
+        return CONFIRM if self._held_text() else REACH
 
     def _own_problem(self) -> Message | None:
         """Return why the source is not trusted, in one message."""
         failures = [each.failure for each in self._reflectors if each.failure and not each.resource.optional]
         failing, held = failure_message(failures), self._held_text()
         if not held:
+            if failing is None and not self._is_given and self.synced.is_set():  # the server says nothing at all
+                return Message("the API server has not listed everything yet", "what the maps hold is served")
             return failing
         return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
 

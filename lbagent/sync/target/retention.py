@@ -1,9 +1,9 @@
 """What is kept while a source is untrusted and the maps serve what it may have named to an earlier agent. Pure.
 
 Nothing is taken away then that may come from the untrusted source: a frontend that no object names stays as it is in the
-maps; one whose Service, or a part of it, comes from an untrusted source, or has no slice yet, keeps the backends it had beside
-those that are known. All else is as always: what trusted sources hold whole is written whole, and they alone decide on it from
-then on.
+maps; one whose Service, or a part of it, comes from a source that has given no whole list yet, or has no slice yet, keeps the
+backends it had beside those that are known. What a list holds whose gaps are in doubt is known whole. All else is as always:
+what trusted sources hold whole is written whole, and they alone decide on it from then on.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Retention(Struct):
 
     def _with_rest(self, svc: SVC, provenance: Provenance) -> SVC:
         old, name = self.found.get(svc.frontend), str(svc.name)
-        if name not in provenance.services_of_untrusted and (
-            svc.backends or name in provenance.services_with_endpoints
-        ):
+        if name not in provenance.services_of_unlisted and (svc.backends or name in provenance.services_with_endpoints):
             self.found.pop(svc.frontend, None)
             self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
             return svc

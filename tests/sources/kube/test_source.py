@@ -98,6 +98,22 @@ async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
         assert (follower.source.trusted, fresh.source.trusted) == (True, True)
 
 
+async def test_a_server_that_is_slow_at_the_start_is_not_a_bad_list(api, tmp_path, monkeypatch) -> None:
+    """An agent that goes on from its maps says that it waits for lists, and does not speak of deletions."""
+    monkeypatch.setattr(deletion_guard, "DELAY_S", 0.01)
+    file = tmp_path / "state" / deletion_guard.FILE
+    async with following(api, tmp_path) as follower:
+        await follower.until(file.exists)
+    api.is_silent = True
+    async with following(api, tmp_path, resumes=True, timing=replace(QUICK, first_list_s=0.1)) as follower:
+        (only,) = follower.source.problems()
+        assert "has not listed everything yet" in str(only)
+        assert not follower.source.listed
+        assert "max-delete-ratio" not in follower.source.remedy
+        api.is_silent = False
+        await follower.until(lambda: follower.source.trusted and follower.texts == "")
+
+
 async def test_a_server_that_goes_away_later_changes_nothing(api, tmp_path) -> None:
     async with following(api, tmp_path) as follower:
         before = dict(follower.known)
@@ -213,7 +229,7 @@ async def test_a_restarted_agent_knows_how_many_services_there_were(api, tmp_pat
     api.replace([node(), service("kubernetes"), slice_of("kubernetes", "192.0.2.9")])
     async with following(api, tmp_path, resumes=True) as follower:
         assert follower.names("Service") == ["default/kubernetes"]
-        assert not follower.source.trusted
+        assert (follower.source.trusted, follower.source.listed) == (False, True)
         assert follower.source.held == 24
         assert "24 of 25 services of an earlier agent" in follower.texts
     async with following(api, tmp_path, resumes=True) as follower:  # and the next one too

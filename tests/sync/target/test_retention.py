@@ -113,6 +113,29 @@ async def test_what_a_trusted_source_takes_away_itself_goes() -> None:
         assert check(maps) == []
 
 
+async def test_what_a_list_holds_counts_while_what_it_lacks_is_in_doubt() -> None:
+    """A list after a restart lacks too many Services at once: those stay, all others go on as in any agent."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, *[obj for n in (1, 2, 3, 4) for obj in (service(n), endpoints(n, 1, 2))])
+    before = of(maps, 4)
+    source = ListSource("kube")
+    source.trusted, source.listed = False, True
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(*[obj for n in (1, 2) for obj in (service(n), endpoints(n, 1))], service(3))
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        assert (hosts(maps, 1), hosts(maps, 2)) == ({"1"}, {"1"})
+        assert hosts(maps, 3) == {"1", "2"}, "its slices are not there yet"
+        source.put(endpoints(1, 3))
+        source.drop(service(2), endpoints(2, 1))
+        await loop.settled()
+        assert hosts(maps, 1) == {"3"}
+        assert of(maps, 2) == []
+        assert of(maps, 4) == before
+        assert not target.ready.is_set()
+        assert check(maps) == []
+
+
 async def test_a_service_without_its_endpoints_keeps_those_it_had() -> None:
     maps = MemoryMaps(SMALL)
     await serve_first(maps, service(1), endpoints(1, 1, 2))

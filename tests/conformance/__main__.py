@@ -1,0 +1,88 @@
+"""`python -m tests.conformance --cluster FOLDER`: the e2e suite against agents in a real cluster. Exit code 0 only when all pass."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conformance import document, results
+from tests.conformance.node_agents import HOW
+from tests.conformance.node_cluster import NodeCluster
+from tests.lab.netns import LabError
+
+FOCUS = r"\[sig-network\]"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--cluster", type=Path, required=True, help="folder of the cluster's scripts")
+    parser.add_argument("--how", choices=sorted(HOW), default="process", help="how the agents get on the nodes")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--procs", type=int, default=12, help="tests at a time")
+    parser.add_argument("--focus", default=FOCUS, help="tests whose title matches this regular expression")
+    parser.add_argument("--kill", type=float, default=0.0, metavar="SECONDS", help="SIGKILL every agent so often")
+    parser.add_argument("--agent", action="append", default=[], metavar="ARGUMENT", help="one more for every agent")
+    parser.add_argument("--times", type=int, default=1, help="runs of the suite, on one cluster")
+    parser.add_argument("--document", action="store_true", help="write the last run into docs/conformance.md")
+    parser.add_argument("--use", metavar="KUBECONFIG", help="of a cluster that is up already, and stays so")
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool:
+    """Install the agents, run the suite, say what was seen."""
+    at, ok = document.commit(), True
+    expected = results.baseline((options.cluster / "baseline.txt").read_text())
+    expected = [title for title in expected if re.search(options.focus, title)]
+    agents = HOW[options.how](cluster, folder, options.agent)
+    try:
+        agents.install()
+        cluster.wait_dns()
+        agents.watch(options.kill)
+        say(f"the agents' logs: {folder}")
+        for _ in range(options.times):
+            seen = results.read(cluster.suite(options.focus, options.procs, say), expected)
+            say(seen.text())
+            ok = ok and seen.ok
+        for line in agents.report():
+            say(line)
+    finally:
+        agents.stop()
+    if options.document and options.focus == FOCUS:
+        name = options.how + (f", killed each {options.kill:g} s" if options.kill else "")
+        document.write(document.row(name, seen, len(cluster.nodes), options.procs, at))
+    return ok
+
+
+def end(number: int, _frame: object) -> None:
+    """Leave by way of the clean-up."""
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    options = arguments()
+    signal.signal(signal.SIGTERM, end)
+    cluster = NodeCluster(options.cluster)
+    folder = Path(tempfile.mkdtemp(prefix="lbagent-conformance-"))
+    with contextlib.ExitStack() as closing:
+        if options.use:
+            cluster.adopt(options.use)
+        else:
+            closing.callback(cluster.down)
+            cluster.up(options.nodes)
+        return 0 if run(options, cluster, folder) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LabError as error:
+        sys.exit(f"{error}")

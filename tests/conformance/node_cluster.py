@@ -1,0 +1,107 @@
+"""A Kubernetes cluster in namespaces, through the scripts that bring it up (docs/conformance.md says what they must offer)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.netns import LabError, wait_for
+
+KUBECONFIG = "KUBECONFIG="  # the line of `cluster.sh up` that names the administrator's
+DNS_READY_S = 300
+
+
+class NodeCluster:
+    """One cluster: up, its nodes, kubectl, programs on its nodes, the suite, down."""
+
+    def __init__(self, scripts: Path) -> None:
+        """Take the folder that holds cluster.sh, e2e.sh and baseline.txt."""
+        self.scripts, self.kubeconfig = scripts, Path()
+        self.nodes: list[str] = []
+        for name in ("cluster.sh", "e2e.sh", "baseline.txt"):
+            if not (scripts / name).exists():
+                raise LabError(f"{scripts} has no {name}: CLUSTER names the folder of a cluster's scripts")
+
+    def up(self, nodes: int) -> None:
+        """Bring it up with both IP families and without a service proxy. What is missing is built first: some minutes."""
+        argv = [self._script("cluster.sh"), "up", "--nodes", str(nodes), "--dual-stack", "--proxy", "none"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: exit {done.returncode}")
+        self.adopt(next(line for line in done.stdout.splitlines() if line.startswith(KUBECONFIG))[len(KUBECONFIG) :])
+
+    def adopt(self, kubeconfig: str) -> None:
+        """Use the cluster of a kubeconfig, which is up."""
+        self.kubeconfig = Path(kubeconfig)
+        self.nodes = [node["metadata"]["name"] for node in self.json("get", "nodes")["items"]]
+
+    def down(self) -> None:
+        """Take it away, with everything on its nodes."""
+        subprocess.run([self._script("cluster.sh"), "down"], check=False)
+
+    def kubectl(self, *words: str, text: str | None = None) -> str:
+        """Run kubectl as administrator and return what it prints."""
+        argv = [self._script("cluster.sh"), "kubectl", *words]
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LabError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.kubectl(*words, "-o", "json"))
+
+    def on_node(self, node: str, argv: Sequence[str]) -> list[str]:
+        """Return argv such that it runs in all namespaces and cgroups of a node."""
+        return [self._script("cluster.sh"), "exec", node, *argv]
+
+    def run_on_node(self, node: str, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a program on a node to its end."""
+        return subprocess.run(self.on_node(node, argv), capture_output=True, text=True, check=False)
+
+    def account_kubeconfig(self, namespace: str, account: str, path: Path) -> Path:
+        """Write a kubeconfig of a service account."""
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        token = self.kubectl("-n", namespace, "create", "token", account, "--duration=24h").strip()
+        config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def wait_dns(self) -> None:
+        """Wait until the cluster's DNS serves: its pods ask the API by a ClusterIP."""
+
+        def available() -> bool:
+            status = self.json("-n", "kube-system", "get", "deployment", "coredns")["status"]
+            return any(
+                each["type"] == "Available" and each["status"] == "True" for each in status.get("conditions", [])
+            )
+
+        wait_for(available, "kube-dns", DNS_READY_S, 1.0)
+
+    def suite(self, focus: str, procs: int, say: Callable[[str], None]) -> str:
+        """Run the tests whose title matches, `procs` at a time, and return one line for each of them."""
+        argv = [self._script("e2e.sh"), focus]
+        lines = []
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "E2E_PROCS": str(procs)}
+        ) as suite:
+            assert suite.stdout is not None
+            try:
+                for line in suite.stdout:
+                    lines.append(line)
+                    say(line.rstrip())
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # what it started outlives it
+                    os.killpg(suite.pid, signal.SIGKILL)
+        return "".join(lines)
+
+    def _script(self, name: str) -> str:
+        return str(self.scripts / name)
