@@ -70,3 +70,19 @@ AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 		clash |= ct_clash_in(ct_old_bucket(hash), key, backend) | ct_clash_in(ct_old_bucket(hash >> 32), key, backend);
 	return clash;
 }
+
+/* Does the backend accept a connection though the client's flow to it ends? A client that opened one anew would have sent its SYN through us: it
+ * uses the port to talk to the backend directly now, and what follows is of that conversation. */
+AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
+{
+	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
+}
+
+/* Does a pod say something of another connection, after a SYN of the client that it has not accepted? It challenges that SYN where the
+ * client port talks to it directly (RFC 5961 §4.2), or goes on with what it was sending. */
+AI bool reply_is_of_another(const struct lb_pkt *pk, u16 snat_port, const struct ct_flow *f)
+{
+	if (LIKELY(!ct_flow_is_unanswered(f)) || pk->proto != PROTO_TCP || pk->tcp_flags & (TCP_SYN | TCP_RST) || snat_port)
+		return false;
+	return !META_IS(PATH_META(path_of(value_backend(f->value))), PATH_HOST);
+}

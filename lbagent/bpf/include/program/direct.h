@@ -73,6 +73,8 @@ AI u64 direct_collision(struct lb_pkt *pk, u64 now)
 	direct_turn(pk);
 	found = direct_find(pk, now, &key, &f, &hash);
 	direct_turn(pk);
+	/* the answers of a backend on another node could not be told apart where they leave to the pod that asked */
+	found = found && !META_IS(PATH_META(path_of(value_backend(f.value))), PATH_KEEPS_POD);
 	return found && direct_is_served(f.value) ? f.value : 0;
 }
 

@@ -165,22 +165,6 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
-/* Does the backend accept a connection though the client's flow to it ends? A client that opened one anew would have sent its SYN through us: it
- * uses the port to talk to the backend directly now, and what follows is of that conversation. */
-AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
-{
-	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
-}
-
-/* Does a pod say something of another connection, after a SYN of the client that it has not accepted? It challenges that SYN where the
- * client port talks to it directly (RFC 5961 §4.2), or goes on with what it was sending. */
-AI bool reply_is_of_another(const struct lb_pkt *pk, const struct reply_end *end, const struct ct_flow *f)
-{
-	if (LIKELY(!ct_flow_is_unanswered(f)) || pk->proto != PROTO_TCP || pk->tcp_flags & (TCP_SYN | TCP_RST) || end->snat_port)
-		return false;
-	return !META_IS(PATH_META(path_of(value_backend(f->value))), PATH_HOST);
-}
-
 /* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
 AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
@@ -210,7 +194,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 		ct_flow_set(&f, value_of_no_backend(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
-	if (UNLIKELY(reply_is_of_another(pk, end, &f))) { /* the client's next SYN is sent from a SNAT port */
+	if (UNLIKELY(reply_is_of_another(pk, end->snat_port, &f))) { /* the client's next SYN is sent from a SNAT port */
 		ct_flow_set(&f, value_awaiting_snat(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
