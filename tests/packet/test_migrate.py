@@ -299,3 +299,12 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
         if not lost:
             change.end()
             talk.check()
+
+
+@pytest.mark.parametrize("what", [MigrateWhat.FLOWS, MigrateWhat.STAMPS])
+def test_a_run_ends_where_it_was_told_to(change_world: Change, fam: Family, what: MigrateWhat) -> None:
+    """Three positions from the fifth on, which is no whole step of any kind."""
+    change_world.begin()
+    data = LB_MIGRATE.pack(5, 3, what, 0, 0, 0, 0, 0)
+    out = bpf_prog.prog_test_run(change_world.both.programs[f"migrate{fam.version}"], data, repeat=3)
+    assert LB_MIGRATE.unpack(out.data[: LB_MIGRATE.size])[:2] == (8, 0)
