@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from tests.lab.netns import run, wait_for
 from tests.lab.topology import Backend
 from tests.lab.xdp import detach
 
+EVERY_FRAME = 3  # ETH_P_ALL
 REFUSING = {
     "bridge": "link add over0 type bridge",
     "vxlan": "link add over0 type vxlan id 7 local 10.77.1.1 remote 10.77.1.2 dstport 4789 dev lan1",
@@ -66,6 +68,9 @@ def test_a_veth_whose_other_end_stops_to_poll_is_sent_to_by_tc(fresh: Callable[.
     wait_for(lambda: cluster.agent.json("status")["outputs"][0]["way"] == "tc", "the way by tc", 5)
     assert "gro on" in cluster.agent.json("status")["outputs"][0]["reason"]
     assert cluster.http(20) == {"b1": 20}
+    capture = cluster.lab.node.call(partial(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_FRAME)))
+    with capture:  # as tcpdump has: it holds every frame that XDP leaves to tc
+        assert cluster.http(20) == {"b1": 20}
 
 
 def test_cleanup_of_one_agent_leaves_the_neighbours_of_another(fresh: Callable[..., Cluster], tmp_path: Path) -> None:

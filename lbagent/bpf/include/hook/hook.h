@@ -27,6 +27,7 @@
  *   ctx_send_up(ctx)               verdict: a frame that was leaving comes in by its device, for the node itself
  *   ctx_redirect_neighbor(ifindex) verdict: HOOK_FINDS_NEIGHBOR
  *   ctx_hand_over(ctx)             verdict: without HOOK_FINDS_NEIGHBOR: leaves an untouched frame to tc_after_xdp (HANDED_OVER)
+ *   ctx_forget_hand_over(ctx)      takes the mark of such a frame away
  *   ctx_untag(ctx)                 takes off the VLAN tags that the device took out of the frame; false: failed
  *   ctx_resize(ctx, keep, front)   cuts the frame to `keep` bytes, then puts `front` bytes before it; packet pointers are void afterwards
  *   ctx_csum_partial(ctx, at)      must the device still complete the frame's checksum? `at`: offset of a field that holds 0

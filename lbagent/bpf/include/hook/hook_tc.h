@@ -73,20 +73,28 @@ AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
 	return true;
 }
 
-/* Is the frame one that XDP has left to tc (ctx_hand_over() in hook_xdp.h)? Takes the mark away. */
+/* Is the frame one that XDP has left to tc (ctx_hand_over() in hook_xdp.h)? The program that asks writes no byte of a frame: before one that
+ * does the kernel copies a frame that a packet socket (tcpdump) holds as well, and loses the metadata. */
 AI bool ctx_is_handed_over(lb_ctx *ctx)
 {
-	u32 *mark = (u32 *)(long)ctx->data_meta;
+	const u32 *mark = (const u32 *)(long)ctx->data_meta;
 	u8 *data = CTX_DATA(ctx), first;
 
-	if ((u8 *)(mark + 1) <= data && *mark == HANDED_OVER) {
-		*mark = 0; /* metadata may go on with the frame, to another node behind a veth */
+	if ((u8 *)(mark + 1) <= data && *mark == HANDED_OVER)
 		return true;
-	}
 	if (data + ETH_HLEN > CTX_END(ctx) || LIKELY(!(data[ETH_SMAC] & MAC_GROUP)) || ctx->pkt_type != PACKET_HOST)
 		return false;
 	first = data[ETH_SMAC] & ~MAC_GROUP;
 	return !skb_store(ctx, ETH_SMAC, &first, sizeof(first), 0);
+}
+
+/* Metadata may go on with the frame, to another node behind a veth. */
+AI void ctx_forget_hand_over(lb_ctx *ctx)
+{
+	u32 *mark = (u32 *)(long)ctx->data_meta;
+
+	if ((u8 *)(mark + 1) <= (u8 *)CTX_DATA(ctx))
+		*mark = 0;
 }
 
 AI bool ctx_untag(lb_ctx *ctx)

@@ -211,6 +211,8 @@ AI int parse_full_main(lb_ctx *ctx)
 	if (!s)
 		return LB_PASS;
 	ctx_linearize(ctx, PARSE_FULL_PULL);
+	if (HOOK_FLAGS(s) & PKT_HANDED_OVER)
+		ctx_forget_hand_over(ctx);
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
 	at = parse_full_l2(ctx, data, end);
