@@ -68,7 +68,9 @@ def test_a_veth_whose_other_end_stops_to_poll_is_sent_to_by_tc(fresh: Callable[.
     wait_for(lambda: cluster.agent.json("status")["outputs"][0]["way"] == "tc", "the way by tc", 5)
     assert "gro on" in cluster.agent.json("status")["outputs"][0]["reason"]
     assert cluster.http(20) == {"b1": 20}
-    capture = cluster.lab.node.call(partial(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_FRAME)))
+    capture = cluster.lab.node.call(
+        partial(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_FRAME))
+    )
     with capture:  # as tcpdump has: it holds every frame that XDP leaves to tc
         assert cluster.http(20) == {"b1": 20}
 
