@@ -205,11 +205,11 @@ AI u64 ct_flow_nexthop(const struct ct_flow *f)
 	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word;
 }
 
-/* Has nothing come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of this flow?
- * Of a spilled flow, which has two rows, it is not known. */
-AI bool ct_flow_is_unanswered(const struct ct_flow *f)
+/* Returns 0 if nothing has come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of
+ * this flow, and some bit else. Of a spilled flow, which has two rows, it is not known. Without a branch: the verifier counts ways. */
+AI u64 ct_flow_is_answered(const struct ct_flow *f)
 {
-	return V_STATE(f->value) == CT_NEW && !f->spilled && !(SEEN_HANDSHAKE(f->seen_at) & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER));
+	return V_STATE(f->value) | f->spilled | (SEEN_HANDSHAKE(f->seen_at) & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER));
 }
 
 AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)

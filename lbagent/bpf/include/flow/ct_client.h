@@ -80,9 +80,10 @@ AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
 
 /* Does a pod say something of another connection, after a SYN of the client that it has not accepted? It challenges that SYN where the
  * client port talks to it directly (RFC 5961 §4.2), or goes on with what it was sending. */
-AI bool reply_is_of_another(const struct lb_pkt *pk, u16 snat_port, const struct ct_flow *f)
+AI bool reply_is_of_another(const struct lb_pkt *pk, u64 snat_port, const struct ct_flow *f, u64 meta)
 {
-	if (LIKELY(!ct_flow_is_unanswered(f)) || pk->proto != PROTO_TCP || pk->tcp_flags & (TCP_SYN | TCP_RST) || snat_port)
-		return false;
-	return !META_IS(PATH_META(path_of(value_backend(f->value))), PATH_HOST);
+	u64 own = ct_flow_is_answered(f) | (pk->proto ^ PROTO_TCP) | (pk->tcp_flags & (TCP_SYN | TCP_RST)) | snat_port | META_IS(meta, PATH_HOST);
+
+	OPAQUE(own);
+	return UNLIKELY(!own);
 }

@@ -194,7 +194,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 		ct_flow_set(&f, value_of_no_backend(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
-	if (UNLIKELY(reply_is_of_another(pk, end->snat_port, &f))) { /* the client's next SYN is sent from a SNAT port */
+	if (reply_is_of_another(pk, end->snat_port, &f, meta)) { /* the client's next SYN is sent from a SNAT port */
 		ct_flow_set(&f, value_awaiting_snat(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
