@@ -198,9 +198,14 @@ def test_kube_proxys_ports(cluster: Cluster) -> None:
     status, text = ask(31000, "/", "10.7.0.1")
     assert (status, json.loads(text)["localEndpoints"]) == (200, 1)
     wait_for(lambda: "port-not-open" in agent.cli("status", "-o", "json", check=False).stdout, "the condition", 20)
+    leftovers = ("doctor", "--kubernetes", "--device", "eth0")
+    found = agent.cli(*leftovers, check=False).stdout
+    assert "port 10249 (/metrics) is taken by" in found
+    assert "port 10256" not in found, "the agent's own port is no leftover of kube-proxy"
     taken.close()
     wait_for(lambda: "port-not-open" not in agent.cli("status", "-o", "json", check=False).stdout, "its end", 30)
     assert ask(10249, "/proxyMode") == (200, "lbagent")
+    assert "is taken by" not in agent.cli(*leftovers, check=False).stdout
     assert 'kubeproxy_proxy_healthz_total{code="200"} 1' in ask(10249, "/metrics")[1]
     assert json.loads(ask(10249, "/configz")[1])["lbagent"]["node-name"] == NAME
     here["endpoints"][0]["conditions"] = {"ready": False, "serving": True, "terminating": True}

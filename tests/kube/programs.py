@@ -57,7 +57,7 @@ def build_programs(say: Callable[[str], object]) -> Programs:
     """Return the programs, and build them where they are missing. Raises Missing, BuildFailed."""
     if found := find_programs():
         return found
-    go = _go()
+    go = find_go()
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -66,7 +66,7 @@ def build_programs(say: Callable[[str], object]) -> Programs:
             return found
         say(BUILDING)
         draft = folder / "kube.new"
-        done = subprocess.run(_command(go, draft), cwd=HERE, env=_environment(), capture_output=True, text=True)
+        done = subprocess.run(_command(go, draft), cwd=HERE, env=go_environment(), capture_output=True, text=True)
         if done.returncode:
             raise BuildFailed(done.stderr[-2000:])
         for name in NAMES:
@@ -86,7 +86,7 @@ def _folder() -> Path:
     return cache / "lbagent" / f"kube-{digest.hexdigest()[:16]}"
 
 
-def _go() -> str:
+def find_go() -> str:
     """Return a Go that can build it. Raises Missing."""
     go = shutil.which("go") or shutil.which("go", path=GO_PLACES)
     if go is None:
@@ -107,7 +107,8 @@ def _command(go: str, output: Path) -> list[str]:
     return ["nice", "-n", "15", go, "build", "-trimpath", "-ldflags", f"-s -w {set_version}", "-o", str(output), "."]
 
 
-def _environment() -> dict[str, str]:
+def go_environment() -> dict[str, str]:
+    """Return the environment in which Go builds programs that need no libraries."""
     return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 
 

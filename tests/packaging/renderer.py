@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.kube.programs import BuildFailed, _environment, _go
+from tests.kube.programs import BuildFailed, find_go, go_environment
 
 HERE = Path(__file__).parent / "render"
 SOURCES = ("go.mod", "go.sum", "main.go")
@@ -31,14 +31,14 @@ def build_renderer(say: Callable[[str], object]) -> Path:
     program = folder / "render"
     if program.exists():
         return program
-    go = _go()
+    go = find_go()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be building
         if not program.exists():
             say(BUILDING)
             command = ["nice", "-n", "15", go, "build", "-trimpath", "-ldflags", "-s -w", "-o", folder / "draft", "."]
-            done = subprocess.run(command, cwd=HERE, env=_environment(), capture_output=True, text=True)
+            done = subprocess.run(command, cwd=HERE, env=go_environment(), capture_output=True, text=True)
             if done.returncode:
                 raise BuildFailed(done.stderr[-2000:])
             (folder / "draft").rename(program)
