@@ -48,13 +48,6 @@ class Demo:
         shutil.copytree(HERE, self.manifests, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
         self.agent = Agent(lab, self.manifests, attach=attach)
 
-    def cli(self, *words: str) -> str:
-        """Run lbagent, show the command and what it prints."""
-        self.show.command(f"lbagent {' '.join(words)}")
-        out = self.agent.cli(*words).stdout
-        self.show.block(out)
-        return out
-
     def ask_web(self, count: int = REQUESTS) -> Counter[str]:
         """Make HTTP requests, half of them over IPv6."""
         out: Counter[str] = Counter()
@@ -71,7 +64,7 @@ class Demo:
         self.lab.serve_all()
         self.agent.start()
         self.show.say(f"the agent runs in the node, attached by {self.agent.attach}, on the manifests of examples/demo")
-        self.cli("svc", "list")
+        self.show.lbagent(self.agent, "svc", "list")
 
     def spread(self) -> None:
         """300 requests a protocol."""
@@ -98,14 +91,14 @@ class Demo:
             wait_for(lambda new=started: all(item.backend for item in new), "answers to the downloads")
         ours = [item for item in downloads if item.backend == "b1"]
         self.show.say(f"{len(downloads)} slow downloads run, {len(ours)} of them from b1")
-        self.cli("backend", "set-state", "maintenance", *RESTING)
+        self.show.lbagent(self.agent, "backend", "set-state", "maintenance", *RESTING)
         still = sum(item.running for item in ours)
         rest = self.ask_web()
         self.show.bars(f"{REQUESTS} new requests", {"b1": 0, **rest})
         self.show.claim(rest["b1"] == 0 and sum(rest.values()) == REQUESTS, "no new request went to b1")
         faults = [item.result() for item in downloads]
         self.show.claim(ours and still and not any(faults), "the downloads from b1 finished, every byte", str(faults))
-        self.cli("backend", "set-state", "active", *RESTING)
+        self.show.lbagent(self.agent, "backend", "set-state", "active", *RESTING)
 
     def grow(self) -> None:
         """One more endpoint by editing the manifest."""

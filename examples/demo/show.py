@@ -7,6 +7,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.lab.agent import Agent
 
 BAR = 40  # characters of the longest bar
 COLOURS = sys.stdout.isatty()
@@ -48,6 +52,13 @@ class Show:
     def command(self, text: str) -> None:
         """Print a command as a person would type it."""
         print(f"  {paint('$ ' + text, '33')}", flush=True)
+
+    def lbagent(self, agent: Agent, *words: str) -> str:
+        """Run lbagent, show the command and what it prints; return that."""
+        self.command(f"lbagent {' '.join(words)}")
+        out = agent.cli(*words).stdout
+        self.block(out)
+        return out
 
     def claim(self, true: object, text: str, why: str = "") -> None:
         """Print a claim with a tick if it is true; the demo ends with an error if one is not."""

@@ -57,13 +57,6 @@ class Demo:
 
     # --- what the chapters share ---
 
-    def cli(self, *words: str) -> str:
-        """Run lbagent, show the command and what it prints."""
-        self.show.command(f"lbagent {' '.join(words)}")
-        out = self.agent.cli(*words).stdout
-        self.show.block(out)
-        return out
-
     def ask(self, count: int = REQUESTS) -> Counter[str]:
         """Make HTTP requests to the ClusterIPs, half of them over IPv6, and some to the NodePort."""
         out: Counter[str] = Counter()
@@ -127,7 +120,7 @@ class Demo:
         self.kubelets.settle(REPLICAS)
         self.agent.start()
         self.await_backends()
-        self.cli("svc", "list")
+        self.show.lbagent(self.agent, "svc", "list")
 
     def spread(self) -> None:
         """Requests to the ClusterIPs and the NodePort."""
@@ -163,12 +156,12 @@ class Demo:
         """The operator takes a Pod out on this node; the Pod hears of it."""
         self.show.title("An operator takes a Pod out on this node")
         name, place = next(iter(self.kubelets.places.items()))
-        self.cli("backend", "set-state", "maintenance", f"pod/default/{name}")
+        self.show.lbagent(self.agent, "backend", "set-state", "maintenance", f"pod/default/{name}")
         rest = self.ask(60)
         self.show.claim(place.backend.name not in rest, f"no new request goes to {place.backend.name}", str(rest))
         wait_for(self.cluster.events, "the Event", 20)
         self.show.block("\n".join(f"{event['reason']}  {event['message']}" for event in self.cluster.events()))
-        self.cli("backend", "clear-state", f"pod/default/{name}")
+        self.show.lbagent(self.agent, "backend", "clear-state", f"pod/default/{name}")
 
     def server_dies(self) -> None:
         """SIGKILL of the API server with etcd, changes after it is back."""
@@ -193,7 +186,7 @@ class Demo:
             load.wait_more(MORE)
             self.agent.start()
             self.scale(3)
-        self.cli("status")
+        self.show.lbagent(self.agent, "status")
 
 
 def node_status(address: str) -> dict[str, Any]:
