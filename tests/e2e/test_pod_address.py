@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,13 +19,14 @@ table inet cni { chain postrouting { type nat hook postrouting priority 100;
     iifname "pod*" ip saddr 10.244.0.0/24 ip daddr 10.77.1.0/24 masquerade;
     iifname "pod*" ip6 saddr fd44::/64 ip6 daddr fd77:1::/64 masquerade; }; }
 """
+SOURCE_PORTS = itertools.count(10000)  # each is used once: a flow that lives goes on as it was made
 
 
 def answers(cluster: Cluster, vip: str, count: int = 24) -> set[Answer]:
     """Let the pod b3 ask a VIP; return who answered, and which client each saw."""
-    ask = traffic.http_get if vip in WEB else traffic.dns_ask
+    ask, port = (traffic.http_get, 80) if vip in WEB else (traffic.dns_ask, 53)
     with cluster.lab.namespaces["b3"].entered():
-        return {ask(vip, 80 if vip in WEB else 53) for _ in range(count)}
+        return {ask(vip, port, source_port=next(SOURCE_PORTS)) for _ in range(count)}
 
 
 def seen_by(found: set[Answer], name: str) -> set[str]:

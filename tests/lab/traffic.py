@@ -44,9 +44,9 @@ def connect(address: str, port: int, *, source_port: int = 0, timeout_s: float =
     return socket.create_connection((address, port), timeout_s, source)
 
 
-def http_get(address: str, port: int, path: str = "/", timeout_s: float = TIMEOUT_S) -> Answer:
+def http_get(address: str, port: int, path: str = "/", timeout_s: float = TIMEOUT_S, *, source_port: int = 0) -> Answer:
     """Make one HTTP request on a new connection and close it."""
-    with connect(address, port, timeout_s=timeout_s) as sock:
+    with connect(address, port, source_port=source_port, timeout_s=timeout_s) as sock:
         return _answer(request(sock, path))
 
 

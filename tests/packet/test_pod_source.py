@@ -12,7 +12,7 @@ from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, Family
-from tests.packet.harness import open_world
+from tests.packet.harness import DEFAULTS, open_world
 from tests.packet.world import TC_EGRESS, TCP, UDP, BackendRow, Outcome, ServiceRow, World
 
 PROTOCOLS = pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
@@ -88,6 +88,17 @@ def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
         back = one.leaves(packet)
         expect.replied_in_place(back, craft.frame(packet, src=POD_MAC, dst=LOCAL_MAC), one.service)
         assert back.counted == {Reason.FWD_REPLY: 1}
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("sport", [PORT, DEFAULTS.snat_port_min, DEFAULTS.snat_port_max])
+def test_the_pod_is_a_backend_itself(world: World, fam: Family, hook: str, proto: int, sport: int) -> None:
+    """Whatever port it asks from, one that is a SNAT port of the node too."""
+    one = scene(world, fam, proto)
+    world.backend(fam, one.pod, 9090, proto, local=True)
+    for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
+        assert one.keeps(one.asks(say, sport=sport))
+        assert one.is_answered(hook, hear, sport=sport)
 
 
 @PROTOCOLS

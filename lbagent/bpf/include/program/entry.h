@@ -137,10 +137,10 @@ AI int entry_prefilter6(lb_ctx *ctx, const u8 *data, const u8 *end)
 	return prefilter_src6(data) ? IS_CONCERN : LB_PASS;
 }
 
-/* Where the IPv4 entry asks for IPv6, it has handed on what is of CONCERN_DIRECT. */
-AI bool concern_is_direct(u64 concern)
+/* Is it for direct.h? Where the IPv4 entry asks for IPv6, it has handed on what is: the rest has come for its source. */
+AI bool entry_is_direct(lb_ctx *ctx, u64 concern, const u8 *l3, const u8 *end, u16 flags)
 {
-	return ENTRY_PREFILTERS && concern == CONCERN_DIRECT;
+	return ENTRY_PREFILTERS && UNLIKELY(concern) && direct_is_asked(ctx, l3, end, flags);
 }
 
 /* `flags`: PKT_EGRESS (with PKT_INTERNAL) or 0. */
@@ -175,8 +175,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	concern = CONCERN_VIP; /* the IPv4 entry has asked; whether it was the SNAT address matters only for a SNAT port */
 	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
-	if (LIKELY(!concern) || concern_is_direct(concern)) {
-		if (UNLIKELY(concern) && direct_is_asked(ctx, q.data + ETH_HLEN, end, flags))
+	if (LIKELY(!(concern & CONCERN_VIP))) {
+		if (entry_is_direct(ctx, concern, q.data + ETH_HLEN, end, flags))
 			return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
 		if (LIKELY(!prefilter_src(&pk.saddr)))
 			return entry_not_service(ctx, q.data, flags);
