@@ -1,4 +1,4 @@
-"""A connection whose flow found no place keeps its SNAT port: its backend knows it by that."""
+"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port: its backend knows it by that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.packet.clock import StillClock, TimedWorld, open_timed_world, ticks_o
 from tests.packet.craft import Family
 from tests.packet.harness import SMALL
 from tests.packet.test_clock import caller
+from tests.packet.test_migrate import Change, changes
+from tests.packet.world import XDP
 
+FEW_PORTS = Settings(snat_port_min=2000, snat_port_max=2031)
 ENTRIES = 4
 CALLERS = 12
 ROUNDS = 24
@@ -23,7 +26,7 @@ ROUNDS = 24
 def loaded_crowded_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket and 32 SNAT ports."""
     sizes = dataclasses.replace(SMALL, flow4=ENTRIES, flow6=ENTRIES)
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2031), sizes, StillClock()) as timed:
+    with open_timed_world(FEW_PORTS, sizes, StillClock()) as timed:
         yield timed
 
 
@@ -45,3 +48,35 @@ def test_a_port_that_comes_free_is_not_taken_instead(loaded_crowded_world: Timed
         timed.sweep(fam)
         late.send("A")
         assert late.source == port, n
+
+
+@pytest.fixture(scope="module", params=[4, -4], ids=["grow", "shrink"])
+def loaded_crowded_change(request: pytest.FixtureRequest) -> Iterator[Change]:
+    """A change of the number of SNAT slots, with 32 ports to give."""
+    bits = 16 + request.param
+    yield from changes(
+        dataclasses.replace(SMALL, snat4=1 << 16, snat6=1 << 16),
+        dataclasses.replace(SMALL, snat4=1 << bits, snat6=1 << bits),
+        options=FEW_PORTS,
+    )
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["before_its_slot_is_moved", "after"])
+def test_half_way_through_a_resize(loaded_crowded_change: Change, fam: Family, *, moved: bool) -> None:
+    """The port is kept in the slots that are being left."""
+    change = loaded_crowded_change
+    change.reset()
+    first = caller(change.world, fam, XDP, local=False)
+    callers = [dataclasses.replace(first, port=40000 + n) for n in range(2 * CALLERS)]
+    refused, kept = callers[:CALLERS], callers[CALLERS:]
+    for one in refused:
+        one.send("S")
+    for one in kept:
+        one.establish()
+    for one in refused:
+        one.answer("R")  # ports come free that others would have asked for earlier
+    change.world.clear(f"lb{fam.version}_flow")
+    change.begin()
+    if moved:
+        change.all()
+    assert [one.stays() for one in kept] == [True] * CALLERS

@@ -29,19 +29,28 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
 }
 
-/* Does the flow with this value hold its port no longer, neither here nor in the slots that are being left? */
-AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
+/* Sets bit 63 if the flow (value, owner word, client, service) holds slot `index` neither here nor in the slots that are being left. Without a
+ * branch: the verifier counts ways. */
+AI u64 snat_not_held(u64 index, u64 value, u64 owner, const lb_addr *client, u64 service)
 {
-	u64 *s = snat_slot_of_value(value), differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service), old;
+	u64 *s = snat_slot_at(index), differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service), old;
 
-	if (MIGRATING_SNAT) {
-		s = snat_old_slot_of_value(value);
-		old = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service);
-		differs = old ? differs : 0;
-	}
 	differs |= -differs;
 	OPAQUE(differs);
-	return differs >> 63 & value_is_snat(value);
+	if (MIGRATING_SNAT) {
+		s = snat_old_slot_at(index);
+		old = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service);
+		old |= -old;
+		OPAQUE(old);
+		differs &= old;
+	}
+	return differs;
+}
+
+/* Does the flow with this value hold its port no longer? */
+AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
+{
+	return snat_not_held(snat_index_of_value(value), value, owner, client, service) >> 63 & value_is_snat(value);
 }
 
 /* Returns the value of a flow with the generation that its slot has now. */
@@ -136,12 +145,10 @@ AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
 
 	NO_UNROLL
 	for (u64 i = 0; i < SNAT_PROBES; i++) {
-		u64 host = snat_probe(hash, i), *s = snat_slot_of(bh, HTONS(host)), differs;
+		u64 host = snat_probe(hash, i), not_held = snat_not_held(bh + host, value, KEY_OWNER(key), KEY_CLIENT(key), service) | (host - 1);
 
-		differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, KEY_OWNER(key), KEY_CLIENT(key), service) | (host - 1) >> 63;
-		differs |= -differs;
-		OPAQUE(differs);
-		held = (held & (u64)((s64)differs >> 63)) | (host & ~(u64)((s64)differs >> 63));
+		OPAQUE(not_held);
+		held = (held & (u64)((s64)not_held >> 63)) | (host & ~(u64)((s64)not_held >> 63));
 	}
 	return held;
 }
