@@ -1,4 +1,4 @@
-"""The control plane of the run, and what the tests put in it. What has to be built is built before the first test begins."""
+"""The control plane of the run, and what the tests put in it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.kube.built_once import BuiltOnce
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import ControlPlane
-from tests.kube.programs import BuildFailed, Missing, Programs, build_programs
+from tests.kube.programs import Programs, build_programs
 from tests.kube.proxy import Proxy
 from tests.lab import netns
 
-_failed: list[Exception] = []  # why there are no programs
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what is missing now: a test has a time-out, and four minutes without a word look like a hanging one."""
-    wanted = any("programs" in getattr(item, "fixturenames", ()) for item in session.items)
-    if not wanted or session.config.option.collectonly:
-        return
-    terminal = session.config.pluginmanager.getplugin("terminalreporter")
-    try:
-        build_programs(terminal.write_line if terminal else print)
-    except (Missing, BuildFailed) as error:
-        _failed.append(error)
+_PROGRAMS = BuiltOnce("programs", build_programs)
+pytest_collection_finish = _PROGRAMS.begin
 
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    for error in _failed:
-        if isinstance(error, Missing):
-            pytest.skip(f"missing: {error}")
-        pytest.fail(f"go build: {error}")
-    return build_programs(print)
+    return _PROGRAMS.result()
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ _COARSE = ("lbagent/bpf/include/flow/", "lbagent/bpf/include/forward/fwd.h", "lb
 # One asks again what the other one has asked: with a mark in between the compiler keeps both questions, and the verifier takes them for two.
 _UNMARKED = frozenset(("pkt_segment_len", "parse_full_l4"))
 _NAME = re.compile(r"(\w+)\([^()]*\)\s*$")
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(if|el|endif)", re.MULTILINE)
 
 
 def read_trees(paths: Sequence[Path]) -> dict[str, Tree]:
@@ -179,14 +180,15 @@ def batch_text(tree: Tree, numbers: Mapping[int, int]) -> str:
 
 
 def place_nodes(tree: Tree) -> list[Node]:
-    """Return the statements in front of which a place is marked: the first of a block, what follows a branch, the only one of a branch.
+    """Return the statements in front of which a place is marked: the first of a block, what follows a branch or a directive (of `#if` and `#else`
+    each family has one), the only one of a branch.
 
-    Of a coarse tree only those that say whether a function is executed; where one begins with a loop that is not known.
+    Of a coarse tree only those that say whether a function is executed; where one begins with a loop or `#if` that is not known.
     """
     functions = [body for body in tree.functions if _name_of(tree, body) not in _UNMARKED]
     if tree.coarse:
-        return [kid for body in functions for kid in _first_place(body)]
-    return [kid for body in functions for node in body.walk() for kid in _places_of(node)]
+        return [kid for body in functions for kid in _first_place(tree.text, body)]
+    return [kid for body in functions for node in body.walk() for kid in _places_of(tree.text, node)]
 
 
 def _name_of(tree: Tree, body: Node) -> str:
@@ -194,19 +196,32 @@ def _name_of(tree: Tree, body: Node) -> str:
     return found[1] if found else ""
 
 
-def _first_place(body: Node) -> list[Node]:
+def _first_place(text: str, body: Node) -> list[Node]:
     kids = [kid for kid in body.kids if kid.kind in {"stmt", "if", "loop"}][:1]
-    return [kid for kid in kids if kid.kind != "loop"]
+    return [kid for kid in kids if kid.kind != "loop" and not _DIRECTIVE.search(text, body.start, kid.start)]
 
 
-def _places_of(node: Node) -> Iterator[Node]:
+def _between_directives(text: str, block: Node) -> list[list[Node]]:
+    """Return what stands in a block, in parts that directives separate."""
+    parts: list[list[Node]] = [[]]
+    at = block.start
+    for kid in block.kids:
+        if _DIRECTIVE.search(text, at, kid.start):
+            parts.append([])
+        parts[-1].append(kid)
+        at = kid.end
+    return parts
+
+
+def _places_of(text: str, node: Node) -> Iterator[Node]:
     if node.kind == "block":
-        wanted = True
-        for kid in node.kids:
-            if wanted and kid.kind in {"stmt", "if"}:  # a pragma must stay in front of its loop
-                yield kid
-                wanted = False
-            wanted = wanted or kid.kind in {"if", "loop", "label"}
+        for part in _between_directives(text, node):
+            wanted = True
+            for kid in part:
+                if wanted and kid.kind in {"stmt", "if"}:  # a pragma must stay in front of its loop
+                    yield kid
+                    wanted = False
+                wanted = wanted or kid.kind in {"if", "loop", "label"}
     elif node.kind in {"if", "loop"}:
         yield from (
             kid for kid in node.kids[node.kind == "if" or node.op in {"while", "switch"} :] if kid.kind == "stmt"
@@ -225,18 +240,22 @@ def place_before(tree: Tree, first: int, position: int) -> int | None:
     numbers = {place: first + index for index, place in enumerate(place_nodes(tree))}
     for body in tree.functions:
         if body.start <= node.start < body.end:
-            return _place_of(body, node, numbers)
+            return _place_of(tree, body, node, numbers)
     return None
 
 
-def _place_of(within: Node, node: Node, numbers: Mapping[Node, int]) -> int | None:
-    """Return the innermost place of a node: the last one in front of it in its block, or the block's first one (declarations)."""
-    found = None
-    for kid in within.kids:
+def _place_of(tree: Tree, within: Node, node: Node, numbers: Mapping[Node, int]) -> int | None:
+    """Return the innermost place of a node: the last one in front of it in its block (of the same `#if`), or the first one there (declarations)."""
+    found, kids = None, within.kids
+    if within.kind == "block" and not tree.coarse:
+        kids = next(
+            (part for part in _between_directives(tree.text, within) if part and node.start < part[-1].end), kids
+        )
+    for kid in kids:
         if within.kind == "block" and kid in numbers and (found is None or kid.start <= node.start):
             found = numbers[kid]
         if kid.start <= node.start and node.end <= kid.end:
-            inner = _place_of(kid, node, numbers)
+            inner = _place_of(tree, kid, node, numbers)
             found = inner if inner is not None else numbers.get(kid, found)
     return found
 

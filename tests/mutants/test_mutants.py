@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import signal
 import subprocess
@@ -128,6 +129,36 @@ def test_places_of_c() -> None:
     assert f"{{ PLACE({places[7]}); return 0; }}" in marked
     assert f"{{ PLACE({places[8]}); sum |= 4; }}" in marked
     assert places[11] == places[8]
+
+
+FAMILIES = """AI u64 words(u64 n)
+{
+	u64 sum = n + 1;
+
+#if LB_FAMILY == 4
+	sum += 2;
+	return sum;
+#else
+	u64 other = sum + 3;
+	sum += 4;
+	return sum + other;
+#endif
+}
+"""
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_places_of_two_families(*, coarse: bool) -> None:
+    """What only one of them compiles says nothing of the other: tests of IPv4 alone would let each mutant of IPv6 live."""
+    tree = dataclasses.replace(tree_of(FAMILIES), coarse=coarse)
+    marked = c_mutants.marked_text(tree, 0)
+    places = {m.line: c_mutants.place_before(tree, 0, m.position) for m in c_mutants.describe(tree, "x.h")}
+    if coarse:
+        assert marked == FAMILIES
+        assert set(places.values()) == {None}
+    else:
+        assert ("{ PLACE(0); sum += 2;" in marked, "{ PLACE(1); sum += 4;" in marked) == (True, True)
+        assert (places[3], places[6], places[9], places[10], places[11]) == (None, 0, 1, 1, 1)
 
 
 def test_changes_of_python() -> None:
