@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from scapy.layers.inet import ICMP, IPOption_NOP
@@ -33,6 +34,7 @@ from tests.packet.world import (
     World,
 )
 
+POD_PORTS = (40600, 2600)  # of pods that ask; the second one is a SNAT port of the node too
 PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
 
 
@@ -139,16 +141,16 @@ def _insiders(scene: Scene, fam: Family, proto: int) -> None:
         if (row.family, row.proto) != (fam, proto):
             continue
         for flags in ("S", "PA"):
-            for n in (1, 2, 9):
-                packet = craft.segment(fam, proto, fam.local(n), 40600, row.address, row.port, flags, load=b"pod")
+            for n, port in itertools.product((1, 2, 9), POD_PORTS):
+                packet = craft.segment(fam, proto, fam.local(n), port, row.address, row.port, flags, load=b"pod")
                 scene.add("inside", craft.frame(packet, src=LOCAL_MAC, dst=POD_MAC), net.pod0, XDP, TC_INGRESS)
             packet = craft.segment(fam, proto, fam.client, 40700, row.address, row.port, flags, load=b"same port")
             scene.add("inside", craft.frame(packet), net.lb0, XDP, TC_INGRESS)
             packet = craft.segment(fam, proto, fam.node, 40800, row.address, row.port, flags, load=b"node")
             scene.add("inside", craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), net.lb0, TC_EGRESS)
     for n in (1, 2):
-        for source in (fam.client, fam.local(1), fam.local(2), fam.local(9)):
-            port = 40700 if source == fam.client else 40600
+        pods = itertools.product((fam.local(1), fam.local(2), fam.local(9)), POD_PORTS)
+        for source, port in ((fam.client, 40700), *pods):
             packet = craft.segment(fam, proto, fam.local(n), 8080, source, port, "SA", load=b"answer")
             scene.add("inside", craft.frame(packet, src=LOCAL_MAC, dst=POD_MAC), net.pod0, XDP, TC_INGRESS)
 

@@ -151,6 +151,9 @@ class Checker:
             self.frontend_of[(*target, *source[:2])] = (before.src, before.sport, before.dst, before.dport)
             if after.src != before.src and after.src not in scene.snat:
                 raise Bad("a request with a source that is neither the client's nor ours")
+            asked = (before.dst, before.dport, before.proto)
+            if asked != target and asked not in scene.frontends:
+                raise Bad(f"a request of no frontend: {asked}")
             scene.clients.add((before.src, before.sport, before.proto))
         elif source in scene.frontends and target in scene.clients:
             self.seen["replies"] += 1

@@ -103,6 +103,7 @@ def test_another_version_than_the_frame_says(world: World, fam: Family, hook: st
         (b"\x94\x00\x83\x03", True),
         (b"\x07\x04\x05\x00\x83\x07\x04\xc6\x33\x64\x09\x00", False),  # a source route behind a record of routes
         (b"\x01\x89\x07\x04\xc6\x33\x64\x09", False),
+        (b"\x01\x01\x01\x01\x01\x89\x07\x04\xc6\x33\x64\x09", False),
         (b"\x83\x07\x08\xc6\x33\x64\x09\x00", True),  # at its end: the destination is the last one
         (b"\x00\x83\x07\x04\xc6\x33\x64\x09", True),  # behind the end of the options
     ],

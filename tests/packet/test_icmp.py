@@ -302,6 +302,7 @@ def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None
     flow = Flow(world, fam, TCP, local=False)
     whole = l3(flow.out.packet)
     header = 20 if fam.version == 4 else 40
+    ports = whole[header : header + 4]  # of the flow; of a later fragment the flow label begins with them, too
     bad = [whole[:n] for n in range(header + 8)]
     if fam.version == 4:
         later = bytearray(whole)
@@ -312,7 +313,9 @@ def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None
             bytes([0x45]) + whole[1:],
             whole[:6] + b"\x2c" + whole[7:],
             whole[:6] + b"\x00" + whole[7:40] + b"\x06\xff",
+            b"\x60" + ports + whole[5:6] + b"\x2c" + whole[7:40] + b"\x06\x00\x00\x08" + bytes(4) + whole[40:],
         ]
+    world.run(hook, flow.error(fam.unreachable(), fam.router2, None), world.net.lb1)  # what it left behind is of no use
     for quoted in bad:
         frame = craft.frame(
             craft.icmp_error(fam, fam.router2, fam.node2, fam.unreachable(), quoted), src=BACKEND_MAC, dst=NODE2_MAC
