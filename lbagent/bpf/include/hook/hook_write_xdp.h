@@ -93,21 +93,15 @@ AI int send_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct n
 	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }
 
-/* Takes the VLAN tags off: a next hop is a neighbour on its device itself, and a VLAN's neighbours are on the VLAN's own device. */
+/* Takes the VLAN tags off: a next hop is a neighbour on its device itself, and a VLAN's neighbours are on the VLAN's own device. The Ethernet
+ * type in front of the packet becomes the frame's; who calls writes the addresses. */
 AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
-	u8 *data;
 
 	if (tags != VLAN_HLEN && tags != 2 * VLAN_HLEN)
 		return -1;
-	if (adjust_head(ctx, tags))
-		return -1;
-	data = CTX_DATA(ctx);
-	if (data + ETH_HLEN > CTX_END(ctx))
-		return -1;
-	*(u16 *)(data + ETH_TYPE) = ETH_FAMILY;
-	return 0;
+	return adjust_head(ctx, tags) ? -1 : 0;
 }
 
 AI int out_macs(lb_ctx *ctx, const struct nexthop *nh)
