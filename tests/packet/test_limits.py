@@ -172,6 +172,18 @@ def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
         assert fam.text(expect.parsed(out).dst) == backend.address
 
 
+def test_the_last_hop_of_a_local_backends_reply(world: World, fam: Family, hook: str) -> None:
+    """The stack, through which its requests came, says that it ends here."""
+    backend = world.backend(fam, fam.local(1), 8080, local=True)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    for say, hear in (("S", "SA"), ("A", "A")):
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say)))
+        last = expect.local_reply(fam, TCP, backend, fam.client, 40000, hear, ttl=1)
+        out = world.run(hook, last, world.net.pod0)
+        expect.untouched(out, last)
+        assert out.counted == {Reason.PASS_TTL: 1}
+
+
 def test_a_way_whose_mtu_is_not_known(world: World, fam: Family, hook: str) -> None:
     """0 in the path record, or in the device's: nothing is too large."""
     world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=0)
