@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scapy.layers.inet import IP, UDP
+from scapy.layers.inet import IP, UDP, IPOption_NOP
 from scapy.layers.inet import TCP as TcpLayer
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, IPv6ExtHdrRouting
 from scapy.packet import Packet, Raw
@@ -104,8 +104,12 @@ def test_another_version_than_the_frame_says(world: World, fam: Family, hook: st
         (b"\x07\x04\x05\x00\x83\x07\x04\xc6\x33\x64\x09\x00", False),  # a source route behind a record of routes
         (b"\x01\x89\x07\x04\xc6\x33\x64\x09", False),
         (b"\x01\x01\x01\x01\x01\x89\x07\x04\xc6\x33\x64\x09", False),
+        (b"\x94\x04\x00\x00\x83\x07\x04\xc6\x33\x64\x09\x00", False),  # behind options of four bytes, and of two
+        (b"\x94\x02\x83\x07\x04\xc6\x33\x64\x09\x00\x00\x00", False),
+        (b"\x83\x07\x07\xc6\x33\x64\x09\x00", False),  # its pointer is at its last byte
         (b"\x83\x07\x08\xc6\x33\x64\x09\x00", True),  # at its end: the destination is the last one
         (b"\x00\x83\x07\x04\xc6\x33\x64\x09", True),  # behind the end of the options
+        (b"\x00\x02\x83\x07\x04\xc6\x33\x64\x09\x00\x00\x00", True),
     ],
 )
 def test_ipv4_options(world: World, hook: str, options: bytes, *, ours: bool) -> None:
@@ -120,6 +124,14 @@ def test_ipv4_options(world: World, hook: str, options: bytes, *, ours: bool) ->
         assert world.run(hook, data).counted[Reason.PASS_UNSUPPORTED] == 0
     else:
         goes_up_as_it_came(world, hook, data)
+
+
+def test_ports_are_no_options(world: World, hook: str) -> None:
+    """The options end where the header says: what follows reads like a source route."""
+    serve(world, V4)
+    ip = IP(src=V4.client, dst=V4.vip, options=[IPOption_NOP()] * 4)
+    data = craft.frame(ip / TcpLayer(sport=0x8307, dport=PORTS["dport"]))
+    assert world.run(hook, data).counted[Reason.PASS_UNSUPPORTED] == 0
 
 
 def chain(*headers: Packet) -> bytes:
