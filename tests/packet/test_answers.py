@@ -222,10 +222,8 @@ def test_answers_are_limited(slow_world: World, fam: Family, hook: str, proto: i
     """400 requests in a fraction of a second: a handful is answered, the rest is dropped and counted as such."""
     slow_world.reset()
     empty_service(slow_world, fam, proto)
-    outs = [
-        slow_world.run(hook, craft.frame(craft.segment(fam, proto, fam.client, 40000 + n, fam.vip, 80)))
-        for n in range(400)
-    ]
+    frames = [craft.frame(craft.segment(fam, proto, fam.client, 40000 + n, fam.vip, 80)) for n in range(400)]
+    outs = [slow_world.run(hook, frame) for frame in frames]
     answered = [out for out in outs if out.forwarded]
     assert len(answered) < 100  # 5 a second: even a machine that takes ten seconds for this stays far below
     silent = [out for out in outs if not out.forwarded]
