@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Hashable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.model.address import format_ip
@@ -14,22 +14,36 @@ if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.net.paths import Hop
 
-GRACE_S = 2.5  # a neighbour that was just asked for answers in less: it must be away at two looks
+GRACE_S = 2.5  # until a neighbour has answered that was just asked for, and the endpoint of a pod has gone as its device has
 MOST_NAMED = 20  # conditions of one name; the rest is counted
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Lasting(Generic[T]):
+    """Remembers since when each of some things is so."""
+
+    def __init__(self) -> None:
+        self._since: dict[T, float] = {}
+
+    def of(self, found: Collection[T]) -> list[T]:
+        """Return those that are so for GRACE_S already, in the order in which they are given."""
+        now = time.monotonic()
+        self._since = {each: self._since.get(each, now) for each in found}
+        return [each for each, since in self._since.items() if now - since >= GRACE_S]
 
 
 class NextHopsCheck:
     """Remembers since when each next hop of a backend is not resolved."""
 
     def __init__(self) -> None:
-        self._since: dict[Hop, float] = {}
+        self._lasting: Lasting[Hop] = Lasting()
 
     def __call__(self, components: AgentComponents) -> Iterator[Condition]:
         """Name each next hop that backends need and that has no neighbour entry with a MAC address."""
-        network, now = components.network.network, time.monotonic()
-        missing = components.network.finder.hops - network.neighbours.keys()
-        self._since = {hop: self._since.get(hop, now) for hop in missing}
-        late = sorted(hop for hop, since in self._since.items() if now - since >= GRACE_S)
+        network = components.network.network
+        late = self._lasting.of(sorted(components.network.finder.hops - network.neighbours.keys()))
         for index, address in late[:MOST_NAMED]:
             link = network.links.get(index)
             name, text = link.name if link else f"device {index}", format_ip(address)
@@ -44,23 +58,26 @@ class NextHopsCheck:
             yield Condition(ConditionName.NEXT_HOP_UNRESOLVED, "more", text)
 
 
-def check_paths(components: AgentComponents) -> Iterator[Condition]:
-    """Name each backend to which this node has no usable route."""
-    unusable = components.network.finder.unusable
-    if not unusable:
-        return
-    # the finder remembers what it was asked; not all of it need still be a backend
-    backends = {backend.address.address for backend in each_backend(components.bpf.state)}
-    found = sorted((address, why) for address, why in unusable.items() if address in backends)
-    for address, why in found[:MOST_NAMED]:
-        text = format_ip(address)
-        yield Condition(
-            ConditionName.PATH_UNUSABLE,
-            text,
-            f"backend {text} cannot be reached: {why}",
-            f"see `ip route get {text}`; add the route, or take the backend out of its slice",
-        )
-    if len(found) > MOST_NAMED:
-        yield Condition(
-            ConditionName.PATH_UNUSABLE, "more", f"{len(found) - MOST_NAMED} more backends cannot be reached"
-        )
+class PathsCheck:
+    """Remembers since when each backend has no usable route."""
+
+    def __init__(self) -> None:
+        self._lasting: Lasting[tuple[bytes, str]] = Lasting()
+
+    def __call__(self, components: AgentComponents) -> Iterator[Condition]:
+        """Name each backend to which this node has no usable route."""
+        unusable = components.network.finder.unusable
+        # the finder remembers what it was asked; not all of it need still be a backend
+        backends = {b.address.address for b in each_backend(components.bpf.state)} if unusable else set()
+        found = self._lasting.of(sorted((address, why) for address, why in unusable.items() if address in backends))
+        for address, why in found[:MOST_NAMED]:
+            text = format_ip(address)
+            yield Condition(
+                ConditionName.PATH_UNUSABLE,
+                text,
+                f"backend {text} cannot be reached: {why}",
+                f"see `ip route get {text}`; add the route, or take the backend out of its slice",
+            )
+        if len(found) > MOST_NAMED:
+            more = f"{len(found) - MOST_NAMED} more backends cannot be reached"
+            yield Condition(ConditionName.PATH_UNUSABLE, "more", more)

@@ -9,7 +9,7 @@ from lbagent.agent.conditions.check_devices import check_devices, check_outputs
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_forwarding import check_forwarding
 from lbagent.agent.conditions.check_links import check_links
-from lbagent.agent.conditions.check_paths import NextHopsCheck, check_paths
+from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_pins import check_mounts, check_pins
 from lbagent.agent.conditions.check_ports import check_ports
 from lbagent.agent.conditions.check_sending import check_frames, check_neighbours
@@ -28,7 +28,7 @@ def every_check() -> Sequence[Check]:
         check_outputs,
         check_forwarding,
         NextHopsCheck(),
-        check_paths,
+        PathsCheck(),
         check_neighbours,
         check_frames,
         check_maps,

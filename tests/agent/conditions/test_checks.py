@@ -11,7 +11,7 @@ from lbagent.agent.conditions import check_drops, check_paths
 from lbagent.agent.conditions.check_capacity import check_maps, check_tables
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
-from lbagent.agent.conditions.check_paths import NextHopsCheck
+from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_sources
 from lbagent.agent.conditions.condition import Condition
@@ -121,6 +121,24 @@ def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch
     many = list(check(components))
     assert len(many) == 21
     assert many[-1].text == "5 more next hops do not answer"
+
+
+def test_backends_without_a_route_are_named_when_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's device goes before its endpoint does; addresses that are no backends any more do not count."""
+    now = 100.0
+    monkeypatch.setattr(check_paths.time, "monotonic", lambda: now)
+    backend = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
+    services = (SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("shop", "web"), selectable=(backend,)),)
+    unusable = {bytes([10, 0, 0, 1]): "no route", bytes([10, 0, 0, 2]): "no route"}
+    components = Some(network=Some(finder=Some(unusable=unusable)), bpf=Some(state=State(1, services)))
+    check = PathsCheck()
+    assert brief(check(components)) == []
+    now += 3
+    assert brief(check(components)) == [("path-unusable", "10.0.0.1")]
+    unusable.clear()
+    assert brief(check(components)) == []
+    unusable[bytes([10, 0, 0, 1])] = "its device is down"
+    assert brief(check(components)) == []
 
 
 def devices(*links: Link, problems: dict[str, str] | None = None, attached: tuple[str, ...] = ()) -> list[Condition]:
