@@ -28,7 +28,7 @@ BUILDING = "tests/kube: building kube-apiserver and kube-controller-manager, onc
 
 
 class Missing(Exception):
-    """What is needed to have an API server and is not there."""
+    """What Go programs are built with, and is not there."""
 
 
 class BuildFailed(Exception):
@@ -57,7 +57,7 @@ def build_programs(say: Callable[[str], object]) -> Programs:
     """Return the programs, and build them where they are missing. Raises Missing, BuildFailed."""
     if found := find_programs():
         return found
-    go = find_go()
+    go = find_go("kube-apiserver with etcd and kube-controller-manager, none of which is there")
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -86,17 +86,16 @@ def _folder() -> Path:
     return cache / "lbagent" / f"kube-{digest.hexdigest()[:16]}"
 
 
-def find_go() -> str:
-    """Return a Go that can build it. Raises Missing."""
+def find_go(purpose: str) -> str:
+    """Return a Go that can build what is named. Raises Missing."""
+    oldest = ".".join(map(str, OLDEST_GO))
     go = shutil.which("go") or shutil.which("go", path=GO_PLACES)
     if go is None:
-        raise Missing("no kube-apiserver with etcd and kube-controller-manager, and no Go to build them with")
+        raise Missing(f"no Go ({oldest} or newer) to build {purpose}")
     said = subprocess.run([go, "env", "GOVERSION"], cwd="/", capture_output=True, text=True).stdout.strip()
     version = re.match(r"go(\d+)\.(\d+)", said)
     if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
-        raise Missing(
-            f"Go {'.'.join(map(str, OLDEST_GO))} or newer to build kube-apiserver; {go} is {said or 'unknown'}"
-        )
+        raise Missing(f"no Go of {oldest} or newer to build {purpose}; {go} is {said or 'unknown'}")
     return go
 
 

@@ -31,7 +31,7 @@ def build_renderer(say: Callable[[str], object]) -> Path:
     program = folder / "render"
     if program.exists():
         return program
-    go = find_go()
+    go = find_go("a renderer of kustomizations and Helm charts")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be building

@@ -14,12 +14,9 @@ if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.net.paths import Hop
 
-GRACE_S = (
-    2.5  # until a neighbour has answered that was just asked for, and the endpoint of a pod has gone as its device has
-)
+# Until a neighbour that was just asked for has answered, and the endpoint of a pod has followed its device: seen at two looks.
+GRACE_S = 2.5
 MOST_NAMED = 20  # conditions of one name; the rest is counted
-
-
 T = TypeVar("T", bound=Hashable)
 
 
