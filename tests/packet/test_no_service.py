@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from scapy.layers.inet import ICMP, IP
-from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6
+from scapy.layers.inet import ICMP, IP, IPOption_NOP
+from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment
 from scapy.layers.l2 import ARP, Ether
 from scapy.layers.sctp import SCTP, SCTPChunkInit
-from scapy.packet import Raw
+from scapy.packet import Packet, Raw
 
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TCP, UDP, World
+from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, UDP, XDP, World
 
 
 @pytest.fixture
@@ -132,3 +132,47 @@ def test_egress(served: World, fam: Family) -> None:
     for proto in (TCP, UDP):
         frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.client, 443), src=NODE_MAC, dst=ROUTER_MAC)
         expect.untouched(served.run(TC_EGRESS, frame), frame)
+
+
+def of_no_service(fam: Family, ports: int) -> dict[str, Packet]:
+    """Return packets of forms that the parser of plain frames does not read, from `ports` where they have one."""
+    src, dst = fam.client, "198.18.0.9" if fam.version == 4 else "2001:db8:bad::9"
+    load = craft.udp(fam, src, ports, dst, ports, b"q" * 24).payload
+    if fam.version == 4:
+        return {
+            "short": fam.ip(src, dst) / craft.udp(fam, src, ports, dst, ports, b"").payload,
+            "options": fam.ip(src, dst, options=[IPOption_NOP()] * 4) / load,
+            "first": fam.ip(src, dst, proto=17, flags="MF") / Raw(bytes(load)),
+            "later": fam.ip(src, dst, proto=17, frag=5) / Raw(bytes(load)),
+            "echo": fam.ip(src, dst) / ICMP(id=7) / Raw(b"ping" * 8),
+        }
+    return {
+        "short": fam.ip(src, dst) / craft.udp(fam, src, ports, dst, ports, b"").payload,
+        "options": fam.ip(src, dst) / IPv6ExtHdrDestOpt() / load,
+        "first": fam.ip(src, dst) / IPv6ExtHdrFragment(nh=17, m=1) / Raw(bytes(load)),
+        "later": fam.ip(src, dst) / IPv6ExtHdrFragment(nh=17, offset=5) / Raw(bytes(load)),
+        "echo": fam.ip(src, dst) / ICMPv6EchoRequest(id=7, data=b"ping" * 8),
+    }
+
+
+@pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
+@pytest.mark.parametrize("ports", [0x0301, 40000])
+def test_of_no_service_in_any_form(served: World, fam: Family, hook: str, ports: int) -> None:
+    """What is read in more steps is not counted either, whatever its first byte behind the IP header says."""
+    for form, packet in of_no_service(fam, ports).items():
+        for vlans in ((), (7,), (7, 8)) if hook == XDP else ((),):
+            frame = craft.frame(packet, vlans=vlans)
+            out = served.run(hook, frame)
+            expect.untouched(out, frame)
+            assert out.counted == {}, (form, vlans)
+
+
+def test_an_error_about_no_service(served: World, fam: Family, hook: str) -> None:
+    """Coming in, for an address of which nothing is known: not counted."""
+    dst = "198.18.0.9" if fam.version == 4 else "2001:db8:bad::9"
+    quoted = bytes(craft.tcp(fam, dst, 80, fam.client, 40000, "A"))
+    for vlans in ((), (7,)) if hook == XDP else ((),):
+        frame = craft.frame(craft.icmp_error(fam, fam.router, dst, fam.unreachable(), quoted), vlans=vlans)
+        out = served.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {}
