@@ -12,7 +12,7 @@ from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, V6, Family
 from tests.packet.test_fragments import SIZE, pieces, service
-from tests.packet.world import TC_EGRESS, XDP, World
+from tests.packet.world import TC_EGRESS, UDP, XDP, World
 
 TAG = bytes.fromhex("81000005")
 
@@ -43,6 +43,27 @@ def test_the_nodes_own_fragments_reach_a_pod(world: World, fam: Family) -> None:
     assert [out.forwarded for out in outs] == [True, True]
     wanted = pieces(fam, fam.node, 40000, backend.address, 53)
     assert [out.packet for out in outs] == [framed(packet, src=POD_MAC, dst=LOCAL_MAC) for packet in wanted]
+
+
+def test_the_least_first_fragment(world: World, fam: Family, hook: str) -> None:
+    """Eight bytes, which are UDP's header: the second one begins with what follows it and has no ports (RFC 791 §3.2)."""
+    backend = world.backend(fam, fam.local(1), 53, UDP, local=True, mtu=0)
+    world.service(fam, fam.vip, 53, UDP, [backend])
+    sent = pieces(fam, fam.client, 40000, fam.vip, 53, size=8)
+    outs = [world.run(hook, framed(packet, src=ROUTER_MAC, dst=NODE_MAC)) for packet in sent]
+    assert [out.passed for out in outs] == [True, True]
+    assert [out.packet[14:] for out in outs] == pieces(fam, fam.client, 40000, fam.local(1), 53, size=8)
+
+
+def test_what_left_last_says_nothing_of_what_comes_in(world: World, fam: Family, hook: str) -> None:
+    """After a fragment that the node itself sent, those of a client go up to the pod as if there had been none."""
+    service(world, fam, local=True)
+    own = framed(pieces(fam, fam.node, 40000, fam.vip, 53)[0], src=NODE_MAC, dst=ROUTER_MAC)
+    for packet in pieces(fam, fam.client, 40000, fam.vip, 53):
+        assert world.run(TC_EGRESS, own, world.net.lb0).forwarded
+        out = world.run(hook, framed(packet, src=ROUTER_MAC, dst=NODE_MAC))
+        assert out.passed
+        assert fam.text(out.packet[30:34] if fam.version == 4 else out.packet[38:54]) == fam.local(1)
 
 
 def test_a_number_that_is_used_again(world: World, fam: Family, hook: str) -> None:

@@ -7,9 +7,9 @@ from scapy.layers.inet import UDP as UdpLayer
 from scapy.packet import Raw
 
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, wire
 from tests.packet.craft import V4, V6, Family
-from tests.packet.test_icmp import check_error, l3
+from tests.packet.test_icmp import Flow, check_error, l3
 from tests.packet.world import TCP, UDP, BackendRow, World
 
 # as the two bytes of an IPv4 header behind its identification these say: "do not fragment", no offset
@@ -120,9 +120,7 @@ def test_padding_is_not_quoted(world: World, fam: Family, hook: str, proto: int)
         quoted = bytearray(own[: start + cut])
         if proto == TCP and cut < 18:  # no whole checksum is quoted: what there is of it stays
             quoted[start + 16 :] = theirs[start + 16 : start + cut]
-        check_error(
-            out.packet[:end], src=fam.router, dst=backend.address, quoted=bytes(quoted), kind=fam.unreachable()
-        )
+        check_error(out.packet[:end], src=fam.router, dst=backend.address, quoted=bytes(quoted), kind=fam.unreachable())
         assert out.packet[end:] == frame[end:]
 
 
@@ -137,12 +135,18 @@ def options(*units: int, end: int = UDP) -> bytes:
 
 @pytest.mark.parametrize(
     ("units", "good"),
-    [((1,), True), ((2,), True), ((1,) * 4, True), ((1,) * 5, False), ((25, 1), True), ((26, 1), False), ((27,), False)],
+    [
+        ((1,), True),
+        ((2,), True),
+        ((1,) * 4, True),
+        ((1,) * 5, False),
+        ((25, 1), True),
+        ((26, 1), False),
+        ((27,), False),
+    ],
     ids=str,
 )
-def test_quoted_extension_headers_up_to_a_bound(
-    world: World, hook: str, units: tuple[int, ...], *, good: bool
-) -> None:
+def test_quoted_extension_headers_up_to_a_bound(world: World, hook: str, units: tuple[int, ...], *, good: bool) -> None:
     """Four of them, and 255 bytes of headers in all; what is longer goes up as it came."""
     backend = talk(world, V6, hook)
     assert is_read(world, V6, hook, backend, options(*units), 60) == good
@@ -182,3 +186,13 @@ def test_an_error_in_fragments(world: World, fam: Family, hook: str) -> None:
     out = world.run(hook, frame)
     expect.untouched(out, frame)
     assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+
+
+def test_a_segment_with_a_checksum_of_0_is_quoted_with_it(world: World, fam: Family, hook: str) -> None:
+    """Of TCP 0 is a checksum like any other; only a datagram's is sent as 0xffff then (RFC 768)."""
+    zeros = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, load=b"\0\0"))
+    at = wire.parse(zeros).l4 + 16  # type: ignore[union-attr]
+    flow = Flow(world, fam, TCP, local=False, load=zeros[at : at + 2])
+    assert flow.sent[at : at + 2] == b"\0\0"
+    out = world.run(hook, flow.error(fam.unreachable(), flow.backend.address, None), world.net.lb1)
+    check_error(out.packet, src=fam.vip, dst=fam.client, quoted=flow.seen_by_client(None), kind=fam.unreachable())
