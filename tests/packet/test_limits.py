@@ -55,6 +55,14 @@ def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: st
     expect.forwarded_to(world.run(hook, frame), frame, backend)
 
 
+def test_a_route_by_a_device_that_carries_less(world: World, fam: Family, hook: str) -> None:
+    """A way without a next hop: its MTU is the path's to say, also where the kernel finds that the device has a smaller one."""
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=0, nexthop=0)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = big(fam, 2900)
+    expect.forwarded_to(world.run(hook, frame), frame, backend)
+
+
 @pytest.mark.parametrize("ttl", [0, 1])
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_last_hop_of_a_request(world: World, fam: Family, hook: str, ttl: int, proto: int) -> None:
