@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from scapy.layers.inet import TCP as TcpLayer
 from scapy.layers.inet import UDP as UdpLayer
 from scapy.layers.inet import IPOption_NOP
-from scapy.layers.inet6 import IPv6ExtHdrFragment
+from scapy.layers.inet6 import IPv6ExtHdrDestOpt, IPv6ExtHdrFragment
 from scapy.packet import Raw
 
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, table
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_MAC, ROUTER_MAC, V6, Family
-from tests.packet.test_fragments import SIZE, pieces, service
-from tests.packet.world import TC_EGRESS, UDP, XDP, World
+from tests.packet.test_fragments import SIZE, as_tcp, pieces, service
+from tests.packet.world import TC_EGRESS, TCP, UDP, XDP, World
 
 TAG = bytes.fromhex("81000005")
 
@@ -103,6 +104,20 @@ def test_no_headers_are_read_in_the_middle_of_a_datagram(world: World, hook: str
     out = world.run(hook, frame)
     expect.untouched(out, frame)
     assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+
+
+def test_a_later_fragment_has_no_flags(world: World, fam: Family, hook: str) -> None:
+    """Of TCP: it neither ends its connection nor takes part in another one's end that was seen just before."""
+    world.service(fam, fam.vip, 53, TCP, [world.backend(fam, fam.remote(1), 53)])
+    first, later = (
+        framed(as_tcp(fam, packet), src=ROUTER_MAC, dst=NODE_MAC)
+        for packet in pieces(fam, fam.client, 40000, fam.vip, 53)
+    )
+    end = TcpLayer(sport=40001, dport=53, flags="FA", ack=1)
+    more = fam.ip(fam.client, fam.vip, options=[IPOption_NOP()] * 4) if fam.version == 4 else None
+    for frame in (first, craft.frame((more or fam.ip(fam.client, fam.vip) / IPv6ExtHdrDestOpt()) / end), later):
+        assert world.run(hook, frame).forwarded
+    assert [flow.fin for flow in table.flows(world, fam) if flow.port == 40000] == [0]
 
 
 def test_later_fragment_to_a_cluster_ip_that_may_be_the_nodes(world: World, fam: Family, hook: str) -> None:
