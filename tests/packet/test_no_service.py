@@ -14,7 +14,9 @@ from scapy.packet import Raw
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TCP, UDP, World
+from tests.packet.world import ROUTABLE, TC_EGRESS, TCP, TYPE_LOAD_BALANCER, UDP, World
+
+L7 = 0x0400
 
 
 @pytest.fixture
@@ -47,6 +49,19 @@ def test_same_port_other_protocol(world: World, fam: Family, hook: str) -> None:
     world.service(fam, fam.vip, 53, UDP, [world.backend(fam, fam.remote(1), 53, UDP)])
     frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 53))
     expect.untouched(world.run(hook, frame), frame)
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_frontend_of_an_l7_proxy(world: World, fam: Family, hook: str, proto: int) -> None:
+    """Its packets are the proxy's, which is reached through the stack; no flow is made."""
+    backend = world.backend(fam, fam.remote(1), 8080, proto)
+    world.service(fam, fam.vip, 80, proto, [backend], flags=TYPE_LOAD_BALANCER | ROUTABLE | L7)
+    for flags in "SA":
+        frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, flags))
+        out = world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+    assert table.flows(world, fam) == []
 
 
 def test_echo_to_a_vip(served: World, fam: Family, hook: str) -> None:
