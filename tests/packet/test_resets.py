@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
 from tests.packet.craft import Family
@@ -36,3 +37,11 @@ def test_the_client_resets_twice(world: World, fam: Family, hook: str, *, local:
     assert talk.stays("R")
     assert talk.is_answered("PA")
     assert talk.stays("R")
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_the_end_counts_as_the_rest_does(world: World, fam: Family, hook: str, *, local: bool) -> None:
+    """FIN and RST leave the fast path; where they go is what is counted."""
+    talk = talking(world, fam, hook, local=local)
+    for flags in ("FA", "R"):
+        assert talk.send(flags).counted == {Reason.FWD_LOCAL if local else Reason.FWD_ESTABLISHED: 1}
