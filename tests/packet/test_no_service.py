@@ -14,7 +14,9 @@ from scapy.packet import Packet, Raw
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, UDP, XDP, World
+from tests.packet.world import ROUTABLE, TC_EGRESS, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, World
+
+L7 = 0x0400
 
 
 @pytest.fixture
@@ -26,14 +28,16 @@ def served(world: World, fam: Family) -> World:
 
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
+@pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
 def test_other_addresses(served: World, fam: Family, hook: str, proto: int) -> None:
-    """Packets to addresses that are no frontend: no counter moves either."""
+    """Packets to addresses that are no frontend: the filter sends them on at once, and no counter moves."""
     for n in range(1, 60):
         dst = f"198.18.0.{n}" if fam.version == 4 else f"2001:db8:bad::{n:x}"
-        frame = craft.frame(craft.segment(fam, proto, fam.client, 1000 + n, dst, 80))
-        out = served.run(hook, frame)
-        expect.untouched(out, frame)
-        assert sum(out.counted[r] for r in out.counted if r is not Reason.PASS_NOT_SERVICE) == 0
+        for flags in "SA":
+            frame = craft.frame(craft.segment(fam, proto, fam.client, 1000 + n, dst, 80, flags))
+            out = served.run(hook, frame)
+            expect.untouched(out, frame)
+            assert not out.counted
 
 
 def test_other_port_of_a_vip(served: World, fam: Family, hook: str) -> None:
@@ -47,6 +51,19 @@ def test_same_port_other_protocol(world: World, fam: Family, hook: str) -> None:
     world.service(fam, fam.vip, 53, UDP, [world.backend(fam, fam.remote(1), 53, UDP)])
     frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 53))
     expect.untouched(world.run(hook, frame), frame)
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_frontend_of_an_l7_proxy(world: World, fam: Family, hook: str, proto: int) -> None:
+    """Its packets are the proxy's, which is reached through the stack; no flow is made."""
+    backend = world.backend(fam, fam.remote(1), 8080, proto)
+    world.service(fam, fam.vip, 80, proto, [backend], flags=TYPE_LOAD_BALANCER | ROUTABLE | L7)
+    for flags in "SA":
+        frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, flags))
+        out = world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+    assert table.flows(world, fam) == []
 
 
 def test_echo_to_a_vip(served: World, fam: Family, hook: str) -> None:
