@@ -59,8 +59,33 @@ def test_the_client_proves_that_it_got_the_syn_ack(talk: Numbered) -> None:
     for wrong in (0, 1, ISN, ISN + 2, ISN + 0x1000):
         talk.say("A", seq=78, ack=wrong & 0xFFFFFFFF)
         assert talk.state == NEW
+    talk.say("P", seq=78, ack=ISN + 1)  # without ACK the number says nothing
+    assert talk.state == NEW
     talk.say("A", seq=78, ack=ISN + 1)
     assert talk.state == EST
+
+
+def test_a_client_cannot_answer_itself(talk: Numbered) -> None:
+    """Its SYN-ACK is not the backend's, nor is a number that follows it a proof."""
+    for opening in ("S", "A"):
+        talk.say(opening, seq=77, ack=ISN)
+        talk.say("SA", seq=77, ack=5001)
+        talk.say("A", seq=78, ack=5001)
+        assert talk.state == NEW
+
+
+def test_a_syn_of_the_backend_answers_nothing(talk: Numbered) -> None:
+    """Without ACK it opens a connection of its own: it acknowledges nothing, and begins nothing anew where one has ended."""
+    talk.say("S", seq=77)
+    talk.hear("S", seq=ISN)
+    talk.say("A", seq=78, ack=ISN + 1)
+    assert talk.state == NEW
+    talk.hear("SA", seq=ISN, ack=78)
+    talk.say("A", seq=78, ack=ISN + 1)
+    talk.hear("R", seq=ISN + 1)
+    assert talk.state == CLOSING
+    talk.hear("S", seq=5000)
+    assert talk.state == CLOSING
 
 
 def test_data_of_the_client_proves_it_as_well(talk: Numbered) -> None:
@@ -105,9 +130,9 @@ def test_data_of_the_backend_establishes(talk: Numbered, flags: str) -> None:
 
 
 def test_acks_alone_do_not_establish(talk: Numbered) -> None:
-    """One ACK or five: nobody answered."""
-    for _ in range(5):
-        talk.say("A", seq=78, ack=ISN)
+    """One ACK or five, whatever their numbers: nobody answered."""
+    for number in (ISN, 0, 0x4000, ISN + 1, ISN):
+        talk.say("A", seq=78, ack=number)
         assert talk.state == MID
     talk.hear("A", seq=ISN, ack=78)
     assert talk.state == EST

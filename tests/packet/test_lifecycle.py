@@ -8,6 +8,7 @@ from scapy.layers.inet import TCP as TcpLayer
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
+from tests.packet.caller import Caller
 from tests.packet.craft import Family
 from tests.packet.test_state import sweep
 from tests.packet.world import TCP, UDP, BackendRow, Outcome, ServiceRow, World
@@ -74,6 +75,20 @@ def test_udp_stays_with_a_resting_backend(world: World, fam: Family, hook: str) 
     scene.only_other()
     out = scene.send()
     assert (expect.destination(out), expect.source(out)) == scene.place
+
+
+def test_a_refused_flow_is_made_anew(world: World, fam: Family, hook: str) -> None:
+    """Its port is free: the client's next SYN gets one, however often the backend's path record was used before."""
+    for gen in (1, 127, 128, 255):
+        world.reset()
+        backend = world.backend(fam, fam.remote(1), 8080, gen=gen)
+        talk = Caller(world, world.service(fam, fam.vip, 80, backends=[backend]), hook=hook)
+        talk.send("S")
+        assert talk.is_answered("RA")
+        assert table.held_slots(world, fam) == 0
+        talk.establish()
+        assert talk.source[0] == fam.node2
+        assert table.held_slots(world, fam) == 1
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
