@@ -60,6 +60,23 @@ def test_maintenance_keeps_connections_and_moves_new_ones(world: World, fam: Fam
     assert expect.destination(scene.send("A")) == scene.other.endpoint
 
 
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_connection_that_moves_begins_its_handshake_anew(
+    world: World, fam: Family, hook: str, *, local: bool
+) -> None:
+    """What the first backend answered proves nothing about the second one."""
+    scene = Scene(world, fam, hook, TCP, local=local)
+    if local:
+        expect.at_pod(world, expect.local_reply(fam, TCP, scene.held, fam.client, 40000, "SA"))
+    else:
+        scene.reply()
+    world.path_flags(scene.held, clear=PathFlag.SELECTABLE)
+    scene.only_other()
+    assert expect.destination(scene.send("S")) == scene.other.endpoint
+    scene.send("A")
+    assert table.only(world, fam).state == table.NEW
+
+
 def test_a_resent_syn_stays(world: World, fam: Family, hook: str) -> None:
     """While the backend takes new flows, a SYN sent twice goes to the same place."""
     scene = Scene(world, fam, hook, TCP)

@@ -143,6 +143,20 @@ def test_of_one_age_each_has_its_turn(still_world: TimedWorld, fam: Family, hook
         assert held(still_world, fam) == {50000 + WAYS * n + way for way in range(WAYS)}
 
 
+def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """The entry's last flow was answered: that says nothing of the new one, whose client has sent a SYN and an ACK."""
+    old, *others = talks(still_world, fam, hook)
+    for talk in others:
+        talk.establish()
+    old.send("S")
+    assert old.is_answered("SA")
+    still_world.clock.pass_ticks(3)
+    new = newcomer(old, 0)
+    assert entered(still_world, new) == {old.port}
+    new.send("A")
+    assert [flow.state for flow in table.flows(still_world.world, fam) if flow.port == new.port] == [table.NEW]
+
+
 ENDS = {  # protocol, what is said, ticks for which the entry is safe
     "middle": (TCP, ["A"], 1),
     "closing": (TCP, ["S", "<SA", "A", "<R"], ticks_of(DEFAULTS.timeout_closing_s)),
