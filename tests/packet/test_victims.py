@@ -19,7 +19,7 @@ DEFAULTS = Settings()
 WAYS = 4
 HIGHEST_BIT = {
     4: ("198.51.100.200", 40000),
-    6: ("2001:db8:100::7", 40192),
+    6: ("2001:db8:100::7", 40128),
 }  # clients with the highest bit of an entry's first word
 
 
