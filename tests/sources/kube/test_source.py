@@ -147,6 +147,17 @@ async def test_a_node_that_is_not_there_ends_the_agent_and_names_those_that_are(
     assert "no node 'nod-1'; it has node-1, node-2, node-3" in str(error)
 
 
+async def test_a_node_that_registers_while_the_agent_begins_is_there(tmp_path) -> None:
+    """It comes between the list of its own Node and the one of all Nodes."""
+    async with serving(shop(3)) as api:
+        await api.delete("Node", NODE)
+        api.stale["Node"] = api.version, {name: node(name) for name in (NODE, "node-2")}  # what the next list holds
+        async with following(api, tmp_path) as follower:
+            assert not api.stale
+            await api.put(node())
+            await follower.converges()
+
+
 async def test_a_server_without_nodes_says_nothing_about_names(api, tmp_path) -> None:
     await api.delete("Node", NODE)
     async with following(api, tmp_path) as follower:
