@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -26,6 +27,7 @@ CONNECT_S = 5.0
 CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
 CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
+OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 class ServerUnreachable(LbError):
@@ -246,8 +248,17 @@ def _as_unreachable() -> Iterator[None]:
         yield
     except TimeoutError:
         raise ServerUnreachable("it does not answer in time") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise ServerUnreachable(f"{error}{_clock_hint(error.certificate_error)}") from None
     except (aiohttp.ClientError, ConfigException, OSError) as error:
         raise ServerUnreachable(str(error) or type(error).__name__) from None
+
+
+def _clock_hint(error: Exception) -> str:
+    """Return the time by this node's clock, for a certificate that is out of its time; '' for what else is wrong with it."""
+    if getattr(error, "verify_code", 0) not in OUT_OF_TIME:
+        return ""
+    return f"; this node's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: if that is wrong, set it"
 
 
 def _api_error(raw: Any, body: bytes) -> ApiError:
