@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -27,6 +28,11 @@ CONNECT_S = 5.0
 CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
 CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+}  # s, s, probes: 30 s until it is dead
 OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
@@ -164,6 +170,7 @@ class KubeClient:
             auth_settings=["BearerToken"],
         )
         answer = await client.call_api(*words, _preload_content=False, _request_timeout=timeout)
+        _probe_when_idle(answer.response)
         return answer.response
 
     async def _connect(self) -> _Connection:
@@ -252,6 +259,16 @@ def _as_unreachable() -> Iterator[None]:
         raise ServerUnreachable(f"{error}{_clock_hint(error.certificate_error)}") from None
     except (aiohttp.ClientError, ConfigException, OSError) as error:
         raise ServerUnreachable(str(error) or type(error).__name__) from None
+
+
+def _probe_when_idle(raw: Any) -> None:
+    """Let the kernel find out whether the other host is still there: a watch may say nothing for a minute."""
+    connection = raw.connection  # None: the answer is whole
+    own = connection.transport.get_extra_info("socket") if connection and connection.transport else None
+    if own is not None:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, number in KEEPALIVE.items():
+            own.setsockopt(socket.IPPROTO_TCP, option, number)
 
 
 def _clock_hint(error: Exception) -> str:

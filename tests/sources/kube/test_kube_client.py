@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import re
+import socket
 import ssl
 import stat
 import subprocess
@@ -139,6 +140,20 @@ async def test_a_clock_that_differs_from_the_servers_is_suspected(tmp_path, begi
         await nodes(client)
     await client.close()
     await server.stop()
+
+
+async def test_a_watch_that_says_nothing_is_probed_by_the_kernel(api, pod) -> None:
+    """Half a minute after the server's host vanished without a word the connection breaks; silence alone takes 150 s."""
+    api.tokens = {"first"}
+    client = KubeClient(KubeSettings(node_name="n"))
+    query = {"watch": "1", "sendInitialEvents": "true"}
+    async with client.get(NODES, query, silence_s=5.0) as answer:
+        own = answer._raw.connection.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, interval, count = (own.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        assert idle + interval * count == 30
+    await client.close()
 
 
 async def test_a_pod_that_reaches_no_server_says_who_gave_the_address(api, pod) -> None:
