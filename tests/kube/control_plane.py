@@ -45,12 +45,13 @@ class Refused(RuntimeError):
     """The API server said no."""
 
 
-class _Connection(http.client.HTTPSConnection):
-    """A connection from within a namespace."""
+class ServerConnection(http.client.HTTPSConnection):
+    """A connection to the API server, from within its namespace."""
 
-    def __init__(self, namespace: Namespace, context: ssl.SSLContext) -> None:
-        super().__init__("127.0.0.1", PORT, timeout=30, context=context)
-        self._namespace = namespace
+    def __init__(self, plane: ControlPlane, timeout_s: float | None = None) -> None:
+        context = ssl.create_default_context(cafile=plane.certificate)
+        super().__init__("127.0.0.1", PORT, timeout=timeout_s, context=context)
+        self._namespace = plane.namespace
 
     def connect(self) -> None:
         self._namespace.call(super().connect)
@@ -66,7 +67,7 @@ class ControlPlane:
         self._admin = secrets.token_hex(16)
         self.lasting_token = secrets.token_hex(16)  # the agent's account by name, also in a cluster that is another one
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._connection: _Connection | None = None
+        self._connection: ServerConnection | None = None
         self._flags: tuple[str, ...] = ()
         self._prepare()
 
@@ -167,8 +168,7 @@ class ControlPlane:
         text = None if body is None else json.dumps(body)
         for is_last in (False, True):
             if self._connection is None:
-                context = ssl.create_default_context(cafile=self.certificate)
-                self._connection = _Connection(self.namespace, context)
+                self._connection = ServerConnection(self, 30)
             try:
                 self._connection.request(method, path, text, headers)
                 answer = self._connection.getresponse()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -26,6 +28,12 @@ CONNECT_S = 5.0
 CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
 CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 15,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+}  # s, s, probes: 30 s until it is dead
+OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 class ServerUnreachable(LbError):
@@ -162,6 +170,7 @@ class KubeClient:
             auth_settings=["BearerToken"],
         )
         answer = await client.call_api(*words, _preload_content=False, _request_timeout=timeout)
+        _probe_when_idle(answer.response)
         return answer.response
 
     async def _connect(self) -> _Connection:
@@ -246,8 +255,27 @@ def _as_unreachable() -> Iterator[None]:
         yield
     except TimeoutError:
         raise ServerUnreachable("it does not answer in time") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise ServerUnreachable(f"{error}{_clock_hint(error.certificate_error)}") from None
     except (aiohttp.ClientError, ConfigException, OSError) as error:
         raise ServerUnreachable(str(error) or type(error).__name__) from None
+
+
+def _probe_when_idle(raw: Any) -> None:
+    """Let the kernel find out whether the other host is still there: a watch may say nothing for a minute."""
+    connection = raw.connection  # None: the answer is whole
+    own = connection.transport.get_extra_info("socket") if connection and connection.transport else None
+    if own is not None:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, number in KEEPALIVE.items():
+            own.setsockopt(socket.IPPROTO_TCP, option, number)
+
+
+def _clock_hint(error: Exception) -> str:
+    """Return the time by this node's clock, for a certificate that is out of its time; '' for what else is wrong with it."""
+    if getattr(error, "verify_code", 0) not in OUT_OF_TIME:
+        return ""
+    return f"; this node's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: if that is wrong, set it"
 
 
 def _api_error(raw: Any, body: bytes) -> ApiError:

@@ -264,11 +264,18 @@ class Reflector:
         return self._timing.absent_s * (0.9 + 0.2 * random.random())
 
     def _fail(self, status: int | None, text: str) -> None:
-        """Note a failure: at once when it needs the operator or nothing is known yet, else when it lasts."""
+        """Note a failure: at once when it needs the operator or nothing is known yet, else when it lasts.
+
+        429 is no failure but a wish for time: so answers a server that starts, or whose CustomResourceDefinition is new.
+        """
         now = time.monotonic()
+        is_first = not self._failing_since
         self._failing_since = self._failing_since or now
         lasts = now - self._failing_since >= self._timing.standing_s
-        if not (lasts or status in REFUSED or not self.listed.is_set()):
+        is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
+        if is_busy and is_first:
+            log.info("the Kubernetes API asks for time", extra={"resource": self.resource.name, "answer": text})
+        if not (lasts or status in REFUSED or not (self.listed.is_set() or is_busy)):
             return
         before = self.failure
         self.failure = ApiFailure(self.resource, self._verb, status, text)

@@ -185,7 +185,7 @@ class KubeSource:
             log.warning("the API server does not know this node, and does not list others", extra={"error": str(error)})
             return
         names = sorted(item.metadata.name for item in found.items or ())
-        if names:
+        if names and name not in names:  # it may have come since its own list was read
             more = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
             raise NotFound(
                 f"the API server has no node {name!r}; it has {', '.join(names[:MAX_NAMED_NODES])}{more}."

@@ -82,6 +82,7 @@ class ApiServer:
         self.answers: deque[web.Response | Callable[[], Any]] = (
             deque()
         )  # given to the next requests, whatever these are
+        self.initializing: set[str] = set()  # resources whose definition has just been made
         self.expire_pages = 0  # continue tokens to answer with 410
         self.on_expired: Callable[[], Any] = lambda: None
         self.stale: dict[str, tuple[int, dict[str, Obj]]] = {}  # the next list of a kind is this one
@@ -195,6 +196,9 @@ class ApiServer:
         if (verb, name) in self.forbidden:
             text = f'{name} is forbidden: User "agent" cannot {verb} resource "{name}"'
             return web.json_response(status(403, text), status=403)
+        if name in self.initializing:
+            text = "storage is (re)initializing"
+            return web.json_response(status(429, text, "TooManyRequests"), status=429, headers={"Retry-After": "1"})
         kind = NAMES.get(name)
         if kind not in self.installed or request.path != PATHS[kind]:
             return web.Response(text="404 page not found\n", status=404)

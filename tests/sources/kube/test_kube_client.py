@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import re
+import socket
 import ssl
 import stat
 import subprocess
@@ -29,12 +30,30 @@ from tests.sources.kube.cluster import kubeconfig, node
 NODES = "/api/v1/nodes"
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """Make a certificate that signs itself, for 127.0.0.1."""
+CA = """[a]
+database = index
+new_certs_dir = .
+default_md = sha256
+rand_serial = yes
+policy = p
+copy_extensions = copyall
+[p]
+commonName = supplied
+"""
+
+
+def certificate(folder: Path, name: str, begins: str = "20200101", ends: str = "20990101") -> tuple[Path, Path]:
+    """Make a certificate that signs itself, for 127.0.0.1, good between two days."""
     key, cert = folder / f"{name}.key", folder / f"{name}.crt"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=api"
-    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*words.split(), *extra], check=True, capture_output=True)
+    (folder / "ca.cnf").write_text(CA)
+    (folder / "index").write_text("")
+    ask = "openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=api -out request"
+    sign = f"openssl ca -batch -config ca.cnf -name a -selfsign -in request -notext -startdate {begins}000000Z"
+    for words in (
+        [*ask.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)],
+        [*sign.split(), "-enddate", f"{ends}000000Z", "-keyfile", str(key), "-out", str(cert)],
+    ):
+        subprocess.run(words, check=True, capture_output=True, cwd=folder)
     return key, cert
 
 
@@ -99,8 +118,41 @@ async def test_a_server_with_another_certificate_is_not_spoken_to(api, tmp_path)
     client = KubeClient(secure(tmp_path, api.port, other))
     with pytest.raises(ServerUnreachable, match="certificate verify failed"):
         await nodes(client)
+    with pytest.raises(ServerUnreachable, match="^(?!.*clock)"):
+        await nodes(client)
     secure(tmp_path, api.port, tmp_path / "server.crt")  # the kubeconfig is mended
     assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "words"),
+    [("20990101", "20990201", "certificate is not yet valid"), ("20010101", "20010201", "certificate has expired")],
+)
+async def test_a_clock_that_differs_from_the_servers_is_suspected(tmp_path, begins, ends, words) -> None:
+    key, cert = certificate(tmp_path, "out-of-time", begins, ends)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    server = ApiServer()
+    await server.start(tls=context)
+    client = KubeClient(secure(tmp_path, server.port, cert))
+    with pytest.raises(ServerUnreachable, match=rf"{words}.*; this node's clock says \d+-\d+-\d+ .* UTC"):
+        await nodes(client)
+    await client.close()
+    await server.stop()
+
+
+async def test_a_watch_that_says_nothing_is_probed_by_the_kernel(api, pod) -> None:
+    """Half a minute after the server's host vanished without a word the connection breaks; silence alone takes 150 s."""
+    api.tokens = {"first"}
+    client = KubeClient(KubeSettings(node_name="n"))
+    query = {"watch": "1", "sendInitialEvents": "true"}
+    async with client.get(NODES, query, silence_s=5.0) as answer:
+        own = answer._raw.connection.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, interval, count = (own.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        assert idle + interval * count == 30
     await client.close()
 
 

@@ -78,6 +78,29 @@ async def test_backend_states_may_be_forbidden(api, tmp_path) -> None:
         assert all(message.warning for message in follower.source.problems())
 
 
+@pytest.mark.parametrize("lasts", [False, True])
+async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, caplog, lasts) -> None:
+    """The server answers 429 for a second or so: that is no error unless it lasts, and is asked no sooner than it wants."""
+    api.installed.add("BackendState")
+    api.initializing = {"backendstates"}
+    timing = replace(QUICK, standing_s=0.5 if lasts else 30.0)
+    with caplog.at_level(logging.INFO):
+        async with following(api, tmp_path, synced=False, timing=timing) as follower:
+            await follower.until(lambda: api.requests["watch backendstates"] + api.requests["list backendstates"] >= 2)
+            await follower.until(lambda: ("backendstates" in follower.texts) == lasts)
+            errors = [record.error for record in caplog.records if record.levelno >= logging.ERROR]  # type: ignore[attr-defined]
+            assert len(errors) == lasts
+            assert all("429" in each and "backendstates" in each for each in errors)
+            asked = [record for record in caplog.records if record.message == "the Kubernetes API asks for time"]
+            assert [(record.levelno, record.resource) for record in asked] == [
+                (logging.INFO, "backendstates.lbagent.io")
+            ]  # type: ignore[attr-defined]
+            assert "storage is (re)initializing" in asked[0].answer  # type: ignore[attr-defined]
+            api.initializing.clear()
+            await follower.converges()
+            await follower.until(lambda: follower.source.trusted and follower.texts == "")
+
+
 async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
     """An agent over empty maps waits; one that goes on from its maps is synced soon, untrusted, and gives all when it can."""
     await api.stop()
@@ -145,6 +168,17 @@ async def test_a_node_that_is_not_there_ends_the_agent_and_names_those_that_are(
     assert isinstance(error, NotFound)
     assert error.exit_code == 3
     assert "no node 'nod-1'; it has node-1, node-2, node-3" in str(error)
+
+
+async def test_a_node_that_registers_while_the_agent_begins_is_there(tmp_path) -> None:
+    """It comes between the list of its own Node and the one of all Nodes."""
+    async with serving(shop(3)) as api:
+        await api.delete("Node", NODE)
+        api.stale["Node"] = api.version, {name: node(name) for name in (NODE, "node-2")}  # what the next list holds
+        async with following(api, tmp_path) as follower:
+            assert not api.stale
+            await api.put(node())
+            await follower.converges()
 
 
 async def test_a_server_without_nodes_says_nothing_about_names(api, tmp_path) -> None:

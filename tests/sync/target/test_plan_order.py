@@ -10,6 +10,7 @@ from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
 from lbagent.model.family import Family
 from lbagent.sync.target.restore import restore
+from tests.sync.target.meaning import meaning_of
 from tests.sync.target.plans import Node, backends_of, states, wanted_of
 
 RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -75,6 +76,19 @@ def test_the_way_does_not_matter(sequence):
     done = again.sync()
     assert (done.complete, done.entries) == (True, 0), done
     assert_same(again.shadow, node.shadow)
+
+
+@settings(RELAXED, max_examples=80)
+@given(st.lists(st.tuples(states(), st.booleans()), min_size=1, max_size=5))
+def test_the_maps_are_those_of_a_fresh_start(sequence):
+    """Any sequence of States, with restarts in between: but for ids, the maps are what the last State makes of empty ones."""
+    node, fresh = Node(), Node()
+    for services, begins_anew in sequence:
+        node.serve(*services)
+        if begins_anew:
+            node.restart()
+    fresh.serve(*sequence[-1][0])
+    assert meaning_of(node.maps) == meaning_of(fresh.maps)
 
 
 def assert_same(one, other):

@@ -1,0 +1,171 @@
+"""An HTTPS proxy before the real API server that knows lists and watches: it answers in its place, lists what was, and disorders events.
+
+It shows the server's own certificate, so a kubeconfig differs by the port alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import random
+import socket
+import ssl
+import threading
+from collections import Counter, defaultdict, deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from tests.kube.control_plane import ControlPlane, Obj, ServerConnection
+
+TOGETHER_S = 0.3  # events of so long are disordered together
+KEPT = ("Authorization", "Accept")
+END = "k8s.io/initial-events-end"
+
+
+class HttpProxy:
+    """Listens on 127.0.0.1. What is set holds for requests that come from now on; `requests` counts them by resource."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.requests: Counter[str] = Counter()
+        self.answers: deque[tuple[int, dict[str, str]]] = deque()  # status and headers, given to the next requests
+        self.expired: set[str] = set()  # resources whose next watch that goes on is told 410
+        self.stale: dict[str, list[bytes]] = {}  # the next list of a resource, as a stream
+        self.lists: dict[str, list[bytes]] = {}  # the last list of each resource, as it was streamed
+        self.disorders = False  # each event twice, in another order
+        self.disordered: defaultdict[str, int] = defaultdict(int)  # events in another order than the server's
+        self._open: set[socket.socket] = set()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(plane.certificate, plane.certificate.removesuffix("crt") + "key")
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for each in list(self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.cut()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves one connection of the agent."""
+
+    proxy: HttpProxy
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.proxy._open.add(self.connection)
+
+    def finish(self) -> None:
+        self.proxy._open.discard(self.connection)
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            super().handle()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        proxy, parts = self.proxy, urlsplit(self.path)
+        query, name = parse_qs(parts.query), parts.path.rsplit("/", 1)[1]
+        proxy.requests[name] += 1
+        is_list = "sendInitialEvents" in query
+        if proxy.answers:
+            status, headers = proxy.answers.popleft()
+            self._answer(status, headers, [json.dumps(_status(status)).encode()])
+        elif "watch" in query and not is_list and name in proxy.expired:
+            proxy.expired.discard(name)
+            self._answer(200, {}, [json.dumps({"type": "ERROR", "object": _status(410)}).encode() + b"\n"])
+        elif is_list and name in proxy.stale:
+            self._answer(200, {}, proxy.stale.pop(name))
+        else:
+            self._pass_on(name, is_list=is_list, is_watch="watch" in query)
+
+    def _pass_on(self, name: str, *, is_list: bool, is_watch: bool) -> None:
+        server = ServerConnection(self.proxy.plane)
+        try:
+            server.request("GET", self.path, headers={key: self.headers[key] for key in KEPT if key in self.headers})
+            answer = server.getresponse()
+            if not is_watch or answer.status != 200:
+                retry_after = answer.getheader("Retry-After")
+                kept = {"Retry-After": retry_after} if retry_after else {}
+                self._answer(answer.status, kept, [answer.read()])
+                return
+            self._begin(200, {"Transfer-Encoding": "chunked"})
+            lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+            threading.Thread(target=_read, args=(answer, lines), daemon=True).start()
+            if is_list:
+                self._pass_list(name, lines)
+            self._pass_events(name, lines)
+        finally:
+            server.close()
+
+    def _pass_list(self, name: str, lines: queue.SimpleQueue[bytes]) -> None:
+        found: list[bytes] = []
+        while not found or (found[-1] and END.encode() not in found[-1]):
+            found.append(lines.get())
+            self._chunk(found[-1])
+        self.proxy.lists[name] = found
+
+    def _pass_events(self, name: str, lines: queue.SimpleQueue[bytes]) -> None:
+        while True:
+            together = [lines.get()]
+            if self.proxy.disorders:
+                with contextlib.suppress(queue.Empty):
+                    while together[-1]:
+                        together.append(lines.get(timeout=TOGETHER_S))
+                together = self._disorder(name, together)
+            for line in together:
+                self._chunk(line)
+                if not line:
+                    return
+
+    def _disorder(self, name: str, lines: list[bytes]) -> list[bytes]:
+        """Return each event twice, in another order. Bookmarks go: they would say that nothing older comes any more."""
+        events = [line for line in lines if line and b'"BOOKMARK"' not in line]
+        mixed = events * 2
+        random.Random(len(events)).shuffle(mixed)
+        self.proxy.disordered[name] += sum(one != other for one, other in zip(events, mixed, strict=False))
+        return [*mixed, *([b""] if not lines[-1] else [])]
+
+    def _answer(self, status: int, headers: dict[str, str], lines: list[bytes]) -> None:
+        body = b"".join(lines)
+        self._begin(status, headers | {"Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _begin(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Type": "application/json"} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _chunk(self, data: bytes) -> None:
+        """Send a piece of a body; b"" ends it."""
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+
+def _read(answer: http.client.HTTPResponse, lines: queue.SimpleQueue[bytes]) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
+        while line := answer.readline():
+            lines.put(line)
+    lines.put(b"")
+
+
+def _status(code: int) -> Obj:
+    return {"kind": "Status", "apiVersion": "v1", "code": code, "message": "the proxy says so"}
