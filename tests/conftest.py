@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.turns import register as pytest_configure  # noqa: F401
+
 # A shell's background job ignores SIGINT, and every child inherits that; the commands tested are ended by it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,7 @@ from bench.race import race
 SECONDS = 3.0
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [4, 6])
 def test_two_cpus_on_one_table(family: int) -> None:

@@ -26,6 +26,7 @@ def sweep_until(done: threading.Event, made: Race) -> None:
         bpf_prog.prog_test_run(program, LB_SWEEP.pack(0, buckets, 0, 0, 0), repeat=-(-buckets // SWEEP_STEP))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 @pytest.mark.parametrize("family", [4, 6], ids=["ipv4", "ipv6"])
 def test_two_cpus_and_a_sweeper(family: int, *, local: bool) -> None:
