@@ -34,7 +34,7 @@ class Claim(Struct, frozen=True, gc=False):
     """A Service that wants an address of each of its families; `require_all`: of all of them or of none (RequireDualStack).
 
     `held` are the addresses in its status. `pods` says which pods its external traffic policy Local means: its selector as a
-    text; '' with policy Cluster. `created` is seconds since 1970.
+    text; '' with policy Cluster. `created` is seconds since 1970, 0 = unknown: the youngest.
     """
 
     namespace: str
@@ -56,7 +56,7 @@ class Claim(Struct, frozen=True, gc=False):
     @property
     def order(self) -> tuple[float, str]:
         """Who is asked first: the oldest, then by namespace and name."""
-        return (self.created, self.key)
+        return (self.created or float("inf"), self.key)
 
     def shares_with(self, other: Claim) -> bool:
         """Return whether both may have one address: the same key, no port twice, and pods that every node agrees on."""

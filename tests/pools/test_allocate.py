@@ -26,7 +26,7 @@ pools:
 """
 
 
-def service(name: str, created: float = 0, *, wish: dict[str, str] | None = None, ip: str = "", **more: Any) -> Claim:
+def service(name: str, created: float = 9, *, wish: dict[str, str] | None = None, ip: str = "", **more: Any) -> Claim:
     held = tuple(map(parse_ip, more.pop("held", ())))
     return Claim(more.pop("namespace", "default"), name, created, wish=read_wish(wish or {}, ip), held=held, **more)
 
@@ -46,8 +46,13 @@ def test_the_oldest_gets_the_lowest() -> None:
     assert {each.pool for each in found.values()} == {"office"}
 
 
+def test_one_of_unknown_age_is_the_youngest() -> None:
+    found = given(OFFICE, [service("a", 0), service("b", 2)])
+    assert addresses(found) == {"default/a": ["10.0.0.2"], "default/b": ["10.0.0.1"]}
+
+
 def test_pools_by_priority_and_name() -> None:
-    found = given(TWO, [service(f"s{number}", number) for number in range(4)])
+    found = given(TWO, [service(f"s{number}", number + 1) for number in range(4)])
     assert [each.pool for each in found.values()] == ["first", "first", "by-name-a", "by-name-b"]
 
 
@@ -85,7 +90,7 @@ def test_two_that_hold_one_address_the_younger_gives_way() -> None:
 
 
 def test_a_full_pool_says_its_numbers_and_the_oldest_waits_first() -> None:
-    claims = [service(f"s{number}", number) for number in range(6)]
+    claims = [service(f"s{number}", number + 1) for number in range(6)]
     found = given(OFFICE, claims)
     assert found["default/s4"].addresses == ()
     assert found["default/s5"].problem == "no IPv4 address is free: office: 4 of 4 in use"
@@ -194,7 +199,7 @@ def test_wishes(wish: dict[str, str], ip: str, expected: str) -> None:
     ],
 )
 def test_a_wish_that_cannot_be_met_gives_nothing_else(wish: dict[str, str], ip: str, problem: str) -> None:
-    older = [service("older", 1, held=["10.0.0.1"]), service("oldest", 0, held=["10.1.0.1"])]
+    older = [service("older", 1, held=["10.0.0.1"]), service("oldest", 0.5, held=["10.1.0.1"])]
     found = given(TWO, [*older, service("a", 2, wish=wish, ip=ip)], {"10.2.0.9": "node n1"})["default/a"]
     assert (found.addresses, found.problem) == ((), problem)
 
