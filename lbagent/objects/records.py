@@ -77,6 +77,28 @@ class ServicePort(Struct, frozen=True, gc=False):
     index: int = 0
 
 
+class Balancer(Struct, frozen=True, gc=False):
+    """What a Service says to what gives it addresses (lbagent/cloud): of type LoadBalancer, or with its finalizer left.
+
+    `families` are in the order of spec.ipFamilies. `status` has every ingress address, of any ipMode. `pods` is the selector as
+    one text. `target_names` are the indexes of ports whose targetPort is a name.
+    """
+
+    wanted: bool = True  # of type LoadBalancer, and not being deleted
+    finalizer: bool = False
+    load_balancer_class: str = ""
+    load_balancer_ip: str = ""
+    families: tuple[Family, ...] = ()
+    require_dual_stack: bool = False
+    annotations: Mapping[str, str] = MappingProxyType({})
+    labels: Mapping[str, str] = MappingProxyType({})
+    pods: str = ""
+    uid: str = ""
+    status: tuple[bytes, ...] = ()
+    publish_not_ready: bool = False
+    target_names: tuple[int, ...] = ()
+
+
 class Service(Struct, frozen=True, gc=False):
     """A v1 Service, checked. `ignored` says why it has no frontend at all ('' = it may have some).
 
@@ -106,6 +128,7 @@ class Service(Struct, frozen=True, gc=False):
     dsr: bool = False
     nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
     l7_proxy_port: int = 0
+    balancer: Balancer | None = None
 
     @property
     def has_affinity(self) -> bool:
@@ -180,13 +203,17 @@ class Endpoints(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836)."""
+    """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836).
+
+    `excluded`: no external balancer sends packets there (node.kubernetes.io/exclude-from-external-load-balancers).
+    """
 
     name: str
     origin: Origin = NOWHERE
     internal_ips: tuple[bytes, ...] = ()
     zone: str = ""
     leaves: bool = False
+    excluded: bool = False
 
     @property
     def key(self) -> str:

@@ -17,10 +17,16 @@ def config() -> None:
 
 
 @config.command(short_help="Check file, environment and flags.")
+@click.option("--announce", default="", metavar="FILE", help="Check this file of address pools as well.")
 @setting_options()
-def check(**flags: Any) -> None:
+def check(announce: str, **flags: Any) -> None:
     """Check file, environment and flags. Exit code 2: a value is wrong, and the message names its place."""
     from_flags(flags)
+    if announce:
+        from lbagent.pools.read_pools import read_pools
+
+        read_pools(announce)
+        click.echo(f"{announce}: ok")
     click.echo(f"{flags['file'] or 'configuration'}: ok")
 
 

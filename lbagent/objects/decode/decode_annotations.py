@@ -23,7 +23,18 @@ _NOT_YET = {
 _L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
 _STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
 _ANNOTATIONS = frozenset(
-    ("algorithm", "forwarding-mode", "nat-policy", "l7-proxy-port", "source-ranges-policy", "stale-flows")
+    (
+        "algorithm",
+        "forwarding-mode",
+        "nat-policy",
+        "l7-proxy-port",
+        "source-ranges-policy",
+        "stale-flows",
+        "load-balancer-ips",
+        "address-pool",
+        "allow-shared-ip",
+        "allocated-from",
+    )
 )
 
 

@@ -11,6 +11,7 @@ from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import HostPort, Node, Pod
 
 ZONE = "topology.kubernetes.io/zone"
+EXCLUDED = "node.kubernetes.io/exclude-from-external-load-balancers"
 TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"  # a taint
 MAX_ADDRESSES = 64
 MAX_HOST_PORTS = 256
@@ -27,7 +28,13 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
     kept = keep_families(("status", "addresses"), list(addresses), report.last_value("internal_ips"), report)
     meta, taints = raw.metadata or Meta(), (raw.spec.taints if raw.spec else None) or ()
     leaves = bool(meta.deletionTimestamp) or any(taint.key == TO_BE_DELETED for _, taint in present(taints))
-    return Node(name, report.origin, tuple(kept), label(meta, ZONE) or "", leaves)
+    return Node(name, report.origin, tuple(kept), label(meta, ZONE) or "", leaves, _is_excluded(meta))
+
+
+def _is_excluded(meta: Meta) -> bool:
+    """Return whether balancers leave a node out: the label says so, unless its text is a word for no (Go's ParseBool)."""
+    text = label(meta, EXCLUDED)
+    return text is not None and text not in ("0", "f", "F", "false", "False", "FALSE")
 
 
 def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:

@@ -7,6 +7,7 @@ from lbagent.model.family import Family
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
+from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
@@ -31,7 +32,10 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
     """Return the Service; what is wrong goes to the report."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
     kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
-    base = Service(namespace, name, report.origin, report.timestamp(meta), _ignored(meta, spec, kind), kind)
+    balancer = decode_balancer(raw, kind) if kind == "LoadBalancer" or has_finalizer(meta) else None
+    base = Service(
+        namespace, name, report.origin, report.timestamp(meta), _ignored(meta, spec, kind), kind, balancer=balancer
+    )
     if base.ignored:
         return base
     cluster_ips = _cluster_ips(spec, report)
@@ -70,6 +74,7 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         dsr=dsr,
         nat_policy=nat,
         l7_proxy_port=l7_port,
+        balancer=balancer,
     )
 
 

@@ -20,6 +20,8 @@ class Meta(Struct, gc=False):
     annotations: dict[Any, Any] | None = None
     creationTimestamp: str | None = None  # noqa: N815 - Kubernetes' spelling, here and below
     deletionTimestamp: str | None = None  # noqa: N815
+    finalizers: list[str | None] | None = None
+    uid: str | None = None
 
 
 class Port(Struct, gc=False):
@@ -29,6 +31,7 @@ class Port(Struct, gc=False):
     protocol: str | None = None
     port: int | None = None
     nodePort: int | None = None  # noqa: N815
+    targetPort: int | str | None = None  # noqa: N815
 
 
 class ClientIP(Struct, gc=False):
@@ -58,6 +61,11 @@ class ServiceSpec(Struct, gc=False):
     internalTrafficPolicy: str | None = None  # noqa: N815
     loadBalancerSourceRanges: list[str | None] | None = None  # noqa: N815
     healthCheckNodePort: int | None = None  # noqa: N815
+    ipFamilyPolicy: str | None = None  # noqa: N815
+    loadBalancerClass: str | None = None  # noqa: N815
+    loadBalancerIP: str | None = None  # noqa: N815
+    publishNotReadyAddresses: bool | None = None  # noqa: N815
+    selector: dict[Any, Any] | None = None
 
 
 class Ingress(Struct, gc=False):

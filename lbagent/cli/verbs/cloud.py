@@ -1,0 +1,114 @@
+"""`lbagent cloud`: addresses for Services of type LoadBalancer, planned from manifests; no API, no root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lbagent.cli import output
+from lbagent.cli.options import form_option
+from lbagent.cli.output import Column, Listing, Row, Style
+from lbagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lbagent.sources.folder.manifest_files import ManifestFiles
+
+PLANNED = Listing(
+    (
+        Column("SERVICE", lambda row: row["service"], cut=True),
+        Column("ACTION", lambda row: row["action"]),
+        Column("ADDRESSES", lambda row: ",".join(row["addresses"])),
+        Column("POOL", lambda row: row["pool"]),
+        Column("MESSAGE", lambda row: row["message"], cut=True),
+    ),
+    name=lambda row: str(row["service"]),
+    key=lambda row: row["service"],
+)
+POOLS = Listing(
+    (
+        Column("POOL", lambda row: row["pool"]),
+        Column("FAMILY", lambda row: row["family"]),
+        Column("IN USE", lambda row: row["in_use"]),
+        Column("ADDRESSES", lambda row: row["addresses"]),
+        Column("PRIORITY", lambda row: row["priority"]),
+        Column("AUTO", lambda row: row["auto_assign"]),
+        Column("ANNOUNCE", lambda row: ",".join(row["announce"])),
+    ),
+    name=lambda row: f"{row['pool']}/{row['family']}",
+    key=lambda row: (row["pool"], row["family"]),
+)
+PROVIDERS = Listing(
+    (Column("NAME", lambda row: row["name"]), Column("SUMMARY", lambda row: row["summary"])),
+    name=lambda row: str(row["name"]),
+    key=lambda row: row["name"],
+)
+CONFIG = "The provider's configuration; of pool: the file of pools."
+
+
+@click.group()
+def cloud() -> None:
+    """Addresses for Services of type LoadBalancer."""
+
+
+@cloud.command(short_help="Who would get which address.")
+@click.option("-f", "--manifests", "folder", required=True, metavar="DIR|FILE", help="Folder or file of manifests.")
+@click.option("--provider", "name", required=True, metavar="NAME", help="The provider; `cloud providers` lists them.")
+@click.option("--config", "config", default="", metavar="FILE", help=CONFIG)
+@click.option(
+    "--lb-class", default="", metavar="NAME", help="Serve Services of this class only (default: those without one)."
+)
+@click.option("--cluster-name", default="kubernetes", show_default=True, metavar="NAME", help="The cluster's name.")
+@form_option("table", "json")
+def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, form: str) -> int:
+    """Show what a provider would give to the Services of these manifests. What is in their status they have already.
+
+    Exit code 0: every Service gets what it asks for. 1: something was refused. 2: wrong usage, or a wrong configuration.
+    """
+    from lbagent.cloud.providers import provider
+
+    del cluster_name  # no provider that is there names balancers by it
+    planned = provider(name).make(config)
+    loaded = _load(folder)
+    rows = planned(loaded.snapshot(), lb_class)
+    problems = loaded.problems()
+    for message in problems:
+        click.echo(str(message), err=True)
+    output.show(PLANNED, [row.as_row() for row in rows], Style(form))
+    return int(any(row.is_refused for row in rows) or any(not message.warning for message in problems))
+
+
+@cloud.command(short_help="How much of each pool is in use.")
+@click.option("--config", "config", required=True, metavar="FILE", help="The file of pools.")
+@click.option(
+    "-f", "--manifests", "folder", default="", metavar="DIR|FILE", help="Manifests whose Services have addresses."
+)
+@form_option("table", "json")
+def pools(config: str, folder: str, form: str) -> None:
+    """Show each pool's addresses, and how many the Services and Nodes of manifests have."""
+    from lbagent.cloud.pool_provider import pool_rows
+    from lbagent.objects.records import ObjectSnapshot
+    from lbagent.pools.read_pools import read_pools
+
+    file = read_pools(config)
+    rows: list[Row] = pool_rows(file, _load(folder).snapshot() if folder else ObjectSnapshot())
+    output.show(POOLS, rows, Style(form))
+
+
+@cloud.command(short_help="The providers there are.")
+@form_option("table", "json")
+def providers(form: str) -> None:
+    """List the providers."""
+    from lbagent.cloud import providers as registry
+
+    rows: list[Row] = [{"name": name, "summary": each.summary} for name, each in registry.PROVIDERS.items()]
+    output.show(PROVIDERS, rows, Style(form))
+
+
+def _load(path: str) -> ManifestFiles:
+    from lbagent.sources.folder import manifest_files
+
+    try:
+        return manifest_files.load(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, or a file") from None

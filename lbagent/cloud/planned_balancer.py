@@ -1,0 +1,52 @@
+"""What a provider would do about one Service: a row of `lbagent cloud plan`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from lbagent.model.address import format_ip
+
+
+class Action(StrEnum):
+    """What would be done."""
+
+    ENSURE = "ensure"
+    DELETE = "delete"
+    IGNORE = "ignore"
+    REFUSE = "refuse"
+
+
+class PlannedBalancer(Struct, frozen=True, kw_only=True):
+    """A row. `service` is NAMESPACE/NAME, `name` what the provider calls the balancer, `nodes` where its packets may go."""
+
+    service: str
+    action: Action
+    name: str = ""
+    addresses: tuple[bytes, ...] = ()
+    pool: str = ""
+    nodes: tuple[str, ...] = ()
+    source_ranges: tuple[str, ...] = ()
+    message: str = ""
+    has_problem: bool = False  # it keeps or has something, and not all that it asks for
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the Service gets less than it asks for."""
+        return self.action is Action.REFUSE or self.has_problem
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the row as `-o json` prints it; `mappings` are those of a router, which a pool has not."""
+        return {
+            "service": self.service,
+            "action": self.action.value,
+            "name": self.name,
+            "addresses": [format_ip(address) for address in self.addresses],
+            "pool": self.pool,
+            "mappings": [],
+            "nodes": list(self.nodes),
+            "source_ranges": list(self.source_ranges),
+            "message": self.message,
+        }

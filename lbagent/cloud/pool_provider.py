@@ -1,0 +1,100 @@
+"""Provider `pool`: addresses of one's own pools, as MetalLB and kube-vip give them (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lbagent.cloud.planned_balancer import Action, PlannedBalancer
+from lbagent.cloud.service_rules import action_of, balancer_name, node_names, source_ranges
+from lbagent.model.address import format_ip
+from lbagent.model.family import Family
+from lbagent.objects.records import ObjectSnapshot, Service
+from lbagent.pools.allocate import allocate
+from lbagent.pools.claim import Allocation, Claim, read_wish
+from lbagent.pools.read_pools import PoolsFile
+
+
+def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str) -> list[PlannedBalancer]:
+    """Return what each Service would get, by namespace and name. What is in its status it has already."""
+    actions = {key: action_of(service, lb_class) for key, service in objects.services.items()}
+    claims = [claim_of(service) for key, service in objects.services.items() if actions[key][0] is Action.ENSURE]
+    given = allocate(file.pools, claims, taken_addresses(objects, {claim.key for claim in claims}))
+    rows = []
+    for key in sorted(objects.services):
+        service, (action, message) = objects.services[key], actions[key]
+        if action is Action.ENSURE:
+            rows.append(_ensured(service, given[key], node_names(objects.nodes.values())))
+        else:
+            held = service.balancer.status if service.balancer and action is Action.DELETE else ()
+            rows.append(PlannedBalancer(service=key, action=action, addresses=held, message=message))
+    return rows
+
+
+def _ensured(service: Service, given: Allocation, nodes: tuple[str, ...]) -> PlannedBalancer:
+    messages = [given.problem] if given.problem else []
+    messages += [f"{format_ip(address)} is in no pool, and kept" for address in given.astray]
+    return PlannedBalancer(
+        service=service.key,
+        action=Action.ENSURE if given.addresses else Action.REFUSE,
+        name=balancer_name(service),
+        addresses=given.addresses,
+        pool=given.pool,
+        nodes=nodes,
+        source_ranges=source_ranges(service),
+        message="; ".join(messages),
+        has_problem=bool(given.problem),
+    )
+
+
+def claim_of(service: Service) -> Claim:
+    """Return what a Service of type LoadBalancer asks of the pools."""
+    balancer = service.balancer
+    assert balancer is not None
+    return Claim(
+        service.namespace,
+        service.name,
+        service.created,
+        balancer.families,
+        balancer.require_dual_stack,
+        balancer.labels,
+        frozenset((port.protocol, port.port) for port in service.ports),
+        balancer.pods if service.external_local else "",
+        read_wish(balancer.annotations, balancer.load_balancer_ip),
+        balancer.status,
+    )
+
+
+def taken_addresses(objects: ObjectSnapshot, claiming: set[str]) -> Mapping[bytes, str]:
+    """Return the addresses that are somebody's already: nodes', externalIPs, and what Services hold that do not ask us."""
+    taken: dict[bytes, str] = {}
+    for service in objects.services.values():
+        held = service.balancer.status if service.balancer and service.key not in claiming else ()
+        for address in (*service.external_ips, *held):
+            taken.setdefault(address, f"Service {service.key}")
+    for node in objects.nodes.values():
+        for address in node.internal_ips:
+            taken[address] = f"node {node.name}"
+    return taken
+
+
+def pool_rows(file: PoolsFile, objects: ObjectSnapshot) -> list[dict[str, Any]]:
+    """Return a row for each pool and family: how many addresses it can give out, and how many somebody has."""
+    used = taken_addresses(objects, set())
+    rows: list[dict[str, Any]] = []
+    for pool in file.pools:
+        for family in Family:
+            if count := pool.count(family):
+                in_use = sum(Family.of(address) is family and pool.can_give(address) for address in used)
+                rows.append(
+                    {
+                        "pool": pool.name,
+                        "family": f"IPv{family}",
+                        "in_use": in_use,
+                        "addresses": count,
+                        "announce": sorted(pool.announce),
+                        "priority": pool.priority,
+                        "auto_assign": pool.auto_assign,
+                    }
+                )
+    return rows

@@ -1,0 +1,70 @@
+"""Read what a Service says to its load balancer's provider. What is wrong there is the provider's to say, as an Event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lbagent.model.address import parse_ip
+from lbagent.model.family import Family
+from lbagent.objects.decode import wire
+from lbagent.objects.decode.report import present
+from lbagent.objects.decode.wire import Meta, ServiceSpec
+from lbagent.objects.records import Balancer
+
+CLEANUP = "service.kubernetes.io/load-balancer-cleanup"  # finalizer; source: k8s.io/cloud-provider service/helpers
+_FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
+
+
+def has_finalizer(meta: Meta) -> bool:
+    """Return whether a balancer may be left to clean up."""
+    return bool(meta.finalizers) and CLEANUP in (meta.finalizers or ())
+
+
+def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
+    """Return what a Service of a type says to the provider; what cannot be read counts as not said."""
+    meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
+    selector = _texts(spec.selector)
+    return Balancer(
+        wanted=kind == "LoadBalancer" and not meta.deletionTimestamp,
+        finalizer=has_finalizer(meta),
+        load_balancer_class=spec.loadBalancerClass or "",
+        load_balancer_ip=spec.loadBalancerIP or "",
+        families=_families(spec),
+        require_dual_stack=spec.ipFamilyPolicy == "RequireDualStack",
+        annotations=_texts(meta.annotations),
+        labels=_texts(meta.labels),
+        pods=",".join(f"{key}={selector[key]}" for key in sorted(selector)),
+        uid=meta.uid or "",
+        status=_status(raw),
+        publish_not_ready=bool(spec.publishNotReadyAddresses),
+        target_names=tuple(index for index, port in present(spec.ports) if isinstance(port.targetPort, str)),
+    )
+
+
+def _texts(given: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Return the entries that are texts."""
+    return {key: text for key, text in (given or {}).items() if isinstance(key, str) and isinstance(text, str)}
+
+
+def _families(spec: ServiceSpec) -> tuple[Family, ...]:
+    """Return the families in order: those named, else those of the ClusterIPs, else IPv4."""
+    named = dict.fromkeys(_FAMILIES[word] for _, word in present(spec.ipFamilies) if word in _FAMILIES)
+    texts = [text for _, text in present(spec.clusterIPs)] or [spec.clusterIP or ""]
+    return tuple(named) or tuple(dict.fromkeys(map(Family.of, _addresses(texts)))) or (Family.IPV4,)
+
+
+def _status(raw: wire.Service) -> tuple[bytes, ...]:
+    status = raw.status.loadBalancer if raw.status else None
+    texts = [entry.ip or "" for _, entry in present(status.ingress if status else None)]
+    return tuple(dict.fromkeys(_addresses(texts)))
+
+
+def _addresses(texts: list[str]) -> list[bytes]:
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_ip(text))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,176 @@
+"""Who gets which address: a pure function of pools and Services, so that every controller finds the same.
+
+What a Service holds (its status) it keeps. The others are served in order of age, each with the lowest free address of the
+first pool that fits. Nothing is remembered here: a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lbagent.model.address import format_ip
+from lbagent.model.family import Family
+from lbagent.pools.address_use import AddressUse
+from lbagent.pools.claim import Allocation, Claim
+from lbagent.pools.pool import Pool
+
+
+def allocate(pools: Sequence[Pool], claims: Iterable[Claim], taken: Mapping[bytes, str]) -> dict[str, Allocation]:
+    """Return what each Service has, by key. Pools are in the order in which they are asked (`PoolsFile.pools`).
+
+    `taken` are packed addresses that none of these Services can get, each with whose it is: `node n1`, `Service a/b`.
+    """
+    ordered = sorted(claims, key=lambda claim: claim.order)
+    use = AddressUse(pools, taken)
+    kept = {claim.key: _kept(claim, use) for claim in ordered}
+    return {claim.key: _Turn(claim, kept[claim.key], use).allocation() for claim in ordered}
+
+
+def _kept(claim: Claim, use: AddressUse) -> dict[Family, bytes]:
+    """Return what a Service keeps of what it holds: one address a family that no older one has."""
+    kept: dict[Family, bytes] = {}
+    for address in claim.held:
+        family = Family.of(address)
+        if family in claim.families and family not in kept and not use.refusal_of_user(claim, address):
+            kept[family] = address
+            use.add(claim, address)
+    return kept
+
+
+class _Turn:
+    """One Service's turn."""
+
+    def __init__(self, claim: Claim, kept: dict[Family, bytes], use: AddressUse) -> None:
+        self.claim, self.kept, self.use = claim, kept, use
+
+    def allocation(self) -> Allocation:
+        """Return what the Service has from now on."""
+        found, problem = self._wished() if self._is_wishing() else self._any(self.kept)
+        if problem and (self.claim.require_all or not found):
+            found = self.kept
+        for family, address in found.items():
+            if self.kept.get(family) != address:
+                self.use.add(self.claim, address)
+        return self._with_pools(found, problem)
+
+    def _with_pools(self, found: Mapping[Family, bytes], problem: str) -> Allocation:
+        addresses = tuple(found[family] for family in self.claim.families if family in found)
+        pools = {address: self.use.pool_of(address) for address in addresses}
+        names = dict.fromkeys(pool.name for pool in pools.values() if pool)
+        astray = tuple(address for address, pool in pools.items() if pool is None)
+        return Allocation(addresses, ",".join(names), problem, astray)
+
+    def _is_wishing(self) -> bool:
+        """Return whether the Service wishes for something that it does not have yet."""
+        wish = self.claim.wish
+        if wish.problem or set(wish.addresses) - set(self.kept.values()):
+            return True
+        return bool(wish.pool) and any(not self._is_of(wish.pool, address) for address in self.kept.values())
+
+    def _is_of(self, name: str, address: bytes) -> bool:
+        pool = self.use.pool_of(address)
+        return pool is not None and pool.name == name
+
+    def _wished(self) -> tuple[dict[Family, bytes], str]:
+        """Return the addresses wished for, and of other families what goes with them; or why not."""
+        wish = self.claim.wish
+        if wish.problem:
+            return self.kept, wish.problem
+        for address in wish.addresses:
+            if problem := self._refusal(address):
+                return self.kept, problem
+        found = {Family.of(address): address for address in wish.addresses}
+        for family, address in self.kept.items():
+            if not wish.pool or self._is_of(wish.pool, address):
+                found.setdefault(family, address)
+        more, problem = self._any(found)
+        return (self.kept, problem) if problem and not wish.addresses else (more, problem)
+
+    def _refusal(self, address: bytes) -> str:
+        """Return why the Service cannot have the address that it wishes for, '' when it can."""
+        text, claim = format_ip(address), self.claim
+        if Family.of(address) not in claim.families:
+            return f"{text} is wished for, and the Service has no such IP family"
+        pool = self.use.pool_of(address)
+        if pool is None:
+            return f"{text} is wished for, and no pool has it"
+        if claim.wish.pool and pool.name != claim.wish.pool:
+            return f"{text} is wished for, and pool {claim.wish.pool} too; the address is of pool {pool.name}"
+        if not pool.serves(claim.namespace, claim.labels):
+            return f"{text} is wished for, and pool {pool.name} is not for this Service (namespaces, serviceSelector)"
+        if not pool.can_give(address):
+            return f"{text} is wished for, and pool {pool.name} does not give it out (avoidBuggyIPs)"
+        problem = self.use.refusal(claim, address)
+        return f"{text} is wished for, and {problem}" if problem else ""
+
+    def _any(self, found: Mapping[Family, bytes]) -> tuple[dict[Family, bytes], str]:
+        """Return these addresses and those of the families that lack one: all of one pool, else of several."""
+        missing = [family for family in self.claim.families if family not in found]
+        if not missing:
+            return dict(found), ""
+        pools = self._pools()
+        if not pools:
+            return dict(found), self._no_pool()
+        for pool in self._nearest(pools, found):
+            more = {family: self.use.lowest(self.claim, pool, family) for family in missing}
+            if all(more.values()):
+                return {**found, **{family: address for family, address in more.items() if address}}, ""
+        return self._of_several(found, missing, pools)
+
+    def _of_several(
+        self, found: Mapping[Family, bytes], missing: list[Family], pools: list[Pool]
+    ) -> tuple[dict[Family, bytes], str]:
+        complete, lacking = dict(found), []
+        for family in missing:
+            addresses = (self.use.lowest(self.claim, pool, family) for pool in pools)
+            if address := next(filter(None, addresses), None):
+                complete[family] = address
+            else:
+                lacking.append(family)
+        if not lacking or (complete and not self.claim.require_all and not self._is_full(lacking, pools)):
+            return complete, ""
+        return complete, self._numbers(lacking, pools)
+
+    def _is_full(self, lacking: list[Family], pools: list[Pool]) -> bool:
+        """Return whether a pool has addresses of a family, and all are in use; else there is nothing to wait for."""
+        return any(pool.count(family) for family in lacking for pool in pools)
+
+    def _pools(self) -> list[Pool]:
+        """Return the pools that the Service may have an address of, in order."""
+        wish, claim = self.claim.wish, self.claim
+        return [
+            pool
+            for pool in self.use.pools
+            if (pool.name == wish.pool if wish.pool else pool.auto_assign)
+            and pool.serves(claim.namespace, claim.labels)
+        ]
+
+    def _nearest(self, pools: list[Pool], found: Mapping[Family, bytes]) -> list[Pool]:
+        """Return the pools, those first that the Service has addresses of already."""
+        return sorted(pools, key=lambda pool: not any(pool.holds(address) for address in found.values()))
+
+    def _no_pool(self) -> str:
+        if name := self.claim.wish.pool:
+            if any(pool.name == name for pool in self.use.pools):
+                return f"pool {name} is wished for, and is not for this Service (namespaces, serviceSelector)"
+            known = ", ".join(pool.name for pool in self.use.pools) or "none"
+            return f"pool {name} is wished for, and there is no such pool; there are: {known}"
+        if not self.use.pools:
+            return "there is no pool"
+        return "no pool is for this Service (autoAssign, namespaces, serviceSelector)"
+
+    def _numbers(self, lacking: list[Family], pools: list[Pool]) -> str:
+        """Return how full the pools are: `office: 16 of 16 in use`."""
+        parts = [
+            f"{pool.name}: {self.use.in_use(pool, family)} of {count} in use"
+            + (" (IPv6)" if family is Family.IPV6 else "")
+            for family in lacking
+            for pool in pools
+            if (count := pool.count(family))
+        ]
+        families = " and ".join(f"IPv{family}" for family in lacking)
+        return (
+            f"no {families} address is free: {'; '.join(parts)}"
+            if parts
+            else f"no pool for it has {families} addresses"
+        )

@@ -1,0 +1,129 @@
+"""Checks of single fields of a YAML file. What is wrong is raised as ConfigError: `FILE:LINE: FIELD: what is wrong`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from lbagent.errors import ConfigError
+from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
+from lbagent.sources.manifest import yamldoc
+from lbagent.wrong_value import wrong_type
+
+T = TypeVar("T")
+_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
+# msgspec's words
+_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
+_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
+_WANTED = re.compile(r"Expected `(?P<type>[^`]+)`")
+_NOUNS = {"int | str": "a time", "object | null": "object"}
+
+
+class FieldChecks:
+    """The fields of one text; `path` is its file's name in messages."""
+
+    def __init__(self, text: str, path: str) -> None:
+        self.text, self.path = text, path
+
+    def refuse(self, field: FieldPath, problem: str) -> NoReturn:
+        """Raise ConfigError with the line of the field, or of the nearest thing around it."""
+        lines = next(yamldoc.load_lines(self.text), None)
+        line = yamldoc.find_line(lines, field) if lines else 1
+        raise ConfigError(": ".join(filter(None, (f"{self.path}:{line}", path_text(field), problem))))
+
+    def converted(self, document: Any, shape: type[T], keys: Iterable[str]) -> T:
+        """Return a document in its shape: types right, no unknown key (`keys` are those there are), none missing."""
+        try:
+            return msgspec.convert(document, shape)
+        except msgspec.ValidationError as error:
+            self._refuse_shape(document, str(error), keys)
+
+    def _refuse_shape(self, document: Any, text: str, keys: Iterable[str]) -> NoReturn:
+        """Raise ConfigError for msgspec's complaint about a document."""
+        place = _PLACE.search(text)
+        field = tuple(step[1] or int(step[2]) for step in _STEP.finditer(place["path"] if place else ""))
+        if unknown := _UNKNOWN.match(text):
+            near = difflib.get_close_matches(unknown["key"], list(keys), n=1)
+            self.refuse((*field, unknown["key"]), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if missing := _MISSING.match(text):
+            self.refuse((*field, missing["key"]), "it is missing")
+        value = document
+        for step in field:
+            value = value[step]
+        wanted = _WANTED.match(text)
+        self.refuse(field, wrong_type(value, _NOUNS.get(wanted["type"], wanted["type"])) if wanted else text)
+
+    def selector(self, given: dict[str, Any], at: FieldPath) -> LabelSelector:
+        """Return the requirements of matchLabels and matchExpressions, or of plain labels."""
+        if not {_LABELS, _EXPRESSIONS} & given.keys():
+            return LabelSelector(tuple(self._labels(given, at)))
+        if unknown := given.keys() - {_LABELS, _EXPRESSIONS}:
+            self.refuse((*at, min(unknown)), f"unknown key; {_LABELS} and {_EXPRESSIONS} are possible")
+        labels, expressions = given.get(_LABELS) or {}, given.get(_EXPRESSIONS) or []
+        if not isinstance(labels, dict):
+            self.refuse((*at, _LABELS), wrong_type(labels, "object"))
+        if not isinstance(expressions, list):
+            self.refuse((*at, _EXPRESSIONS), wrong_type(expressions, "array"))
+        found = self._labels(labels, (*at, _LABELS))
+        found += [self._requirement(each, (*at, _EXPRESSIONS, index)) for index, each in enumerate(expressions)]
+        return LabelSelector(tuple(found))
+
+    def _labels(self, given: dict[str, Any], at: FieldPath) -> list[Requirement]:
+        for key, text in given.items():
+            if not isinstance(text, str):
+                self.refuse((*at, key), wrong_type(text, "str"))
+        return [Requirement(key, "In", frozenset((text,))) for key, text in given.items()]
+
+    def _requirement(self, given: Any, at: FieldPath) -> Requirement:
+        try:
+            found = msgspec.convert(given, Requirement)
+        except msgspec.ValidationError as error:
+            self.refuse(at, str(error))
+        if found.operator not in OPERATORS:
+            self.refuse(
+                (*at, "operator"), f"unknown value {found.operator!r}; one of {', '.join(OPERATORS)} is possible"
+            )
+        if bool(found.values) != (found.operator in ("In", "NotIn")):
+            self.refuse(
+                (*at, "values"), f"{found.operator} has {'no values' if found.values else 'at least one value'}"
+            )
+        return found
+
+    def unique(self, names: list[str], field: Callable[[int], FieldPath]) -> None:
+        """Refuse the second one of a name; `field` says where the one of an index is."""
+        seen: dict[str, int] = {}
+        for index, name in enumerate(names):
+            if seen.setdefault(name, index) != index:
+                self.refuse(field(index), f"{name!r} is given twice")
+
+    def seconds(self, given: str | int, at: FieldPath, least: float, most: float) -> float:
+        """Return the seconds of `2s`, `300ms` or `2`."""
+        match = _DURATION.fullmatch(text := f"{given}s" if isinstance(given, int) else given)
+        if match is None:
+            self.refuse(at, f"{given!r} is no time like 2s, 300ms or 1h")
+        found = int(match[1]) * _UNIT_S[match[2]]
+        if not least <= found <= most:
+            self.refuse(at, f"{text!r} is not in {least:g}s-{most:g}s")
+        return found
+
+    def between(self, number: int, at: FieldPath, least: int, most: int) -> int:
+        """Return a number that is in bounds."""
+        if not least <= number <= most:
+            self.refuse(at, f"{number} is not in {least}-{most}")
+        return number
+
+    def value(self, read: Callable[[str], T], text: str, at: FieldPath) -> T:
+        """Return what a text stands for; `read` raises ValueError."""
+        try:
+            return read(text)
+        except ValueError as error:
+            self.refuse(at, str(error))

@@ -1,0 +1,49 @@
+"""A pool: named ranges of addresses, and which Services may have one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from lbagent.model.family import Family
+from lbagent.pools.address_range import AddressRange
+from lbagent.pools.label_selector import LabelSelector
+
+
+class Pool(Struct, frozen=True):
+    """A pool of the file. `announce` says how its addresses are made known: `l2`, `bgp`, both or neither.
+
+    `namespaces` () are all; without `auto_assign` only a wish gives an address of it.
+    """
+
+    name: str
+    ranges: tuple[AddressRange, ...]
+    announce: frozenset[str] = frozenset(("l2",))
+    priority: int = 0
+    auto_assign: bool = True
+    avoid_buggy_ips: bool = True
+    namespaces: frozenset[str] = frozenset()
+    service_selector: LabelSelector = LabelSelector()
+
+    def holds(self, address: bytes) -> bool:
+        """Return whether a packed address is one of the pool."""
+        return any(address in each for each in self.ranges)
+
+    def can_give(self, address: bytes) -> bool:
+        """Return whether the pool holds the address and gives it out."""
+        return any(address in each and not (self.avoid_buggy_ips and each.is_buggy(address)) for each in self.ranges)
+
+    def serves(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Return whether a Service of this namespace and with these labels may have an address of it."""
+        return (not self.namespaces or namespace in self.namespaces) and self.service_selector.matches(labels)
+
+    def count(self, family: Family) -> int:
+        """Return how many addresses of a family it can give out."""
+        ranges = (each for each in self.ranges if each.family is family)
+        return sum(each.count(avoid_buggy=self.avoid_buggy_ips) for each in ranges)
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """By which pools are asked: higher priority first, then by name."""
+        return (-self.priority, self.name)

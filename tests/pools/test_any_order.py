@@ -1,0 +1,149 @@
+"""No sequence of Service, pool and restart events gives an address twice, or moves one that nobody wished away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
+
+from lbagent.model.address import L4Type, parse_ip
+from lbagent.model.family import Family
+from lbagent.pools.allocate import allocate
+from lbagent.pools.claim import Allocation, Claim, Wish
+from lbagent.pools.read_pools import parse_pools
+
+V4, V6 = Family.IPV4, Family.IPV6
+FILES = [
+    "",
+    "pools: [{name: a, addresses: [10.0.0.1-10.0.0.3, fd00::1-fd00::2]}]",
+    "pools: [{name: a, addresses: [10.0.0.2-10.0.0.3]}, {name: b, addresses: [10.1.0.1-10.1.0.2, fd00::1-fd00::2], priority: 1}]",
+    "pools: [{name: c, addresses: [10.1.0.1, 10.0.0.3], autoAssign: false}, {name: d, addresses: [fd00::/64], namespaces: [n1]}]",
+]
+NODES: list[dict[bytes, str]] = [
+    {},
+    {parse_ip("10.0.0.2"): "node n1"},
+    {parse_ip("fd00::1"): "node n1", parse_ip("10.1.0.1"): "node n2"},
+]
+ADDRESSES = [parse_ip(text) for text in ("10.0.0.1", "10.0.0.2", "10.1.0.1", "10.9.9.9", "fd00::1")]
+WISHES = st.builds(
+    Wish,
+    addresses=st.one_of(st.just(()), st.sampled_from(ADDRESSES).map(lambda address: (address,))),
+    pool=st.sampled_from(["", "", "", "a", "b", "c"]),
+    sharing_key=st.sampled_from(["", "", "k"]),
+)
+SERVICES = st.builds(
+    Claim,
+    namespace=st.sampled_from(["n1", "n2"]),
+    name=st.sampled_from("abcdef"),
+    created=st.integers(0, 3).map(float),
+    families=st.sampled_from([(V4,), (V6,), (V4, V6), (V6, V4)]),
+    require_all=st.booleans(),
+    ports=st.frozensets(st.tuples(st.just(L4Type.TCP), st.integers(1, 3)), min_size=1, max_size=2),
+    pods=st.sampled_from(["", "", "app=x"]),
+    wish=WISHES,
+)
+
+
+class Pools(RuleBasedStateMachine):
+    """What is stored are the Services with their status; the controller may die between two writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.services: dict[str, Claim] = {}
+        self.pools = parse_pools(FILES[1], "f").pools
+        self.nodes: Mapping[bytes, str] = {}
+
+    @initialize(index=st.sampled_from([1, 2]))
+    def begin(self, index: int) -> None:
+        self.edit(index)
+
+    @rule(index=st.sampled_from(range(len(FILES))))
+    def edit(self, index: int) -> None:
+        self.pools = parse_pools(FILES[index], "f").pools
+
+    @rule(nodes=st.sampled_from(NODES))
+    def node_addresses(self, nodes: Mapping[bytes, str]) -> None:
+        self.nodes = nodes
+
+    @rule(service=SERVICES)
+    def create(self, service: Claim) -> None:
+        self.services.setdefault(service.key, service)
+
+    @rule(data=st.data())
+    def delete(self, data: Any) -> None:
+        if self.services:
+            del self.services[data.draw(st.sampled_from(sorted(self.services)))]
+
+    @rule(data=st.data(), wish=WISHES)
+    def wish(self, data: Any, wish: Wish) -> None:
+        if self.services:
+            key = data.draw(st.sampled_from(sorted(self.services)))
+            self.services[key] = replace(self.services[key], wish=wish)
+
+    @rule(writes=st.integers(0, 8))
+    def sync(self, writes: int) -> None:
+        """One pass of a controller that dies after so many writes."""
+        found = allocate(self.pools, self.services.values(), self.nodes)
+        self.check(found)
+        changed = [key for key, each in found.items() if each.addresses != self.services[key].held]
+        for key in changed[:writes]:
+            self.services[key] = replace(self.services[key], held=found[key].addresses)
+
+    def check(self, found: Mapping[str, Allocation]) -> None:
+        for key, each in found.items():
+            service = self.services[key]
+            self.check_new(service, set(each.addresses) - set(service.held))
+            assert len({Family.of(address) for address in each.addresses}) == len(each.addresses)
+            for address in set(service.held) - set(each.addresses):
+                assert self.may_lose(service, address, each), (service, each)
+
+    def check_new(self, service: Claim, new: set[bytes]) -> None:
+        for address in new:
+            assert address not in self.nodes
+            (pool,) = [pool for pool in self.pools if pool.holds(address)]
+            assert pool.serves(service.namespace, service.labels)
+            assert pool.auto_assign or service.wish.pool == pool.name or address in service.wish.addresses
+            if service.wish.pool:
+                assert pool.name == service.wish.pool
+
+    def may_lose(self, service: Claim, address: bytes, now: Allocation) -> bool:
+        """Return whether a wish moved it, or a Service that may not share it came to hold it as well."""
+        wished = service.wish.addresses or service.wish.pool
+        moved = any(Family.of(each) is Family.of(address) for each in now.addresses)
+        contested = any(
+            address in other.held and not other.shares_with(service)
+            for other in self.services.values()
+            if other.key != service.key
+        )
+        return (bool(wished) and moved) or contested
+
+    @invariant()
+    def each_address_has_one_service(self) -> None:
+        services = list(self.services.values())
+        found = allocate(self.pools, services, self.nodes)
+        for one in services:
+            for two in services:
+                both = set(found[one.key].addresses) & set(found[two.key].addresses)
+                assert one.key == two.key or not both or one.shares_with(two), (one, two)
+
+    @invariant()
+    def nothing_is_left_to_do_after_a_whole_pass(self) -> None:
+        """A restart changes nothing: what was given is what is found again."""
+        services = self.services
+        for _ in range(3):  # a moved Service gives its address back one pass later
+            found = allocate(self.pools, services.values(), self.nodes)
+            services = {key: replace(each, held=found[key].addresses) for key, each in services.items()}
+        again = allocate(self.pools, services.values(), self.nodes)
+        assert {key: each.addresses for key, each in again.items()} == {
+            key: each.held for key, each in services.items()
+        }
+
+
+TestAnyOrder = Pools.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
