@@ -21,7 +21,9 @@ from tests.lab.agent import Agent
 from tests.lab.topology import Lab
 
 VIP = "10.96.0.10"
-PAIRS = 200
+CONNECTS = 200
+# by sockets outside the cgroup, which meet no program; by sockets of it; by the VIP
+WAYS: tuple[Address, ...] = ((POD, ANSWER_PORT), (POD, ANSWER_PORT), (VIP, 80))
 MANIFEST = f"""apiVersion: v1
 kind: Service
 metadata: {{name: web, namespace: bench}}
@@ -54,17 +56,18 @@ def served(group: Path) -> Iterator[KubeNode]:
         yield node
 
 
-def round_of_connects(node: KubeNode, group: Path) -> tuple[float, float]:
-    """Return the medians of microseconds of a connect: directly by sockets outside the cgroup, by the VIP by sockets of it."""
+def round_of_connects(node: KubeNode, group: Path) -> tuple[float, ...]:
+    """Return the medians of microseconds of a connect, by way: WAYS."""
     with node.lab.node.entered(), contextlib.ExitStack() as stack:
-        direct = [stack.enter_context(opened()) for _ in range(PAIRS)]
+        sockets = [[stack.enter_context(opened()) for _ in range(CONNECTS)]]
         with cgroup.joined(group):
-            balanced = [stack.enter_context(opened()) for _ in range(PAIRS)]
-        took: tuple[list[int], list[int]] = ([], [])
-        for number, pair in enumerate(zip(direct, balanced, strict=True)):
-            for which in (0, 1) if number % 2 else (1, 0):
-                took[which].append(_connect_ns(pair[which], (VIP, 80) if which else (POD, ANSWER_PORT)))
-        return statistics.median(took[0]) / 1e3, statistics.median(took[1]) / 1e3
+            sockets += [[stack.enter_context(opened()) for _ in range(CONNECTS)] for _ in WAYS[1:]]
+        took: list[list[int]] = [[] for _ in WAYS]
+        for number in range(CONNECTS):
+            for turn in range(len(WAYS)):
+                way = (number + turn) % len(WAYS)
+                took[way].append(_connect_ns(sockets[way][number], WAYS[way]))
+        return tuple(statistics.median(each) / 1e3 for each in took)
 
 
 def _connect_ns(sock: socket.socket, to: Address) -> int:
@@ -76,12 +79,15 @@ def _connect_ns(sock: socket.socket, to: Address) -> int:
 def measure(rounds: int) -> dict[str, Any]:
     """Measure both; each figure with its ratio to the direct way."""
     with cgroup.made() as group, served(group) as node, pinned():
-        pairs = [round_of_connects(node, group) for _ in range(rounds + 1)][1:]
-        direct, balanced = ([pair[which] for pair in pairs] for which in (0, 1))
+        connects = [round_of_connects(node, group) for _ in range(rounds + 1)][1:]
+        bare, direct, balanced = ([took[way] for took in connects] for way in range(len(WAYS)))
         paths = node.paths("pod", ("direct", (POD, SINK_PORT)), ("vip", (VIP, 81)))
         rates = in_turns(gbit_per_s, paths, rounds)
     return {
-        "connect_us": {"direct": asdict(Spread.of(direct)), "socket": asdict(Spread.of(balanced)), "ratio": asdict(ratio(balanced, direct))},
+        "connect_us": {
+            "bare": asdict(Spread.of(bare)), "direct": asdict(Spread.of(direct)), "socket": asdict(Spread.of(balanced)),
+            "over_bare": asdict(ratio(balanced, bare)), "over_direct": asdict(ratio(balanced, direct)),
+        },
         "gbit_per_s": {
             **{name.removeprefix("pod "): asdict(Spread.of(values)) for name, values in rates.items()},
             "ratio": asdict(ratio(rates["pod vip"], rates["pod direct"])),

@@ -35,8 +35,12 @@ def inside(result: dict[str, Any]) -> str:
     head = ("what", "direct", "by the ClusterIP", "ratio", "target")
     rows = [
         (
-            "connect of a process of the node, socket programs, µs", spread(connect["direct"], 1), spread(connect["socket"], 1),
-            spread(connect["ratio"], 3), verdict(connect["ratio"]["median"], 1.03),
+            "connect of a process of the node, socket programs, µs", spread(connect["bare"], 1), spread(connect["socket"], 1),
+            spread(connect["over_bare"], 3), verdict(connect["over_bare"]["median"], 1.03),
+        ),
+        (
+            "the same; the direct one of a socket of the cgroup, too", spread(connect["direct"], 1), spread(connect["socket"], 1),
+            spread(connect["over_direct"], 3), "",
         ),
         (
             "TCP from a pod to a pod of the node, tc programs, Gbit/s", spread(rate["direct"], 1), spread(rate["vip"], 1),
