@@ -87,16 +87,16 @@ class Writer:
 
     async def add(self, pairs: Iterable[tuple[Obj, Obj]]) -> None:
         """Make Services and their slices."""
-        gate = asyncio.Semaphore(AT_ONCE)
+        left = iter(pairs)
 
-        async def one(made: Obj, ends: Obj) -> None:
-            async with gate:
+        async def work() -> None:
+            for made, ends in left:
                 await self.send("POST", SERVICES, made)
                 await self.send("POST", SLICES, ends)
 
         async with asyncio.TaskGroup() as group:
-            for pair in pairs:
-                group.create_task(one(*pair))
+            for _ in range(AT_ONCE):
+                group.create_task(work())
 
 
 @asynccontextmanager

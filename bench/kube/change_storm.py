@@ -101,13 +101,14 @@ def write(what: Obj) -> None:
         if tick % MARKER_TICKS == 0:
             operations[-1] = what["marks"][step]
         time.sleep(max(0.0, began + tick * TICK_S - time.monotonic()))
+        sent = time.monotonic()
         server.request("POST", "/v3/kv/txn", f'{{"success": [{", ".join(operations)}]}}')
         answer = server.getresponse()
         text = answer.read()
         if answer.status != 200:
             sys.exit(f"etcd: {answer.status} {text[:300]!r}")
         if tick % MARKER_TICKS == 0:
-            print(json.dumps([time.monotonic(), what["first"] + step]), flush=True)
+            print(json.dumps([sent, what["first"] + step]), flush=True)
     print(json.dumps([time.monotonic(), 0]), flush=True)
 
 
@@ -127,7 +128,8 @@ class Marker:
         if events.endswith(b"\n\r\n"):
             self._watch.forget()
             last = events.rstrip().rsplit(b"\n", 1)[-1]
-            self._note(self.told, now, last.count(b'"addresses"'))
+            if count := last.count(b'"addresses"'):  # 0: the head of the answer
+                self._note(self.told, now, count)
         self._note(self.mapped, now, self._kernel.count())
 
     @staticmethod

@@ -56,6 +56,7 @@ def agent(size: dict[str, Any]) -> str:
     rows = [
         (f"start to in the kernel, {size['services']:,} Services x 2 ports x 10 endpoints", f"{ours['start_s']:.2f} s", verdict(ours["start_s"], 6)),
         ("CPU time of that start", f"{ours['cpu_s']:.2f} s", verdict(ours["cpu_s"], 4)),
+        ("start again over what is in the kernel", f"{size['restart_s']:.2f} s", ""),
         ("resident memory", f"{ours['resident_mib']:.0f} MiB", verdict(ours["resident_mib"], 250)),
         ("one slice patched: the server's answer to the map, p50", f"{change['p50']:.1f} ms", verdict(change["p50"], 20)),
         (f"the same, p99 of {change['n']}", f"{change['p99']:.1f} ms", verdict(change["p99"], 60)),
@@ -87,7 +88,7 @@ def storm_rows(number: int, storm: dict[str, Any]) -> list[tuple[str, str, str]]
         (f"{name}: event to map, p50", f"{storm['own_p50_ms']:.0f} ms", ""),
         (f"storm {number}: the same, the longest; at the end", f"{storm['own_max_ms']:.0f} ms; {end:.0f} ms", verdict(end, LAG_MS)),
         (f"storm {number}: write into etcd to map, p50; the longest", f"{storm['lag_p50_ms']:.0f} ms; {storm['lag_max_ms']:.0f} ms", ""),
-        (f"storm {number}: CPU time of the agent", f"{storm['agent_cpu_s']:.2f} s", ""),
+        (f"storm {number}: CPU time of the agent", f"{storm['agent_cpu_s']:.2f} s, {1e3 * storm['agent_cpu_s'] / storm['changes']:.2f} ms a change", ""),
         (f"storm {number}: resident memory before; after", f"{storm['before_mib']:.0f} MiB; {storm['after_mib']:.0f} MiB", verdict(storm["after_mib"], 250)),
     ]  # fmt: skip
 
@@ -103,7 +104,7 @@ def beside(sizes: list[dict[str, Any]]) -> str:
             ("start to first sync", "s", ours["start_s"], theirs["start_s"]),
             ("CPU time of it", "s", ours["cpu_s"], theirs["cpu_s"]),
             ("one change, p50", "ms", ours["change"]["p50"], theirs["change"]["p50"]),
-            ("one change, the longest", "ms", ours["change"]["p99"], theirs["change"]["p99"]),
+            ("one change, p99 (kube-proxy: the longest)", "ms", ours["change"]["p99"], theirs["change"]["p99"]),
             ("resident memory", "MiB", ours["resident_after_changes_mib"], theirs["resident_after_changes_mib"]),
         ):
             shown = f"{mine / its:.2f}" if its else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,9 @@ def measure(*, quick: bool, say: Say = print, amount: Amount | None = None) -> d
     binary = kube_proxy.find()
     if binary is None:
         out["missing"].append("kube-proxy: no rows of it (KUBE_PROXY=FILE, or on PATH)")
+    if shutil.which("nft") is None:
+        out["missing"].append("an API server that nodes reach: nft")
+        return out
     try:
         with control_plane(say) as plane:
             _sizes(plane, binary, amount, out["sizes"], say)

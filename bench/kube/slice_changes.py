@@ -23,7 +23,7 @@ from tests.kube.control_plane import MERGE, PORT, ControlPlane
 
 SINGLE = 50  # Services that change, in turns
 STEP_S = 0.0002  # between two looks at a map
-LATE_S = 30.0
+LATE_S = 120.0
 
 
 class Kernel(Protocol):
