@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import control, datapath, flood, mix, race, report, wire
+from bench.kube import kube_tables
+from bench.kube import measure as kube
 
-PARTS = ("datapath", "mix", "race", "wire", "control")
+PARTS = ("datapath", "mix", "race", "wire", "control", "kube")
 FAMILIES = (4, 6)
 
 
@@ -65,6 +67,11 @@ def measure_control(*, quick: bool) -> dict[str, Any]:
     return control.measure(quick=quick)
 
 
+def measure_kube(*, quick: bool) -> dict[str, Any]:
+    """Run the agent and kube-proxy before an API server."""
+    return {"machine": report.machine(), "quick": quick, **kube.measure(quick=quick, say=say)}
+
+
 def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
@@ -77,20 +84,26 @@ def main() -> int:
     if os.geteuid() != 0:
         say("the benchmark loads BPF programs and makes network namespaces: run it as root (sudo make bench)")
         return 1
-    results: dict[str, Any] = {"machine": report.machine(), "quick": options.quick}
+    chosen = options.only or list(PARTS)
+    others = [name for name in chosen if name != "kube"]
+    # Kubernetes can be measured by itself: what the document and results.json have of the other parts stays
+    results = {"machine": report.machine(), "quick": options.quick} if others else report.load()
     parts: dict[str, Callable[..., Any]] = {
-        "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control,
+        "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control, "kube": measure_kube,
     }  # fmt: skip
     began = time.monotonic()
-    for name in options.only or PARTS:
+    for name in chosen:
         say(f"{name} ...")
         results[name] = parts[name](quick=options.quick)
         report.save(results)
-    body = report.text(results)
-    print(body)
-    if options.document:
-        report.into_document(body)
-    missed = report.missed(body)
+    bodies = {report.BEGIN: report.text(results)} if others else {}
+    if "kube" in chosen:
+        bodies[report.KUBE_BEGIN] = kube_tables.text(results["kube"])
+    for begin, body in bodies.items():
+        print(body)
+        if options.document:
+            report.into_document(body, begin)
+    missed = report.missed("\n".join(bodies.values()))
     say(f"\n{time.monotonic() - began:.0f} s; {report.RESULTS} written; {len(missed)} rows miss a target")
     for line in missed:
         say("  " + " ".join(line.split()))
