@@ -11,11 +11,13 @@ import tempfile
 from pathlib import Path
 
 from tests.conformance import document, results
-from tests.conformance.node_agents import HOW
+from tests.conformance.daemonset_agents import DaemonSetAgents
+from tests.conformance.node_agents import NodeAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError
 
 FOCUS = r"\[sig-network\]"
+HOW = {"process": NodeAgents, "daemonset": DaemonSetAgents}  # how agents get on the nodes
 
 
 def arguments() -> argparse.Namespace:

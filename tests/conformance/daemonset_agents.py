@@ -1,0 +1,193 @@
+"""An agent on each node of a cluster, as a user installs it: the image of deploy/image, the objects of deploy/, a DaemonSet's Pods."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from tests.conformance.node_agents import ACCOUNT, READY_S, NodeAgent, NodeAgents
+from tests.conformance.node_cluster import NodeCluster
+from tests.lab.netns import LabError, wait_for
+from tests.lab.topology import ROOT
+
+NAMESPACE, NAME = ACCOUNT
+LABEL = f"app.kubernetes.io/name={NAME}"
+PINS = "/sys/fs/bpf/lbagent"  # on each node
+ENDED_S = 30
+
+
+def overlay(deploy: Path, folder: Path, server: str, arguments: Sequence[str]) -> Path:
+    """Write what one cluster needs beside deploy/ (docs/kubernetes.md, "Install"), and return its folder.
+
+    `server` is an address of the API that is no Service, as an URL; `arguments` are more for each agent.
+    """
+    url = urlsplit(server)
+    host, port = url.hostname or "", str(url.port or 443)
+    api_server = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "lbagent-api-server", "namespace": NAMESPACE},
+        "data": {"host": host, "port": port},
+    }  # fmt: skip
+    last = "/spec/template/spec/containers/0/args/-"
+    more = [{"op": "add", "path": last, "value": word} for word in arguments]
+    kustomization = {
+        "resources": [os.path.relpath(deploy, folder), "api-server.yaml"],
+        "patches": [{"target": {"kind": "DaemonSet", "name": NAME}, "patch": yaml.safe_dump(more)}],
+    }
+    folder.mkdir()
+    (folder / "api-server.yaml").write_text(yaml.safe_dump(api_server))
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return folder
+
+
+def container_log(text: str) -> str:
+    """Return what a container wrote, from the files that the runtime keeps: each line begins with time, stream, P(art) or F(ull)."""
+    written = []
+    for line in text.splitlines():
+        _, _, rest = line.partition(" ")
+        _, _, rest = rest.partition(" ")
+        whole, _, part = rest.partition(" ")
+        written.append(part if whole == "P" else part + "\n")
+    return "".join(written)
+
+
+class PodAgent(NodeAgent):
+    """The agent of one node, in the DaemonSet's Pod there."""
+
+    def __init__(self, cluster: NodeCluster, node: str, log: Path) -> None:
+        super().__init__(cluster, node, [], log)
+        self.pod: dict[str, Any] = {}  # the API's, as it was last read
+        self._kept: dict[str, tuple[int, str]] = {}  # by Pod: containers that ran in it, what they wrote
+
+    @property
+    def restarts(self) -> int:
+        """How often the kubelet started the container again."""
+        return int(sum(each["restartCount"] for each in self.pod.get("status", {}).get("containerStatuses", [])))
+
+    @property
+    def pid(self) -> int | None:
+        """The agent's process: in a cgroup of the Pod, which holds its pause process and what is run by `kubectl exec`, too."""
+        group = f"/pod{self.pod['metadata']['uid']}/" if self.pod else "/"
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.pod and group in (path / "cgroup").read_text():
+                    words = (path / "cmdline").read_text().split("\0")
+                    if "agent" in words and f"--node-name={self.node}" in words:
+                        return int(path.name)
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to clean up."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not Path(f"/proc/{pid}").exists(), f"the end of the agent of {self.node}", ENDED_S)
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line in the Pod."""
+        name = self.pod["metadata"]["name"]
+        return self.cluster.try_kubectl("-n", NAMESPACE, "exec", name, "-c", NAME, "--", "lbagent", *words)
+
+    def keep_log(self) -> None:
+        """Note what the Pod's containers wrote, and how many there were: with the Pod both go."""
+        if not self.pod:
+            return
+        meta = self.pod["metadata"]
+        files = f"/var/log/pods/{NAMESPACE}_{meta['name']}_{meta['uid']}/{NAME}/*.log"
+        text = self.cluster.run_on_node(self.node, ["sh", "-c", f"cat {files}"]).stdout
+        self._kept[meta["uid"]] = (self.restarts + 1, container_log(text))
+        self.starts = sum(count for count, _ in self._kept.values())
+        self.log.write_text("".join(text for _, text in self._kept.values()))
+
+
+class DaemonSetAgents(NodeAgents):
+    """The agents of all nodes, by `kubectl apply -k`."""
+
+    agents: Sequence[PodAgent]
+
+    def _agent(self, node: str, log: Path) -> PodAgent:
+        return PodAgent(self.cluster, node, log)
+
+    def install(self) -> None:
+        """Make the image, bring it to each node, apply the objects; return when the DaemonSet is ready."""
+        image = self.folder / "lbagent.tar"
+        done = subprocess.run([sys.executable, ROOT / "deploy" / "image", "-o", image], capture_output=True, text=True)
+        if done.returncode:
+            raise LabError(done.stderr.strip())
+        self.notes.append(f"image {done.stdout.strip()}")
+        for node in self.cluster.nodes:
+            self.cluster.must_run_on_node(node, ["ctr", "-n", "k8s.io", "images", "import", str(image)])
+        image.unlink()
+        config = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        server = config["clusters"][0]["cluster"]["server"]
+        arguments = ["--log-format=json", *self.arguments]
+        self.cluster.kubectl("apply", "-k", str(overlay(ROOT / "deploy", self.folder / "overlay", server, arguments)))
+        self._rolled_out(NAME)
+        self._look()
+
+    def _rolled_out(self, name: str) -> None:
+        try:
+            self.cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"daemonset/{name}", f"--timeout={READY_S}s")
+        except LabError as error:
+            seen = self.cluster.try_kubectl("-n", NAMESPACE, "describe", "pods", "-l", f"app.kubernetes.io/name={name}")
+            raise LabError(f"{error}\n{seen.stdout}") from error
+
+    def _look(self) -> None:
+        """Read which Pod each node has; one that ends counts while there is no other."""
+        pods = self.cluster.json("-n", NAMESPACE, "get", "pods", "-l", LABEL)["items"]
+        pods.sort(key=lambda pod: "deletionTimestamp" not in pod["metadata"])
+        found = {pod["spec"].get("nodeName"): pod for pod in pods}
+        for agent in self.agents:
+            agent.pod = found.get(agent.node, {})
+
+    def _sample(self) -> None:
+        if not all(agent.pid for agent in self.agents):
+            self._look()
+        super()._sample()
+
+    def _restart(self) -> None:
+        """Kill every agent; the kubelet starts it again.
+
+        It does so at once the first time, then after 10 s, 20 s and so on up to 5 minutes, whatever the container is. So a Pod whose
+        container was started again already is deleted: the DaemonSet makes another one, which starts at once.
+        """
+        self._look()
+        for agent in self.agents:
+            agent.sample()
+            agent.kill()
+        delayed = [agent for agent in self.agents if agent.restarts]
+        for agent in delayed:
+            agent.keep_log()
+        if delayed:
+            names = [agent.pod["metadata"]["name"] for agent in delayed]
+            self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", "--wait=false", *names)
+
+    def _end_watching(self) -> None:
+        super()._end_watching()
+        self._rolled_out(NAME)  # after a kill just now
+        self._look()
+        for agent in self.agents:
+            agent.keep_log()
+
+    def stop(self) -> None:
+        """Remove it as docs/kubernetes.md says; raise LabError where something stays."""
+        self.stopping.set()
+        if not (self.folder / "overlay").exists():
+            return
+        self.cluster.kubectl("delete", "-k", str(self.folder / "overlay"), "--ignore-not-found")
+        cleanup = str(ROOT / "deploy" / "cleanup")
+        self.cluster.kubectl("apply", "-k", cleanup)
+        self._rolled_out(f"{NAME}-cleanup")
+        self.cluster.kubectl("delete", "-k", cleanup)
+        for node in self.cluster.nodes:
+            left = self.cluster.run_on_node(node, ["ls", PINS])
+            if left.returncode == 0:
+                raise LabError(f"{node}: pins are left: {left.stdout.split()}")
