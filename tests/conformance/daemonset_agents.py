@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from lbagent import __version__
 from tests.conformance.node_agents import ACCOUNT, READY_S, NodeAgent, NodeAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError, wait_for
@@ -22,7 +23,8 @@ from tests.lab.topology import ROOT
 NAMESPACE, NAME = ACCOUNT
 LABEL = f"app.kubernetes.io/name={NAME}"
 PINS = "/sys/fs/bpf/lbagent"  # on each node
-ENDED_S = 30
+ENDED_S, CLEAN_S = 30, 120
+DEPLOY = ROOT / "deploy"
 
 
 def overlay(deploy: Path, folder: Path, server: str, arguments: Sequence[str]) -> Path:
@@ -112,30 +114,41 @@ class DaemonSetAgents(NodeAgents):
     """The agents of all nodes, by `kubectl apply -k`."""
 
     agents: Sequence[PodAgent]
+    image = f"lbagent:{__version__}"  # as deploy/kustomization.yaml names it
+
+    @property
+    def overlay(self) -> Path:
+        """The kustomization that is applied."""
+        return self.folder / "overlay"
 
     def _agent(self, node: str, log: Path) -> PodAgent:
         return PodAgent(self.cluster, node, log)
 
     def install(self) -> None:
         """Make the image, bring it to each node, apply the objects; return when the DaemonSet is ready."""
-        image = self.folder / "lbagent.tar"
-        done = subprocess.run([sys.executable, ROOT / "deploy" / "image", "-o", image], capture_output=True, text=True)
+        archive = self.folder / "lbagent.tar"
+        command = [sys.executable, str(DEPLOY / "image"), "-o", str(archive), "--tag", self.image]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LabError(done.stderr.strip())
         self.notes.append(f"image {done.stdout.strip()}")
         for node in self.cluster.nodes:
-            self.cluster.must_run_on_node(node, ["ctr", "-n", "k8s.io", "images", "import", str(image)])
-        image.unlink()
+            self.cluster.must_run_on_node(node, ["ctr", "-n", "k8s.io", "images", "import", str(archive)])
+        archive.unlink()
         config = yaml.safe_load(self.cluster.kubeconfig.read_text())
         server = config["clusters"][0]["cluster"]["server"]
-        arguments = ["--log-format=json", *self.arguments]
-        self.cluster.kubectl("apply", "-k", str(overlay(ROOT / "deploy", self.folder / "overlay", server, arguments)))
-        self._rolled_out(NAME)
+        overlay(DEPLOY, self.overlay, server, ["--log-format=json", *self.arguments])
+        self.apply()
+
+    def apply(self) -> None:
+        """Install, or put right, what is in the cluster; return when the DaemonSet is ready."""
+        self.cluster.kubectl("apply", "-k", str(self.overlay))
+        self.rolled_out(NAME)
         self._look()
 
-    def _rolled_out(self, name: str) -> None:
+    def rolled_out(self, name: str, timeout_s: int = READY_S) -> None:
         try:
-            self.cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"daemonset/{name}", f"--timeout={READY_S}s")
+            self.cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"daemonset/{name}", f"--timeout={timeout_s}s")
         except LabError as error:
             seen = self.cluster.try_kubectl("-n", NAMESPACE, "describe", "pods", "-l", f"app.kubernetes.io/name={name}")
             raise LabError(f"{error}\n{seen.stdout}") from error
@@ -172,22 +185,34 @@ class DaemonSetAgents(NodeAgents):
 
     def _end_watching(self) -> None:
         super()._end_watching()
-        self._rolled_out(NAME)  # after a kill just now
+        self.rolled_out(NAME)  # after a kill just now
         self._look()
         for agent in self.agents:
             agent.keep_log()
 
     def stop(self) -> None:
-        """Remove it as docs/kubernetes.md says; raise LabError where something stays."""
+        """Remove them; raise LabError where pins stay."""
         self.stopping.set()
-        if not (self.folder / "overlay").exists():
-            return
-        self.cluster.kubectl("delete", "-k", str(self.folder / "overlay"), "--ignore-not-found")
-        cleanup = str(ROOT / "deploy" / "cleanup")
-        self.cluster.kubectl("apply", "-k", cleanup)
-        self._rolled_out(f"{NAME}-cleanup")
-        self.cluster.kubectl("delete", "-k", cleanup)
-        for node in self.cluster.nodes:
-            left = self.cluster.run_on_node(node, ["ls", PINS])
-            if left.returncode == 0:
-                raise LabError(f"{node}: pins are left: {left.stdout.split()}")
+        if self.overlay.exists():
+            self.remove()
+
+    def remove(self) -> None:
+        """Do what docs/kubernetes.md says under "Remove"; raise LabError where pins stay."""
+        self.cluster.kubectl("delete", "-k", str(self.overlay), "--ignore-not-found")
+        self.apply_cleanup()
+        self.rolled_out(f"{NAME}-cleanup", CLEAN_S)
+        self.delete_cleanup()
+        if left := self.with_pins():
+            raise LabError(f"{PINS} is left on {', '.join(left)}")
+
+    def apply_cleanup(self) -> None:
+        """Begin to take away what is in the kernel."""
+        self.cluster.kubectl("apply", "-k", str(DEPLOY / "cleanup"))
+
+    def delete_cleanup(self) -> None:
+        """Delete what cleaned up."""
+        self.cluster.kubectl("delete", "-k", str(DEPLOY / "cleanup"))
+
+    def with_pins(self) -> list[str]:
+        """Return the nodes that have pins of an agent."""
+        return [node for node in self.cluster.nodes if not self.cluster.run_on_node(node, ["ls", PINS]).returncode]
