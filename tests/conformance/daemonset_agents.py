@@ -81,8 +81,7 @@ class PodAgent(NodeAgent):
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.pod and group in (path / "cgroup").read_text():
-                    words = (path / "cmdline").read_text().split("\0")
-                    if "agent" in words and f"--node-name={self.node}" in words:
+                    if f"--node-name={self.node}" in (path / "cmdline").read_text().split("\0"):
                         return int(path.name)
         return None
 
