@@ -23,7 +23,7 @@ from tests.lab.topology import ROOT
 NAMESPACE, NAME = ACCOUNT
 LABEL = f"app.kubernetes.io/name={NAME}"
 PINS = "/sys/fs/bpf/lbagent"  # on each node
-ENDED_S, CLEAN_S = 30, 120
+ENDED_S, AGAIN_S, CLEAN_S = 30, 120, 120
 DEPLOY = ROOT / "deploy"
 
 
@@ -77,12 +77,13 @@ class PodAgent(NodeAgent):
     @property
     def pid(self) -> int | None:
         """The agent's process: in a cgroup of the Pod, which holds its pause process and what is run by `kubectl exec`, too."""
-        group = f"/pod{self.pod['metadata']['uid']}/" if self.pod else "/"
+        if not self.pod:
+            return None
+        group, word = f"/pod{self.pod['metadata']['uid']}/", f"--node-name={self.node}"
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if self.pod and group in (path / "cgroup").read_text():
-                    if f"--node-name={self.node}" in (path / "cmdline").read_text().split("\0"):
-                        return int(path.name)
+                if group in (path / "cgroup").read_text() and word in (path / "cmdline").read_text().split("\0"):
+                    return int(path.name)
         return None
 
     def kill(self) -> None:
@@ -160,6 +161,10 @@ class DaemonSetAgents(NodeAgents):
         for agent in self.agents:
             agent.pod = found.get(agent.node, {})
 
+    def _all_ready(self) -> bool:
+        self._look()
+        return all(agent.status().get("ready") for agent in self.agents)
+
     def _sample(self) -> None:
         if not all(agent.pid for agent in self.agents):
             self._look()
@@ -184,8 +189,8 @@ class DaemonSetAgents(NodeAgents):
 
     def _end_watching(self) -> None:
         super()._end_watching()
-        self.rolled_out(NAME)  # after a kill just now
-        self._look()
+        with contextlib.suppress(LabError):  # findings() says what is wrong
+            wait_for(self._all_ready, "the agents, after a kill just now", AGAIN_S, 1.0)
         for agent in self.agents:
             agent.keep_log()
 
