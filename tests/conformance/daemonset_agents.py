@@ -67,7 +67,8 @@ class PodAgent(NodeAgent):
     def __init__(self, cluster: NodeCluster, node: str, log: Path) -> None:
         super().__init__(cluster, node, [], log)
         self.pod: dict[str, Any] = {}  # the API's, as it was last read
-        self._kept: dict[str, tuple[int, str]] = {}  # by Pod: containers that ran in it, what they wrote
+        self._starts: dict[str, int] = {}  # of containers, by Pod
+        self._logs: dict[str, str] = {}  # what a container wrote, by file
 
     @property
     def restarts(self) -> int:
@@ -99,15 +100,22 @@ class PodAgent(NodeAgent):
         return self.cluster.try_kubectl("-n", NAMESPACE, "exec", name, "-c", NAME, "--", "lbagent", *words)
 
     def keep_log(self) -> None:
-        """Note what the Pod's containers wrote, and how many there were: with the Pod both go."""
+        """Note what the Pod's containers wrote, and how many there were.
+
+        With the Pod both go, and the kubelet keeps one container that ended, so the log of the first goes when the second one ends.
+        """
         if not self.pod:
             return
         meta = self.pod["metadata"]
         files = f"/var/log/pods/{NAMESPACE}_{meta['name']}_{meta['uid']}/{NAME}/*.log"
-        text = self.cluster.run_on_node(self.node, ["sh", "-c", f"cat {files}"]).stdout
-        self._kept[meta["uid"]] = (self.restarts + 1, container_log(text))
-        self.starts = sum(count for count, _ in self._kept.values())
-        self.log.write_text("".join(text for _, text in self._kept.values()))
+        lines = self.cluster.run_on_node(self.node, ["sh", "-c", f"grep -H '' {files}"]).stdout.splitlines()
+        found: dict[str, list[str]] = {}
+        for path, _, line in (line.partition(":") for line in lines):
+            found.setdefault(path, []).append(line)
+        self._logs |= {path: container_log("\n".join(each)) for path, each in found.items()}
+        self._starts[meta["uid"]] = self.restarts + 1
+        self.starts = sum(self._starts.values())
+        self.log.write_text("".join(self._logs.values()))
 
 
 class DaemonSetAgents(NodeAgents):
@@ -177,12 +185,14 @@ class DaemonSetAgents(NodeAgents):
         container was started again already is deleted: the DaemonSet makes another one, which starts at once.
         """
         self._look()
-        for agent in self.agents:
-            agent.sample()
-            agent.kill()
         delayed = [agent for agent in self.agents if agent.restarts]
         for agent in delayed:
             agent.keep_log()
+        for agent in self.agents:
+            agent.sample()
+            agent.kill()
+        for agent in delayed:
+            agent.keep_log()  # the last lines
         if delayed:
             names = [agent.pod["metadata"]["name"] for agent in delayed]
             self.cluster.kubectl("-n", NAMESPACE, "delete", "pod", "--wait=false", *names)

@@ -113,14 +113,21 @@ def test_a_pod_that_ends_counts_while_there_is_no_other(tmp_path: Path, order: i
 
 
 def test_starts_and_logs_of_all_pods_count_once(tmp_path: Path) -> None:
-    cluster = Cluster(logs='T stderr F {"level": "error", "message": "why"}\n')
+    cluster = Cluster()
     one = PodAgent(cast(NodeCluster, cluster), "node", tmp_path / "log")
     one.keep_log()
-    for each in (pod("lbagent-1", restarts=1), pod("lbagent-2"), pod("lbagent-2", restarts=1)):
-        one.pod = each
+
+    def keep(seen: dict[str, Any], *files: str) -> None:
+        lines = [f'/var/log/{file}.log:T:1 stderr F {{"level": "error", "message": "{file}"}}\n' for file in files]
+        one.pod, cluster.logs = seen, "".join(lines)
         one.keep_log()
+
+    keep(pod("lbagent-1", restarts=1), "1/0", "1/1")
+    keep(pod("lbagent-1", restarts=1), "1/1")  # the kubelet removed the first one
+    keep(pod("lbagent-2"), "2/0")
+    keep(pod("lbagent-2", restarts=1), "2/0", "2/1")
     assert one.starts == 4
-    assert one.log_counts() == {"error: why": 2}
+    assert one.log_counts() == {"error: 1/0": 1, "error: 1/1": 1, "error: 2/0": 1, "error: 2/1": 1}
 
 
 def test_a_line_that_the_runtime_split_is_whole() -> None:
