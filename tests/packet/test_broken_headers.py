@@ -89,7 +89,7 @@ def test_an_ipv4_header_longer_than_its_packet(world: World, hook: str) -> None:
 def test_another_version_than_the_frame_says(world: World, fam: Family, hook: str) -> None:
     """The Ethernet type says one family, the header another version: not ours."""
     serve(world, fam)
-    for version in (0, 5, 15):
+    for version in (0, 5, 7, 15):
         first = bytes((version << 4 | (5 if fam.version == 4 else 0),))
         goes_up_as_it_came(world, hook, patched(plain(fam), 0, first))
 
@@ -100,6 +100,7 @@ def test_another_version_than_the_frame_says(world: World, fam: Family, hook: st
         (b"\x01\x01\x01\x00", True),  # three NOP, the end
         (b"\x94\x04\x00\x00", True),  # router alert, of the right length
         (b"\x94\x01\x00\x00", True),  # an option of one byte: what follows cannot be read, so there is no source route
+        (b"\x94\x01\x83\x07\x04\xc6\x33\x64\x09\x00\x00\x00", True),
         (b"\x94\x00\x83\x03", True),
         (b"\x07\x04\x05\x00\x83\x07\x04\xc6\x33\x64\x09\x00", False),  # a source route behind a record of routes
         (b"\x01\x89\x07\x04\xc6\x33\x64\x09", False),
@@ -177,8 +178,9 @@ def test_a_routing_header(world: World, hook: str, left: int) -> None:
 
 
 def test_an_extension_header_that_is_not_there(world: World) -> None:
-    """The frame ends within it."""
+    """The frame ends within it, also where one before it ended well."""
     serve(world, V6)
+    assert world.run(XDP, options(1)).forwarded
     whole = craft.frame(IPv6(src=V6.client, dst=V6.vip, nh=60, plen=4) / Raw(b"\x06\x00\x01\x00"))
     goes_up_as_it_came(world, XDP, whole)
 
@@ -214,3 +216,19 @@ def test_protocols_that_are_not_translated(world: World, fam: Family, hook: str,
     expect.untouched(out, frame)
     if number != 1 or fam.version == 6:
         assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+
+
+def test_nothing_but_headers_before_icmp(world: World, fam: Family, hook: str) -> None:
+    """A packet may end with its IP headers, and holds no error then; one that is shorter than they are is broken."""
+    serve(world, fam)
+    if fam.version == 4:
+        packet = bytes(fam.ip(fam.client, fam.vip, proto=1, options=[IPOption_NOP()] * 4))
+        at, whole = 2, 24
+    else:
+        packet = bytes(IPv6(src=fam.client, dst=fam.vip, nh=60) / Raw(bytes((58, 0, 1, 4)) + bytes(4)))
+        at, whole = 4, 8
+    frame = craft.frame(fam.ip(fam.client, fam.vip))[:14] + packet + bytes(40)
+    out = world.run(hook, patched(frame, at, whole.to_bytes(2, "big")))
+    assert out.counted == {Reason.PASS_NOT_SERVICE: 1}
+    for length in (whole - 1, whole - 4):
+        goes_up_as_it_came(world, hook, patched(frame, at, length.to_bytes(2, "big")))

@@ -15,6 +15,7 @@ import pytest
 from lbagent.config import MIN_SNAT_PORT
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
+from tests.packet.caller import Caller
 from tests.packet.craft import FAMILIES, Family
 from tests.packet.test_state import DEFAULTS, Talk, sweep, ticks
 from tests.packet.world import TCP, UDP, XDP, BackendRow, ServiceRow, World
@@ -219,6 +220,26 @@ def test_sweeper_keeps_what_lives_and_frees_what_has_expired(world: World, golde
     assert sweep(world, left.fam) == 0
     assert not table.flows(world, left.fam)
     assert table.held_slots(world, left.fam) == 0
+
+
+def test_the_next_hop_of_a_port(world: World, fam: Family, hook: str) -> None:
+    """Learned by a reply it stands in twelve bits of the slot, and the replies that follow go there; so with the one that comes after it."""
+    backend = world.backend(fam, fam.remote(1), BACKEND_PORT)
+    talk = Caller(world, world.service(fam, fam.vip, VIP_PORT, backends=[backend]), hook=hook)
+    talk.establish()
+    (slot,) = table.held_slot_indexes(world, fam)
+    for index in (0xAAB, 0x554):
+        world.clear("lb_nexthop")  # the one before is retired
+        world.nexthops = {(0, str(n)): n for n in range(1, index - 1)}
+        world.nexthop(world.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC)  # the number before it is that of another one
+        assert world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC) == index
+        for _ in range(3):
+            frame = expect.remote_reply(fam, TCP, backend, talk.source[1], "A")
+            expect.replied(world.run(hook, frame, world.net.lb1), frame, talk.service, *talk.endpoint)
+            at = slot * SLOT[fam.version] + SLOT_META[fam.version]
+            with world.maps.window(f"lb{fam.version}_snat", at, 8) as view:
+                meta = int.from_bytes(view, "little")
+            assert (meta >> 16 & 0xFFF, meta >> 28 & 0xFFFF, meta >> 44) == (index, talk.service.id, backend.id)
 
 
 def test_no_snat_port_reads_as_a_way_of_forwarding(world: World, fam: Family) -> None:

@@ -100,7 +100,7 @@ def test_fragments_are_cut_further(world: World) -> None:
         out, fragments = run_cut(world, _frame(piece), "lb1")
         assert out.forwarded
         sent += fragments
-    assert len(sent) == 4  # 1,200 and 856 bytes of data, at most 600 each
+    assert len(sent) == 4  # 1,192 and 864 bytes of data, at most 600 each
     port = craft.decode(sent[0])["UDP"].sport
     first, second = pieces(V4, V4.node2, port, backend.address, 53, ttl=63)
     whole = reassembled(sent, 620)

@@ -9,11 +9,11 @@ from scapy.packet import Raw
 
 from lbagent.maps import prefilter
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect
+from tests.packet import craft, expect, table
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, POD_MAC, Family
 from tests.packet.world import TC_INGRESS, TCP, UDP, BackendRow, Outcome, World
 
-SIZE = 1200  # bytes of datagram in the first fragment
+SIZE = 1192  # bytes of datagram in the first fragment: an odd number of eights
 
 
 def datagram(fam: Family, src: str, sport: int, dst: str, dport: int, load: bytes) -> bytes:
@@ -21,20 +21,22 @@ def datagram(fam: Family, src: str, sport: int, dst: str, dport: int, load: byte
     return bytes(craft.udp(fam, src, sport, dst, dport, load))[20 if fam.version == 4 else 40 :]
 
 
-def pieces(fam: Family, src: str, sport: int, dst: str, dport: int, *, ident: int = 77, ttl: int = 64) -> list[bytes]:
-    """Return an UDP datagram in two IP fragments."""
+def pieces(
+    fam: Family, src: str, sport: int, dst: str, dport: int, *, ident: int = 77, ttl: int = 64, size: int = SIZE
+) -> list[bytes]:
+    """Return an UDP datagram in two IP fragments, the first one with `size` bytes of it."""
     whole = datagram(fam, src, sport, dst, dport, bytes(range(256)) * 8)
     if fam.version == 4:
         heads = [
             fam.ip(src, dst, ttl, id=ident, flags="MF", proto=17),
-            fam.ip(src, dst, ttl, id=ident, frag=SIZE // 8, proto=17),
+            fam.ip(src, dst, ttl, id=ident, frag=size // 8, proto=17),
         ]
     else:
         heads = [
             fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=1, offset=0, nh=17),
-            fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=0, offset=SIZE // 8, nh=17),
+            fam.ip(src, dst, ttl) / IPv6ExtHdrFragment(id=ident, m=0, offset=size // 8, nh=17),
         ]
-    return [bytes(heads[0] / Raw(whole[:SIZE])), bytes(heads[1] / Raw(whole[SIZE:]))]
+    return [bytes(heads[0] / Raw(whole[:size])), bytes(heads[1] / Raw(whole[size:]))]
 
 
 def run_all(world: World, hook: str, packets: list[bytes], **macs: str) -> list[Outcome]:
@@ -122,12 +124,13 @@ def test_datagrams_of_one_number_are_told_apart(world: World, fam: Family, hook:
     backends = [world.backend(fam, fam.remote(n), 53, proto) for n, proto in ((1, UDP), (2, UDP), (3, TCP))]
     for vip, proto, backend in zip((fam.vip, fam.vip2, fam.vip), (UDP, UDP, TCP), backends, strict=True):
         world.service(fam, vip, 53, proto, [backend])
-    pairs = [pieces(fam, fam.client, 40000, vip, 53) for vip in (fam.vip, fam.vip2)]
-    pairs.append([as_tcp(fam, packet) for packet in pairs[0]])
+    pairs = [pieces(fam, fam.client, 40000, fam.vip, 53), pieces(fam, fam.client, 40001, fam.vip2, 53)]
+    pairs.append([as_tcp(fam, packet) for packet in pieces(fam, fam.client, 40002, fam.vip, 53)])
     firsts = [run_all(world, hook, [pair[0]])[0] for pair in pairs]
     laters = [run_all(world, hook, [pair[1]])[0] for pair in pairs]
     for outs in (firsts, laters):
         assert [wire_destination(fam, out) for out in outs] == [backend.address for backend in backends]
+    assert len(table.flows(world, fam)) == 3, "a later fragment is of the flow of its first one"
 
 
 def as_tcp(fam: Family, packet: bytes) -> bytes:

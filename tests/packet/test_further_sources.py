@@ -21,9 +21,9 @@ from tests.packet.world import TCP, UDP, BackendRow, ServiceRow, World
 
 PORTS = (2000, 2001, 2002, 2003)
 TEXTS = {4: ("203.0.113.77", "203.0.113.79"), 6: ("2001:db8:feed::77", "2001:db8:feed::79")}
-NUMBERS = (1, 3)  # number 2 is free: an address that was taken away
-PACKED = [[FAMILIES[version].packed(text) for text in TEXTS[version]] for version in (4, 6)]
-FURTHER = FurtherSources(*((first, b"", second) for first, second in PACKED))
+NUMBERS = {4: (1, 3), 6: (2, 4)}  # the others are free: addresses that were taken away
+PACKED = {version: [FAMILIES[version].packed(text) for text in TEXTS[version]] for version in (4, 6)}
+FURTHER = FurtherSources((PACKED[4][0], b"", PACKED[4][1]), (b"", PACKED[6][0], b"", PACKED[6][1]))
 FOUR_PORTS = Settings(snat_port_min=PORTS[0], snat_port_max=PORTS[-1], further=FURTHER)
 AGE = 3 * table.SLOT_UNIT  # ticks
 
@@ -55,7 +55,7 @@ class Crowd:
     def __init__(self, world: World, fam: Family, hook: str, proto: int = TCP, vip: str = "") -> None:
         self.world, self.fam, self.hook = world, fam, hook
         self.backend: BackendRow = world.backend(fam, fam.remote(1), 8080, proto)
-        for number, text in zip(NUMBERS, TEXTS[fam.version], strict=True):
+        for number, text in zip(NUMBERS[fam.version], TEXTS[fam.version], strict=True):
             world.further(self.backend, number, text)
         self.service: ServiceRow = world.service(fam, vip or fam.vip, 80, proto, [self.backend])
         self.clients: list[Caller] = []
@@ -229,7 +229,7 @@ def test_an_address_that_the_node_lacks_is_not_used(further_world: World, fam: F
     crowd = Crowd(further_world, fam, hook)
     crowd.establish(5)
     moved = crowd.clients.pop()
-    further_world.further(crowd.backend, NUMBERS[0], TEXTS[fam.version][0], selectable=False)
+    further_world.further(crowd.backend, NUMBERS[fam.version][0], TEXTS[fam.version][0], selectable=False)
     assert moved.stays()
     assert moved.is_answered()
     late = crowd.client()
@@ -246,7 +246,7 @@ def test_an_address_that_was_taken_away(further_world: World, fam: Family, hook:
     """Only its flows end, as those of a backend that is gone: TCP hears a RST, UDP goes on from another address."""
     crowd = Crowd(further_world, fam, hook, proto)
     crowd.establish(9)
-    ident = crowd.backend.id + NUMBERS[0] * (SMALL.backends // 5)
+    ident = crowd.backend.id + NUMBERS[fam.version][0] * (SMALL.backends // 5)
     gone = dataclasses.replace(crowd.backend, id=ident)
     further_world.path_flags(gone, clear=PathFlag.LIVE | PathFlag.SELECTABLE, bump=True)
     lost = crowd.clients[4:8]

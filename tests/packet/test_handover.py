@@ -158,6 +158,20 @@ def test_a_backend_that_is_nowhere_is_dropped(world: World, fam: Family, hook: s
         world.net.run(f"-{fam.version} route del unreachable {fam.remote(200)}")
 
 
+def test_an_icmp_error_to_a_client_that_is_nowhere_is_dropped(world: World, fam: Family, hook: str) -> None:
+    """The stack could not send it either, nor does it know whom the error is for."""
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
+    sent = world.run(hook, request(fam, TCP, 40000)).packet[14:]
+    error = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1300), sent)
+    world.net.run(f"-{fam.version} route add unreachable {fam.client}")
+    try:
+        out = world.run(hook, craft.frame(error, src=BACKEND_MAC, dst=NODE2_MAC), world.net.lb1)
+        assert out.dropped
+        assert out.counted == {Reason.DROP_NO_NEIGHBOR: 1}
+    finally:
+        world.net.run(f"-{fam.version} route del unreachable {fam.client}")
+
+
 @pytest.mark.parametrize("vlans", [(5,), (5, 6)], ids=["tagged", "double"])
 def test_tags_stay_with_the_frame(world: World, fam: Family, vlans: tuple[int, ...]) -> None:
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, LOST_BACKEND[fam.version], 8080, nexthop=0)])

@@ -8,6 +8,7 @@ from scapy.layers.inet import TCP as TcpLayer
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
+from tests.packet.caller import Caller
 from tests.packet.craft import Family
 from tests.packet.test_state import sweep
 from tests.packet.world import TCP, UDP, BackendRow, Outcome, ServiceRow, World
@@ -59,6 +60,23 @@ def test_maintenance_keeps_connections_and_moves_new_ones(world: World, fam: Fam
     assert expect.destination(scene.send("A")) == scene.other.endpoint
 
 
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+def test_a_connection_that_moves_begins_its_handshake_anew(
+    world: World, fam: Family, hook: str, *, local: bool
+) -> None:
+    """What the first backend answered proves nothing about the second one."""
+    scene = Scene(world, fam, hook, TCP, local=local)
+    if local:
+        expect.at_pod(world, expect.local_reply(fam, TCP, scene.held, fam.client, 40000, "SA"))
+    else:
+        scene.reply()
+    world.path_flags(scene.held, clear=PathFlag.SELECTABLE)
+    scene.only_other()
+    assert expect.destination(scene.send("S")) == scene.other.endpoint
+    scene.send("A")
+    assert table.only(world, fam).state == table.NEW
+
+
 def test_a_resent_syn_stays(world: World, fam: Family, hook: str) -> None:
     """While the backend takes new flows, a SYN sent twice goes to the same place."""
     scene = Scene(world, fam, hook, TCP)
@@ -74,6 +92,20 @@ def test_udp_stays_with_a_resting_backend(world: World, fam: Family, hook: str) 
     scene.only_other()
     out = scene.send()
     assert (expect.destination(out), expect.source(out)) == scene.place
+
+
+def test_a_refused_flow_is_made_anew(world: World, fam: Family, hook: str) -> None:
+    """Its port is free: the client's next SYN gets one, however often the backend's path record was used before."""
+    for gen in (1, 127, 128, 255):
+        world.reset()
+        backend = world.backend(fam, fam.remote(1), 8080, gen=gen)
+        talk = Caller(world, world.service(fam, fam.vip, 80, backends=[backend]), hook=hook)
+        talk.send("S")
+        assert talk.is_answered("RA")
+        assert table.held_slots(world, fam) == 0
+        talk.establish()
+        assert talk.source[0] == fam.node2
+        assert table.held_slots(world, fam) == 1
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])

@@ -55,6 +55,14 @@ def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: st
     expect.forwarded_to(world.run(hook, frame), frame, backend)
 
 
+def test_a_route_by_a_device_that_carries_less(world: World, fam: Family, hook: str) -> None:
+    """A way without a next hop: its MTU is the path's to say, also where the kernel finds that the device has a smaller one."""
+    backend = world.backend(fam, fam.remote(1), 8080, mtu=0, nexthop=0)
+    world.service(fam, fam.vip, 80, TCP, [backend])
+    frame = big(fam, 2900)
+    expect.forwarded_to(world.run(hook, frame), frame, backend)
+
+
 @pytest.mark.parametrize("ttl", [0, 1])
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_last_hop_of_a_request(world: World, fam: Family, hook: str, ttl: int, proto: int) -> None:
@@ -125,20 +133,20 @@ def reply_of(fam: Family, source: tuple[str, int], port: int, size: int, flags: 
 
 
 def test_reply_larger_than_the_way_to_the_client(world: World, fam: Family, hook: str) -> None:
-    """The first one and a later one: 1,400 bytes fit, 1,401 are answered to the backend, about the packet it sent."""
-    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1400)
+    """The first one and a later one: 1,399 bytes fit, 1,400 are answered to the backend, about the packet it sent."""
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, NODE_MAC, mtu=1399)
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     port = expect.source(world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))))[1]
     for flags in ("SA", "A", "A"):
-        over = reply_of(fam, backend.endpoint, port, 1401, flags, df=True)
+        over = reply_of(fam, backend.endpoint, port, 1400, flags, df=True)
         out = world.run(hook, over, world.net.lb1)
         assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
         seen = expect.parsed(out)
-        assert seen.mtu == 1400
+        assert seen.mtu == 1399
         assert (fam.text(seen.src), fam.text(seen.dst)) == (fam.node2, backend.address)
         assert over[14:].startswith(out.packet[seen.l4 + 8 : seen.end])
-        fits = reply_of(fam, backend.endpoint, port, 1400, flags, df=True)
+        fits = reply_of(fam, backend.endpoint, port, 1399, flags, df=True)
         expect.replied(world.run(hook, fits, world.net.lb1), fits, service, fam.client, 40000)
 
 

@@ -19,8 +19,11 @@ from tests.packet.world import TCP, BackendRow, World
 DEFAULTS = Settings()
 STALE = ticks_of(DEFAULTS.timeout_tcp_s) + 8 * 70  # ticks: a port is free when its flow was silent for so long
 BOTH_WAYS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
-ADDRESS_BITS = {4: (0, 13), 6: (0, 20, 33, 70, 100)}  # some of each half and of each end
-PORT_BITS = (0, 9)
+ADDRESS_BITS = {
+    4: (0, 13),
+    6: (0, 7, 33, 71, 100),
+}  # some of each half and of each end; 7 and 71 are the highest of a word
+PORT_BITS = (7, 8, 9)  # 8 is the lowest one in the word that has the port in network order, 7 its highest one
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ def other_clients(fam: Family) -> list[Four]:
     """Return the flows of clients that are nearly the same."""
     one = base(fam)
     out = [dataclasses.replace(one, client=flipped(fam, one.client, bit)) for bit in ADDRESS_BITS[fam.version]]
+    out.append(
+        dataclasses.replace(one, client=flipped(fam, flipped(fam, one.client, 7), 0))
+    )  # a word's highest bit and another
     return out + [dataclasses.replace(one, port=one.port ^ 1 << bit) for bit in PORT_BITS]
 
 

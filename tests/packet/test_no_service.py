@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from scapy.layers.inet import ICMP, IP
-from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6
+from scapy.layers.inet import ICMP, IP, IPOption_NOP
+from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment
 from scapy.layers.l2 import ARP, Ether
 from scapy.layers.sctp import SCTP, SCTPChunkInit
-from scapy.packet import Raw
+from scapy.packet import Packet, Raw
 
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
-from tests.packet.world import TC_EGRESS, TCP, UDP, World
+from tests.packet.world import ROUTABLE, TC_EGRESS, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, World
+
+L7 = 0x0400
 
 
 @pytest.fixture
@@ -26,14 +28,16 @@ def served(world: World, fam: Family) -> World:
 
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
+@pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
 def test_other_addresses(served: World, fam: Family, hook: str, proto: int) -> None:
-    """Packets to addresses that are no frontend: no counter moves either."""
+    """Packets to addresses that are no frontend: the filter sends them on at once, and no counter moves."""
     for n in range(1, 60):
         dst = f"198.18.0.{n}" if fam.version == 4 else f"2001:db8:bad::{n:x}"
-        frame = craft.frame(craft.segment(fam, proto, fam.client, 1000 + n, dst, 80))
-        out = served.run(hook, frame)
-        expect.untouched(out, frame)
-        assert sum(out.counted[r] for r in out.counted if r is not Reason.PASS_NOT_SERVICE) == 0
+        for flags in "SA":
+            frame = craft.frame(craft.segment(fam, proto, fam.client, 1000 + n, dst, 80, flags))
+            out = served.run(hook, frame)
+            expect.untouched(out, frame)
+            assert not out.counted
 
 
 def test_other_port_of_a_vip(served: World, fam: Family, hook: str) -> None:
@@ -47,6 +51,19 @@ def test_same_port_other_protocol(world: World, fam: Family, hook: str) -> None:
     world.service(fam, fam.vip, 53, UDP, [world.backend(fam, fam.remote(1), 53, UDP)])
     frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 53))
     expect.untouched(world.run(hook, frame), frame)
+
+
+@pytest.mark.parametrize("proto", [TCP, UDP])
+def test_frontend_of_an_l7_proxy(world: World, fam: Family, hook: str, proto: int) -> None:
+    """Its packets are the proxy's, which is reached through the stack; no flow is made."""
+    backend = world.backend(fam, fam.remote(1), 8080, proto)
+    world.service(fam, fam.vip, 80, proto, [backend], flags=TYPE_LOAD_BALANCER | ROUTABLE | L7)
+    for flags in "SA":
+        frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, flags))
+        out = world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
+    assert table.flows(world, fam) == []
 
 
 def test_echo_to_a_vip(served: World, fam: Family, hook: str) -> None:
@@ -132,3 +149,47 @@ def test_egress(served: World, fam: Family) -> None:
     for proto in (TCP, UDP):
         frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.client, 443), src=NODE_MAC, dst=ROUTER_MAC)
         expect.untouched(served.run(TC_EGRESS, frame), frame)
+
+
+def of_no_service(fam: Family, ports: int) -> dict[str, Packet]:
+    """Return packets of forms that the parser of plain frames does not read, from `ports` where they have one."""
+    src, dst = fam.client, "198.18.0.9" if fam.version == 4 else "2001:db8:bad::9"
+    load = craft.udp(fam, src, ports, dst, ports, b"q" * 24).payload
+    if fam.version == 4:
+        return {
+            "short": fam.ip(src, dst) / craft.udp(fam, src, ports, dst, ports, b"").payload,
+            "options": fam.ip(src, dst, options=[IPOption_NOP()] * 4) / load,
+            "first": fam.ip(src, dst, proto=17, flags="MF") / Raw(bytes(load)),
+            "later": fam.ip(src, dst, proto=17, frag=5) / Raw(bytes(load)),
+            "echo": fam.ip(src, dst) / ICMP(id=7) / Raw(b"ping" * 8),
+        }
+    return {
+        "short": fam.ip(src, dst) / craft.udp(fam, src, ports, dst, ports, b"").payload,
+        "options": fam.ip(src, dst) / IPv6ExtHdrDestOpt() / load,
+        "first": fam.ip(src, dst) / IPv6ExtHdrFragment(nh=17, m=1) / Raw(bytes(load)),
+        "later": fam.ip(src, dst) / IPv6ExtHdrFragment(nh=17, offset=5) / Raw(bytes(load)),
+        "echo": fam.ip(src, dst) / ICMPv6EchoRequest(id=7, data=b"ping" * 8),
+    }
+
+
+@pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
+@pytest.mark.parametrize("ports", [0x0301, 40000])
+def test_of_no_service_in_any_form(served: World, fam: Family, hook: str, ports: int) -> None:
+    """What is read in more steps is not counted either, whatever its first byte behind the IP header says."""
+    for form, packet in of_no_service(fam, ports).items():
+        for vlans in ((), (7,), (7, 8)) if hook == XDP else ((),):
+            frame = craft.frame(packet, vlans=vlans)
+            out = served.run(hook, frame)
+            expect.untouched(out, frame)
+            assert out.counted == {}, (form, vlans)
+
+
+def test_an_error_about_no_service(served: World, fam: Family, hook: str) -> None:
+    """Coming in, for an address of which nothing is known: not counted."""
+    dst = "198.18.0.9" if fam.version == 4 else "2001:db8:bad::9"
+    quoted = bytes(craft.tcp(fam, dst, 80, fam.client, 40000, "A"))
+    for vlans in ((), (7,)) if hook == XDP else ((),):
+        frame = craft.frame(craft.icmp_error(fam, fam.router, dst, fam.unreachable(), quoted), vlans=vlans)
+        out = served.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {}

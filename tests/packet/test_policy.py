@@ -174,6 +174,20 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
     assert from_pod(world, fam, hook).forwarded
 
 
+def test_undefined_port_of_a_closed_cluster_ip(closed_world: World, fam: Family, hook: str) -> None:
+    """From outside the address is as closed as its services; a pod is told that the port is none."""
+    world = closed_world
+    world.reset()
+    world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)], flags=0)
+    world.wildcard(fam, fam.vip)
+    frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 81))
+    out = world.run(hook, frame)
+    assert out.dropped
+    assert out.counted == {Reason.DROP_NOT_ROUTABLE: 1}
+    inside = craft.frame(craft.tcp(fam, fam.local(9), 40000, fam.vip, 81), src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+    assert world.run(hook, inside, world.net.pod0).counted == {Reason.REJECT_UNDEFINED_PORT: 1}
+
+
 @pytest.mark.parametrize("vlans", [(), (5,)], ids=["short", "tagged"])
 def test_frames_of_a_pod_that_are_not_plain(
     closed_world: World, fam: Family, hook: str, vlans: tuple[int, ...]

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 
 from lbagent.maps.layout import PathFlag
+from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.clock import TICK_NS, TimedWorld
 from tests.packet.craft import Family
-from tests.packet.world import MAGLEV, TCP, UDP, XDP, BackendRow, World
+from tests.packet.world import MAGLEV, RANDOM, TCP, UDP, XDP, BackendRow, World
 
 CLIENTS = 400
 
@@ -60,12 +61,16 @@ def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -
         assert 2 <= same <= 32, (one, other, same)  # 15 of 60, five standard deviations (3.35)
 
 
-def test_a_backend_that_lives_is_found_beside_dead_ones(world: World, fam: Family, hook: str) -> None:
-    """Three of four slots lead to records that are gone already: every flow gets the fourth one, wherever its search begins."""
+@pytest.mark.parametrize("algorithm", [RANDOM, MAGLEV], ids=["random", "maglev"])
+def test_a_backend_that_lives_is_found_beside_dead_ones(world: World, fam: Family, hook: str, algorithm: int) -> None:
+    """Three of four slots lead to records that are gone already: every flow gets the fourth one, wherever its search begins.
+
+    Maglev without its table looks where random does.
+    """
     for lives in range(4):
         world.reset()
         backends = remotes(world, fam, 4)
-        world.service(fam, fam.vip, 80, TCP, backends)
+        world.service(fam, fam.vip, 80, TCP, backends, algorithm=algorithm)
         for n, backend in enumerate(backends):
             if n != lives:
                 world.path_flags(backend, clear=PathFlag.LIVE | PathFlag.SELECTABLE)
@@ -77,6 +82,19 @@ def test_random_takes_only_the_first_count_slots(world: World, fam: Family) -> N
     backends = remotes(world, fam, 4)
     world.service(fam, fam.vip, 80, TCP, backends[:2], others=backends[2:])
     assert set(choices(world, fam, count=100)) == {b.endpoint for b in backends[:2]}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_is_behind_them_is_not_tried_either(world: World, fam: Family, hook: str, count: int) -> None:
+    """With all of them gone already, a new flow is dropped rather than sent to a backend that rests."""
+    backends = remotes(world, fam, 4)
+    world.service(fam, fam.vip, 80, TCP, backends[:count], others=backends[count:])
+    for backend in backends[:count]:
+        world.path_flags(backend, clear=PathFlag.LIVE | PathFlag.SELECTABLE)
+    for n in range(10):
+        out = world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000 + n, fam.vip, 80)))
+        assert out.dropped
+        assert out.counted == {Reason.DROP_MISSING_BACKEND: 1}
 
 
 def table_positions(world: World, fam: Family, hook: str) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from lbagent.bpf.load.program_settings import Settings
+from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import Family
@@ -58,6 +59,20 @@ def test_the_device_that_leads_to_the_backend(world: World, fam: Family, proto: 
     world.device(world.net.pod0, 0, craft.POD_MAC)
     out = expect.at_pod(world, expect.local_reply(fam, proto, backend, fam.client, 40000))
     assert expect.source(out) == (fam.vip, 80)
+
+
+@PROTOCOLS
+def test_the_device_that_leads_to_the_backend_of_a_large_reply(world: World, fam: Family, proto: int) -> None:
+    """It leads there also where it would not carry the reply itself, whose way is another one."""
+    backend = local_flow(world, fam, proto)
+    world.device(world.net.pod0, 0, craft.POD_MAC)
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=9000)
+    world.net.run(f"neigh replace {backend.address} lladdr {craft.LOCAL_MAC} dev pod0 nud permanent")
+    try:
+        large = expect.local_reply(fam, proto, backend, fam.client, 40000, load=bytes(2000))
+        assert expect.source(expect.at_pod(world, large)) == (fam.vip, 80)
+    finally:
+        world.net.run(f"neigh del {backend.address} dev pod0")
 
 
 @PROTOCOLS

@@ -17,6 +17,10 @@ from tests.packet.world import TCP, UDP
 
 DEFAULTS = Settings()
 WAYS = 4
+HIGHEST_BIT = {
+    4: ("198.51.100.200", 40000),
+    6: ("2001:db8:100::7", 40128),
+}  # clients with the highest bit of an entry's first word
 
 
 def talks(timed: TimedWorld, fam: Family, hook: str, proto: int = TCP, count: int = WAYS) -> list[Caller]:
@@ -48,10 +52,12 @@ def spilled(new: Caller) -> bool:
 
 def test_four_flows_have_room_beside_each_other(still_world: TimedWorld, fam: Family, hook: str) -> None:
     """Each gets an entry that was free, also while others are as old as can be; none is lost."""
-    for talk in talks(still_world, fam, hook):
-        assert entered(still_world, talk) == set()
-        still_world.clock.pass_ticks(5)
-    assert len(held(still_world, fam)) == WAYS
+    for client, port in ((fam.client, 40000), HIGHEST_BIT[fam.version]):
+        still_world.reset()
+        for n, talk in enumerate(talks(still_world, fam, hook)):
+            assert entered(still_world, dataclasses.replace(talk, client=client, port=port + n)) == set()
+            still_world.clock.pass_ticks(5)
+        assert len(held(still_world, fam)) == WAYS
 
 
 def test_a_place_that_was_freed_comes_before_one_that_is_held(still_world: TimedWorld, fam: Family, hook: str) -> None:
@@ -67,6 +73,18 @@ def test_a_place_that_was_freed_comes_before_one_that_is_held(still_world: Timed
         still_world.sweep(fam)
         assert len(held(still_world, fam)) == WAYS - 1
         still_world.clock.pass_ticks(5)
+        assert entered(still_world, newcomer(flows[0], 0)) == set()
+
+
+def test_one_that_has_expired_stays_while_an_entry_is_free(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """Its client may come back: the new flow has the only entry that nobody has."""
+    for turn in range(WAYS - 1):
+        still_world.reset()
+        flows = talks(still_world, fam, hook, count=WAYS - 1)
+        for talk in flows:
+            talk.establish()
+        flows[turn].answer("R")
+        still_world.clock.pass_ticks(ticks_of(DEFAULTS.timeout_closing_s) + 1)
         assert entered(still_world, newcomer(flows[0], 0)) == set()
 
 
@@ -123,6 +141,20 @@ def test_of_one_age_each_has_its_turn(still_world: TimedWorld, fam: Family, hook
         for new in [newcomer(flows[0], WAYS * n + way) for way in range(WAYS)]:
             entered(still_world, new)
         assert held(still_world, fam) == {50000 + WAYS * n + way for way in range(WAYS)}
+
+
+def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """The entry's last flow was answered: that says nothing of the new one, whose client has sent a SYN and an ACK."""
+    old, *others = talks(still_world, fam, hook)
+    for talk in others:
+        talk.establish()
+    old.send("S")
+    assert old.is_answered("SA")
+    still_world.clock.pass_ticks(3)
+    new = newcomer(old, 0)
+    assert entered(still_world, new) == {old.port}
+    new.send("A")
+    assert [flow.state for flow in table.flows(still_world.world, fam) if flow.port == new.port] == [table.NEW]
 
 
 ENDS = {  # protocol, what is said, ticks for which the entry is safe

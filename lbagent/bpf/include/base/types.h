@@ -45,7 +45,6 @@ typedef u32 lb_word;
 typedef struct {
 	lb_word w[1];
 } lb_addr;
-#define ADDR_WORDS 1
 #define ADDR_HALVES 1 /* u32 words an address */
 #define FAMILY(name) lb4_##name /* struct FAMILY(key) */
 #define FAMILY_MAP(name) MAP_lb4_##name
@@ -56,7 +55,6 @@ typedef u64 lb_word;
 typedef struct {
 	lb_word w[2];
 } lb_addr;
-#define ADDR_WORDS 2
 #define ADDR_HALVES 4
 #define FAMILY(name) lb6_##name
 #define FAMILY_MAP(name) MAP_lb6_##name

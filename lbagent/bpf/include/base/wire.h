@@ -60,7 +60,6 @@
 /* The header of the family that is compiled. */
 #if LB_FAMILY == 4
 #define ETH_FAMILY ETH_IP4
-#define IP_VERSION 4
 #define IP_HLEN IP4_HLEN
 #define IP_TTL IP4_TTL
 #define IP_PROTO IP4_PROTO
@@ -69,7 +68,6 @@
 #define PROTO_ICMP_FAMILY PROTO_ICMP
 #else
 #define ETH_FAMILY ETH_IP6
-#define IP_VERSION 6
 #define IP_HLEN IP6_HLEN
 #define IP_TTL IP6_HOP_LIMIT
 #define IP_PROTO IP6_NEXT_HEADER
