@@ -43,7 +43,7 @@ demo-shell: need-root build ## set up the namespaces of the demo and open a shel
 test: need-root build ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
 	@exec $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
-e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, PROCS=, KILL=20)
+e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)
 	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }
 	@exec $(PYTHON) -m tests.conformance --cluster "$(CLUSTER)" --how $(HOW) --procs $(PROCS) --kill $(KILL) --focus "$(FOCUS)" $(ARGS)
 

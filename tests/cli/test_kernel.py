@@ -66,6 +66,19 @@ def test_verify(lb: Run, bpffs: Path) -> None:
     assert "10.96.0.1:80/TCP" in done.out
 
 
+def test_verify_looks_again(lb: Run, bpffs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent may write between its reads of two maps: what is whole at the second look was so."""
+    with KernelMaps.open(bpffs, create=False) as maps:
+        rows = list(maps.items("lb4_backend"))
+        maps.delete_many("lb4_backend", [key for key, _ in rows])
+
+        def put_back(_seconds: float) -> None:
+            maps.put_many("lb4_backend", rows)
+
+        monkeypatch.setattr("lbagent.cli.verbs.verify.time.sleep", put_back)
+        assert lb("verify", "--bpffs", str(bpffs)) == (0, "", "")
+
+
 def test_verify_finds_a_frontend_without_its_slot_0(lb: Run, bpffs: Path) -> None:
     """No packet finds it, though all else is there. Slot 0 of 10.96.0.1:80/TCP, by the bytes of its key (Cilium's layout)."""
     with KernelMaps.open(bpffs, create=False) as maps:

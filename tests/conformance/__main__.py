@@ -11,11 +11,14 @@ import tempfile
 from pathlib import Path
 
 from tests.conformance import document, results
-from tests.conformance.node_agents import HOW
+from tests.conformance.daemonset_agents import DaemonSetAgents
+from tests.conformance.lifecycle import Lifecycle
+from tests.conformance.node_agents import NodeAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError
 
 FOCUS = r"\[sig-network\]"
+HOW = {"process": NodeAgents, "daemonset": DaemonSetAgents}  # how agents get on the nodes
 
 
 def arguments() -> argparse.Namespace:
@@ -27,10 +30,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--focus", default=FOCUS, help="tests whose title matches this regular expression")
     parser.add_argument("--kill", type=float, default=0.0, metavar="SECONDS", help="SIGKILL every agent so often")
     parser.add_argument("--agent", action="append", default=[], metavar="ARGUMENT", help="one more for every agent")
+    parser.add_argument(
+        "--lifecycle", action="store_true", help="in place of the suite: update, delete, install, remove"
+    )
     parser.add_argument("--times", type=int, default=1, help="runs of the suite, on one cluster")
     parser.add_argument("--document", action="store_true", help="write the last run into docs/conformance.md")
     parser.add_argument("--use", metavar="KUBECONFIG", help="of a cluster that is up already, and stays so")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.lifecycle and given.how != "daemonset":
+        parser.error("--lifecycle is of --how daemonset")
+    return given
 
 
 def say(text: str) -> None:
@@ -46,6 +55,8 @@ def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool
     try:
         agents.install()
         cluster.wait_dns()
+        if isinstance(agents, DaemonSetAgents) and options.lifecycle:
+            return Lifecycle(agents, say).run()
         agents.watch(options.kill)
         say(f"the agents' logs: {folder}")
         for _ in range(options.times):

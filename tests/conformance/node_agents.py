@@ -1,4 +1,4 @@
-"""An agent on each node of a cluster, as a process: started, watched, killed and started again."""
+"""An agent on each node of a cluster, as a process: started, watched, killed and started again. In Pods: daemonset_agents.py."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class NodeAgent:
     def __init__(self, cluster: NodeCluster, node: str, arguments: Sequence[str], log: Path) -> None:
         self.cluster, self.node, self.arguments, self.log = cluster, node, list(arguments), log
         self.outer: subprocess.Popen[bytes] | None = None  # what entered the namespaces and waits
-        self.starts, self.peak_mib, self.cpu_s = 0, 0.0, 0.0
-        self._cpu_now = 0.0
+        self.starts, self.peak_mib = 0, 0.0
+        self._cpu_s: dict[int, float] = {}  # by process
 
     def start(self) -> None:
         argv = [*program(), "agent", "--node-name", self.node, *self.arguments]
@@ -58,13 +58,17 @@ class NodeAgent:
             return int(words[0]) if words else None
         return None
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all its lives, as far as it was sampled."""
+        return sum(self._cpu_s.values())
+
     def kill(self) -> None:
         """SIGKILL: no chance to clean up."""
         pid = self.pid
         if pid is not None and self.outer is not None:
             os.kill(pid, signal.SIGKILL)
             self.outer.wait(30)
-        self.cpu_s, self._cpu_now = self.cpu_s + self._cpu_now, 0.0
 
     def sample(self) -> None:
         """Note memory and processor time."""
@@ -73,7 +77,7 @@ class NodeAgent:
             return
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            self._cpu_now = (int(fields[11]) + int(fields[12])) / TICKS
+            self._cpu_s[pid] = (int(fields[11]) + int(fields[12])) / TICKS
             self.peak_mib = max(self.peak_mib, int(fields[21]) * PAGE_KIB / 1024)
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -127,17 +131,19 @@ class NodeAgents:
 
     def __init__(self, cluster: NodeCluster, folder: Path, arguments: Sequence[str]) -> None:
         """Prepare them; `arguments` go to each agent."""
-        self.cluster, self.folder = cluster, folder
+        self.cluster, self.folder, self.arguments = cluster, folder, list(arguments)
+        self.config = folder / "agent.kubeconfig"
         self.stopping = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.faults: list[str] = []
-        config = folder / "agent.kubeconfig"
-        common = [
-            "--kubeconfig", str(config), "--device", "eth0", "--pod-device", "veth*", "--socket-lb",
-            "--cgroup", CGROUP, "--log-format", "json", *arguments,
+        self.notes: list[str] = []
+        self.agents: Sequence[NodeAgent] = [self._agent(node, folder / f"{node}.log") for node in cluster.nodes]
+
+    def _agent(self, node: str, log: Path) -> NodeAgent:
+        arguments = [
+            "--kubeconfig", str(self.config), "--device", "eth0", "--pod-device", "veth*", "--socket-lb",
+            "--cgroup", CGROUP, "--log-format", "json", *self.arguments,
         ]  # fmt: skip
-        self.agents = [NodeAgent(cluster, node, common, folder / f"{node}.log") for node in cluster.nodes]
-        self.config = config
+        return NodeAgent(self.cluster, node, arguments, log)
 
     def install(self) -> None:
         """Give the agents their account and start them; return when all are ready."""
@@ -163,7 +169,7 @@ class NodeAgents:
                 try:
                     action()
                 except Exception as error:  # the run goes on, and says so at its end
-                    self.faults.append(f"{action.__name__}: {error!r}")
+                    self.notes.append(f"{action.__name__}: {error!r}")
 
         self.threads.append(threading.Thread(target=loop, daemon=True))
         self.threads[-1].start()
@@ -181,24 +187,24 @@ class NodeAgents:
 
     def report(self) -> list[str]:
         """End watching, and return what each agent took and what it says is wrong."""
-        self.stopping.set()
-        for thread in self.threads:
-            thread.join(60)
-        lines = list(self.faults)
+        self._end_watching()
+        lines = list(self.notes)
         for agent in self.agents:
             agent.sample()
             with contextlib.suppress(LabError):  # findings() says that none answers
                 wait_for(agent.status, f"the agent of {agent.node}", ANSWER_S, 0.5)
-            cpu_s = agent.cpu_s + agent._cpu_now
-            lines.append(f"{agent.node}: {agent.starts} starts, at most {agent.peak_mib:.0f} MiB, {cpu_s:.0f} s of CPU")
+            took = f"at most {agent.peak_mib:.0f} MiB, {agent.cpu_s:.0f} s of CPU"
+            lines.append(f"{agent.node}: {agent.starts} starts, {took}")
             lines += [f"{agent.node}: {finding}" for finding in agent.findings()]
         return lines
+
+    def _end_watching(self) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(60)
 
     def stop(self) -> None:
         """End the agents; the cluster's end takes away what they left."""
         self.stopping.set()
         for agent in self.agents:
             agent.kill()
-
-
-HOW = {"process": NodeAgents}  # how agents get on the nodes: what has NodeAgents' methods

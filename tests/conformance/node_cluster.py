@@ -49,11 +49,15 @@ class NodeCluster:
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
         """Run kubectl as administrator and return what it prints."""
-        argv = [self._script("cluster.sh"), "kubectl", *words]
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+        done = self.try_kubectl(*words, text=text)
         if done.returncode:
             raise LabError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
+
+    def try_kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as administrator to its end, whatever that is."""
+        argv = [self._script("cluster.sh"), "kubectl", *words]
+        return subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
 
     def json(self, *words: str) -> Any:
         return json.loads(self.kubectl(*words, "-o", "json"))
@@ -65,6 +69,13 @@ class NodeCluster:
     def run_on_node(self, node: str, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a program on a node to its end."""
         return subprocess.run(self.on_node(node, argv), capture_output=True, text=True, check=False)
+
+    def must_run_on_node(self, node: str, argv: Sequence[str]) -> str:
+        """Run a program on a node and return what it prints."""
+        done = self.run_on_node(node, argv)
+        if done.returncode:
+            raise LabError(f"{node}: {' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
 
     def account_kubeconfig(self, namespace: str, account: str, path: Path) -> Path:
         """Write a kubeconfig of a service account."""

@@ -15,6 +15,7 @@ import lbagent
 from lbagent import config
 from lbagent.config.schema import HEALTHZ
 from lbagent.healthcheck import proxy_health
+from tests.conformance.daemonset_agents import DaemonSetAgents, overlay
 from tests.packaging.renderer import Obj, render
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -45,6 +46,25 @@ def test_the_chart_and_the_kustomization_give_the_same_objects(renderer: Path) -
     kustomized = comparable(render(renderer, "kustomize", DEPLOY))
     assert comparable(render(renderer, "helm", DEPLOY / "helm")) == kustomized
     assert kustomized.keys() == objects().keys()
+
+
+def test_the_e2e_suite_installs_these_objects_with_the_address_of_the_api_server(
+    renderer: Path, tmp_path: Path
+) -> None:
+    folder = overlay(DEPLOY, tmp_path / "overlay", "https://192.0.2.10:6443", ["--log-format=json"])
+    found, packaged = render(renderer, "kustomize", folder), render(renderer, "kustomize", DEPLOY)
+    address = found.pop(("ConfigMap", "lbagent-api-server"))
+    container, unchanged = (each[AGENT]["spec"]["template"]["spec"]["containers"][0] for each in (found, packaged))
+    keys = {
+        name: each["valueFrom"]["configMapKeyRef"] for each in container["env"] if (name := each["name"]) != "NODE_NAME"
+    }
+    read = {
+        name: address["data"][ref["key"]] for name, ref in keys.items() if ref["name"] == address["metadata"]["name"]
+    }
+    assert read == {"KUBERNETES_SERVICE_HOST": "192.0.2.10", "KUBERNETES_SERVICE_PORT": "6443"}
+    assert container["image"] == DaemonSetAgents.image
+    unchanged["args"].append("--log-format=json")
+    assert found == packaged
 
 
 def test_what_can_be_set_of_the_chart_is_in_its_objects(renderer: Path, tmp_path: Path) -> None:

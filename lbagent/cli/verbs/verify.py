@@ -11,7 +11,7 @@ from lbagent.api.client import AgentClient
 from lbagent.cli.options import pins_option, socket_option
 from lbagent.errors import LbError
 
-SETTLE_S = 1.0  # a frontend without its slot 0 is one that is being written, or taken away: look again
+SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one after another looks broken: look again
 
 
 @click.command()
@@ -28,10 +28,11 @@ def verify(socket: str, bpffs: str) -> int:
     from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
-        found = check(kernel)
-        if unfinished := set(without_master(kernel)):
+        found = [*check(kernel), *without_master(kernel)]
+        if found:
             time.sleep(SETTLE_S)
-            found += [line for line in without_master(kernel) if line in unfinished]
+            again = {*check(kernel), *without_master(kernel)}
+            found = [line for line in found if line in again]
     found += _differences(AgentClient(socket), bpffs)
     for line in found:
         click.echo(line)
