@@ -72,7 +72,7 @@ def control_plane(say: Say) -> Iterator[ControlPlane]:
     netns.sweep()
     programs = build_programs(say)
     with tempfile.TemporaryDirectory(prefix=f"{netns.FOLDER}{os.getpid()}-") as folder:
-        plane = ControlPlane(programs, Path(folder), "kube")
+        plane = ControlPlane(programs, Path(folder), "bench")
         try:
             plane.start()
             Cluster(plane).prepare()

@@ -81,7 +81,7 @@ class Balancer(Struct, frozen=True, gc=False):
     """What a Service says to what gives it addresses (lbagent/cloud): of type LoadBalancer, or with its finalizer left.
 
     `families` are in the order of spec.ipFamilies. `status` has every ingress address, of any ipMode. `pods` is the selector as
-    one text. `target_names` are the indexes of ports whose targetPort is a name.
+    one text.
     """
 
     wanted: bool = True  # of type LoadBalancer, and not being deleted
@@ -95,8 +95,6 @@ class Balancer(Struct, frozen=True, gc=False):
     pods: str = ""
     uid: str = ""
     status: tuple[bytes, ...] = ()
-    publish_not_ready: bool = False
-    target_names: tuple[int, ...] = ()
 
 
 class Service(Struct, frozen=True, gc=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -26,9 +27,8 @@ class BuiltOnce(Generic[T]):
         wanted = any(self.fixture in getattr(item, "fixturenames", ()) for item in session.items)
         if not wanted or session.config.option.collectonly:
             return
-        terminal = session.config.pluginmanager.getplugin("terminalreporter")
         try:
-            self.build(terminal.write_line if terminal else print)
+            self.build(_speaker(session.config))
         except (Missing, BuildFailed) as error:
             self.failed = error
 
@@ -39,3 +39,17 @@ class BuiltOnce(Generic[T]):
         if self.failed:
             pytest.fail(f"go build: {self.failed}")
         return self.build(print)
+
+
+def _speaker(config: pytest.Config) -> Say:
+    """Return what writes to the terminal, also in a process that xdist started: its stderr is that of the run."""
+    plugins = config.pluginmanager
+    if terminal := plugins.getplugin("terminalreporter"):
+        return terminal.write_line  # type: ignore[no-any-return]
+    capture = plugins.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(text, file=sys.stderr, flush=True)
+
+    return say

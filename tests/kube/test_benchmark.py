@@ -19,9 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow]
 AMOUNT = measure.Amount(services=(40,), changes=6, rounds=2, rate=200, storm_s=1.0, storm_slices=10)
 
 
-@pytest.mark.timeout(
-    900
-)  # three starts of an agent, and traffic for seconds: minutes on a machine with much other work
+@pytest.mark.timeout(900)  # three starts of an agent and seconds of traffic: minutes on a machine with much other work
 def test_a_small_cluster_gives_every_row(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBE_PROXY", "/nowhere")
     result = measure.measure(quick=True, say=str, amount=AMOUNT)

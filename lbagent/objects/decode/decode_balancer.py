@@ -37,8 +37,6 @@ def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
         pods=",".join(f"{key}={selector[key]}" for key in sorted(selector)),
         uid=meta.uid or "",
         status=_status(raw),
-        publish_not_ready=bool(spec.publishNotReadyAddresses),
-        target_names=tuple(index for index, port in present(spec.ports) if isinstance(port.targetPort, str)),
     )
 
 

@@ -31,7 +31,6 @@ class Port(Struct, gc=False):
     protocol: str | None = None
     port: int | None = None
     nodePort: int | None = None  # noqa: N815
-    targetPort: int | str | None = None  # noqa: N815
 
 
 class ClientIP(Struct, gc=False):
@@ -64,7 +63,6 @@ class ServiceSpec(Struct, gc=False):
     ipFamilyPolicy: str | None = None  # noqa: N815
     loadBalancerClass: str | None = None  # noqa: N815
     loadBalancerIP: str | None = None  # noqa: N815
-    publishNotReadyAddresses: bool | None = None  # noqa: N815
     selector: dict[Any, Any] | None = None
 
 
