@@ -44,8 +44,8 @@ class BuiltOnce(Generic[T]):
 def _speaker(config: pytest.Config) -> Say:
     """Return what writes to the terminal, also in a process that xdist started: its stderr is that of the run."""
     plugins = config.pluginmanager
-    if terminal := plugins.getplugin("terminalreporter"):
-        return terminal.write_line  # type: ignore[no-any-return]
+    if not hasattr(config, "workerinput"):
+        return plugins.getplugin("terminalreporter").write_line  # type: ignore[union-attr, no-any-return]
     capture = plugins.getplugin("capturemanager")
 
     def say(text: str) -> None:
