@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,6 +29,17 @@ SMALL = Sizes(
 )  # fmt: skip
 DEFAULTS = Settings()
 SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows meet the same buckets in each run
+
+
+@contextmanager
+def one_cpu() -> Iterator[None]:
+    """Stay on one CPU: answers are counted by each apart, so that a flood which moves on is answered anew."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
 
 
 @contextmanager

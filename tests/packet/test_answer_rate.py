@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,7 +12,7 @@ from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, Family
-from tests.packet.harness import open_world
+from tests.packet.harness import one_cpu, open_world
 from tests.packet.world import TC_EGRESS, TCP, UDP, World
 
 RATE = 5  # answers a second
@@ -23,14 +22,9 @@ NEAR_GROUPS = {4: ("223.255.255.10", "203.0.113.10"), 6: ("fe80::10", "fd00:ff::
 
 @pytest.fixture(scope="module")
 def slow_world() -> Iterator[World]:
-    """Load programs that may answer five times a second, on one CPU: each has a count of its own."""
-    cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})
-    try:
-        with open_world(Settings(reject_rate=RATE)) as world:
-            yield world
-    finally:
-        os.sched_setaffinity(0, cpus)
+    """Load programs that may answer five times a second, on one CPU."""
+    with one_cpu(), open_world(Settings(reject_rate=RATE)) as world:
+        yield world
 
 
 def refused(fam: Family, proto: int = TCP) -> bytes:

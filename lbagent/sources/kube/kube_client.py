@@ -93,7 +93,7 @@ class _Connection:
 
 
 class KubeClient:
-    """Asks the server of the settings. Credentials are read again when they were refused, or when no connection could be made."""
+    """Asks the server of the settings. Credentials are read again, and sockets opened anew, when they were refused or nothing came."""
 
     def __init__(self, settings: KubeSettings) -> None:
         self._settings = settings
@@ -129,13 +129,13 @@ class KubeClient:
                     raise _api_error(raw, await raw.read())
                 yield Answer(raw)
         except ServerUnreachable as error:
+            self._retire(connection)  # its idle sockets may be as dead: a request on one of them would hang
             if raw is None:
-                await self._retire(connection)
                 raise ServerUnreachable(f"{error}{self._settings.server_place}") from None
             raise
         except ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
-                await self._retire(connection)
+                self._retire(connection)
             raise
         finally:
             if raw is not None:
@@ -188,7 +188,7 @@ class KubeClient:
             shutil.rmtree(os.path.join(self._settings.state_dir, CREDENTIALS), ignore_errors=True)
         self._has_connected = True
 
-    async def _retire(self, connection: _Connection) -> None:
+    def _retire(self, connection: _Connection) -> None:
         connection.is_retired = True
         if self._connection is connection:
             self._connection = None

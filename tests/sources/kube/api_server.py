@@ -94,6 +94,8 @@ class ApiServer:
         self._changed = asyncio.Condition()
         self._bookmarks = 0
         self._transports: set[asyncio.Transport] = set()
+        self._peers: set[Any] = set()  # of all connections so far
+        self._deaf: set[Any] = set()  # those of them that hear nothing any more
         self._runner: web.AppRunner | None = None
 
     # --- what the cluster does ---
@@ -147,6 +149,14 @@ class ApiServer:
             if not transport.is_closing():
                 transport.abort()
 
+    def vanish(self) -> None:
+        """Say nothing on the connections that were made so far, ever: as a server that vanished without a word. New ones work."""
+        self._deaf |= self._peers
+
+    def _is_silent_to(self, request: web.Request) -> bool:
+        transport = request.transport
+        return self.is_silent or (transport is not None and transport.get_extra_info("peername") in self._deaf)
+
     def listed(self, kind: str, query: dict[str, str] | None = None) -> dict[str, Obj]:
         """What a fresh list holds."""
         return {key: obj for key, obj in sorted(self.objects[kind].items()) if is_selected(obj, query or {})}
@@ -176,6 +186,7 @@ class ApiServer:
         transport = request.transport
         assert transport is not None
         self._transports.add(transport)
+        self._peers.add(transport.get_extra_info("peername"))
         try:
             return await self._dispatch(request)
         finally:
@@ -186,7 +197,7 @@ class ApiServer:
         verb = "watch" if query.get("watch") else "list"
         self.requests[f"{verb} {name}"] += 1
         self.seen.append({"resource": name, **query})
-        while self.is_silent:  # noqa: ASYNC110
+        while self._is_silent_to(request):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if self.answers:
             answer = self.answers.popleft()
@@ -246,13 +257,15 @@ class ApiServer:
             return response
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(int(query.get("timeoutSeconds", "600"))):
-                await self._follow(response, kind, query, at)
+                await self._follow(request, response, kind, query, at)
         return response
 
-    async def _follow(self, response: web.StreamResponse, kind: str, query: dict[str, str], at: int) -> None:
+    async def _follow(
+        self, request: web.Request, response: web.StreamResponse, kind: str, query: dict[str, str], at: int
+    ) -> None:
         bookmarks = self._bookmarks
         while True:
-            while self.is_silent:  # noqa: ASYNC110
+            while self._is_silent_to(request):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             lines = [line for entry in self.history[kind] if entry.version > at and (line := told(entry, query))]
             at = max([at, *(entry.version for entry in self.history[kind])])

@@ -221,6 +221,20 @@ async def test_a_silent_server_counts_as_gone(api, pod, silence_s) -> None:
     await client.close()
 
 
+async def test_a_server_that_vanished_is_asked_on_a_new_connection(api, pod) -> None:
+    """What fell silent on one connection vouches for none: those that wait for the next request are as dead."""
+    client = KubeClient(KubeSettings(node_name="n"))
+    await asyncio.gather(*(nodes(client) for _ in range(3)))  # as many connections, which wait now
+    query = {"watch": "1", "resourceVersion": str(api.version), "allowWatchBookmarks": "true"}
+    with pytest.raises(ServerUnreachable):
+        async with client.get(NODES, query, silence_s=0.5) as answer:
+            async for _ in answer.lines():
+                api.vanish()
+    for _ in range(3):
+        assert b"node-1" in await nodes(client)
+    await client.close()
+
+
 async def test_errors_say_status_message_and_when_to_come_again(api, pod) -> None:
     client = KubeClient(KubeSettings(node_name="n"))
     headers = {"Retry-After": "7"}
