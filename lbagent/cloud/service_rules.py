@@ -16,11 +16,13 @@ def action_of(service: Service, lb_class: str) -> tuple[Action, str]:
     balancer = service.balancer
     if balancer is None:
         return Action.IGNORE, f"type {service.type}"
-    if not balancer.wanted:
-        return (Action.DELETE, "") if balancer.finalizer else (Action.IGNORE, "it is being deleted")
-    if balancer.load_balancer_class != lb_class:
+    if (
+        service.type == "LoadBalancer" and balancer.load_balancer_class != lb_class
+    ):  # its finalizer is its provider's, too
         theirs = balancer.load_balancer_class
         return Action.IGNORE, f"loadBalancerClass {theirs}" if theirs else f"it has no loadBalancerClass {lb_class}"
+    if not balancer.wanted:
+        return (Action.DELETE, "") if balancer.finalizer else (Action.IGNORE, "it is being deleted")
     if service.ignored:
         return Action.REFUSE, f"it is {service.ignored}"
     return Action.ENSURE, ""
