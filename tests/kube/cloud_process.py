@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,12 @@ def give_rights(plane: ControlPlane) -> None:
     for obj in rights():
         if plane.send("GET", f"{collection(obj)}/{obj['metadata']['name']}")[0] == 404:
             plane.ask("POST", collection(obj), obj)
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 class CloudProcess:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from lbagent.cloud import providers
 from lbagent.cloud.controller.cloud_settings import CloudSettings, listen_address
-from lbagent.cloud.controller.config_file import ConfigFile
+from lbagent.cloud.controller.provider_config import ConfigFile
 from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers

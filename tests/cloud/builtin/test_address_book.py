@@ -1,0 +1,162 @@
+"""No sequence of Service, pool, write and restart events gives an address twice, or moves one that was not wished away.
+
+The API server is a dictionary; what it has is seen by the book later, in order, as by a watch, and a status is written later
+than it was decided. The controller may die at any moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
+
+from lbagent.cloud.builtin.address_book import AddressBook
+from lbagent.model.address import parse_ip
+from lbagent.model.family import Family
+from lbagent.objects.records import Balancer, Node, ObjectChange, ObjectSnapshot, Service
+from lbagent.pools.read_pools import PoolsFile, parse_pools
+
+FILES = [
+    "",
+    "pools: [{name: a, addresses: [10.0.0.1-10.0.0.2]}]",
+    "pools: [{name: a, addresses: [10.0.0.2-10.0.0.3]}, {name: b, addresses: [10.1.0.1]}]",
+]
+ADDRESSES = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.1.0.1", "10.9.9.9"]
+NAMES = st.sampled_from("abcd")
+
+
+def pools(index: int) -> PoolsFile:
+    return parse_pools(FILES[index], "f")
+
+
+class Server(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.there: dict[str, Service] = {}  # what the server has
+        self.versions: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, Service]] = {}  # what the controller has seen
+        self.log: list[tuple[str, int, Service | None]] = []  # of the watch, not seen yet
+        self.nodes: dict[str, Node] = {}
+        self.count = 0
+        self.writes: list[tuple[str, int, tuple[bytes, ...]]] = []  # decided, on their way: key, version, addresses
+        self.file = pools(1)
+        self.book = AddressBook(self.file)
+        self.wished: set[str] = set()
+
+    # --- the server ---
+
+    def put(self, key: str, service: Service | None) -> None:
+        self.count += 1
+        if service is None:
+            del self.there[key]
+        else:
+            self.there[key] = service
+            self.versions[key] = self.count
+        self.log.append((key, self.count, service))
+
+    @rule(name=NAMES, created=st.integers(1, 3))
+    def create(self, name: str, created: int) -> None:
+        key = f"n/{name}"
+        if key not in self.there:
+            balancer = Balancer(families=(Family.IPV4,), uid=str(self.count))
+            self.put(key, Service("n", name, created=float(created), type="LoadBalancer", balancer=balancer))
+
+    @rule(name=NAMES)
+    def delete(self, name: str) -> None:
+        if (key := f"n/{name}") in self.there:
+            self.put(key, None)
+            self.wished.discard(key)
+
+    @rule(name=NAMES, text=st.sampled_from(["", *ADDRESSES]))
+    def wish(self, name: str, text: str) -> None:
+        service = self.there.get(key := f"n/{name}")
+        if service and service.balancer:
+            self.put(key, replace(service, balancer=replace(service.balancer, load_balancer_ip=text)))
+            self.wished.add(key)
+
+    @rule(name=NAMES)
+    def empty(self, name: str) -> None:
+        """Another program empties a status that was written."""
+        service = self.there.get(key := f"n/{name}")
+        seen = self.seen.get(key)
+        if service and service.balancer and service.balancer.status and seen and seen[1] == service:
+            self.put(key, replace(service, balancer=replace(service.balancer, status=())))
+
+    @rule(index=st.sampled_from(range(len(FILES))))
+    def edit(self, index: int) -> None:
+        self.file = pools(index)
+        self.book.use(self.file)
+
+    @rule(text=st.sampled_from(ADDRESSES))
+    def add_node(self, text: str) -> None:
+        node = Node("n1", internal_ips=(parse_ip(text),))
+        if not any(parse_ip(text) in each.balancer.status for each in self.there.values() if each.balancer):
+            old, self.nodes["n1"] = self.nodes.get("n1"), node
+            self.book.note(ObjectChange("Node", "n1", old, node))
+
+    # --- the controller ---
+
+    @rule(count=st.integers(1, 3))
+    def watch(self, count: int) -> None:
+        """See the next changes, in order."""
+        for _ in range(min(count, len(self.log))):
+            self.see(*self.log.pop(0))
+
+    def see(self, key: str, version: int, service: Service | None) -> None:
+        old = self.seen.get(key)
+        if old and old[0] >= version:
+            return
+        if service is None:
+            self.seen.pop(key, None)
+        else:
+            self.seen[key] = (version, service)
+        self.book.note(ObjectChange("Service", key, old[1] if old else None, service))
+
+    @rule(name=NAMES)
+    def ensure(self, name: str) -> None:
+        """Decide for one Service; the write is on its way."""
+        if (key := f"n/{name}") not in self.seen or any(each[0] == key for each in self.writes):
+            return
+        services = {each: service for each, (_, service) in self.seen.items()}
+        found = self.book.look(ObjectSnapshot(services=services, nodes=self.nodes)).get(key)
+        version, service = self.seen[key]
+        if found and found.addresses and service.balancer and found.addresses != service.balancer.status:
+            self.writes.append((key, version, found.addresses))
+
+    @rule(index=st.integers(0, 3))
+    def arrive(self, index: int) -> None:
+        """A write arrives; one that was made for another version is refused. Its answer is seen at once."""
+        if not self.writes:
+            return
+        key, version, addresses = self.writes.pop(index % len(self.writes))
+        service = self.there.get(key)
+        if service is None or service.balancer is None or self.versions[key] != version:
+            return
+        held = service.balancer.status
+        assert not held or key in self.wished, (key, held, addresses)
+        self.put(key, replace(service, balancer=replace(service.balancer, status=addresses)))
+        self.see(key, self.count, self.there[key])
+
+    @rule()
+    def die(self) -> None:
+        """Another controller begins: it lists everything, and what was on its way is lost."""
+        self.book = AddressBook(self.file)
+        self.log.clear()
+        self.writes.clear()
+        self.seen = {key: (self.versions[key], service) for key, service in self.there.items()}
+        for key, (_, service) in self.seen.items():
+            self.book.note(ObjectChange("Service", key, None, service))
+
+    @invariant()
+    def no_address_is_there_twice(self) -> None:
+        held: list[Any] = [address for each in self.there.values() if each.balancer for address in each.balancer.status]
+        assert len(held) == len(set(held)), self.there
+
+
+TestServer = Server.TestCase
+TestServer.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
