@@ -48,7 +48,14 @@ class CloudProcess:
     """One controller. Short times, as tests wait for them; without an election unless `elects`."""
 
     def __init__(
-        self, folder: Path, kubeconfig: Path, provider: str, config: Any, *more: str, elects: bool = False, name: str = "one"
+        self,
+        folder: Path,
+        kubeconfig: Path,
+        provider: str,
+        config: Any,
+        *more: str,
+        elects: bool = False,
+        name: str = "one",
     ) -> None:
         self.folder, self.config, self.log = folder, folder / f"{provider}.yaml", folder / f"cloud-{name}.log"
         self.configure(config)

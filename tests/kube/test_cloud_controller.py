@@ -6,12 +6,12 @@ import time
 import urllib.request
 
 import pytest
-
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kube.cloud_process import FINALIZER, CloudLab, free_port
+from tests.kube.cloud_process import FINALIZER, CloudLab, free_port, rights
 from tests.kube.cluster import HOME
 from tests.kube.control_plane import MERGE
+from tests.kube.http_proxy import WriteFault
 
 pytestmark = [pytest.mark.root]
 
@@ -253,7 +253,9 @@ def test_an_edit_between_reading_and_writing_survives(cloud: CloudLab) -> None:
     def edit(write: object) -> None:
         if "status" in getattr(write, "body", {}):
             cloud.front.on_write = lambda _: None
-            cloud.patch("web", {"metadata": {"annotations": {"note": "mine"}}, "spec": {"publishNotReadyAddresses": True}})
+            cloud.patch(
+                "web", {"metadata": {"annotations": {"note": "mine"}}, "spec": {"publishNotReadyAddresses": True}}
+            )
 
     cloud.front.on_write = edit
     one = cloud.fake()
@@ -274,7 +276,9 @@ def test_health_and_metrics(cloud: CloudLab) -> None:
     )  # fmt: skip
     cloud.add("web")
     cloud.add("more")
-    one.until(lambda: cloud.events("web") and "AllocationFailed" in (cloud.events("more") | cloud.events("web")), "both")
+    one.until(
+        lambda: cloud.events("web") and "AllocationFailed" in (cloud.events("more") | cloud.events("web")), "both"
+    )
 
     def get(port: int, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -294,3 +298,25 @@ def test_health_and_metrics(cloud: CloudLab) -> None:
     assert samples["service_controller_nodesync_error_total",] == 0
     assert ("service_controller_nodesync_latency_seconds_count",) in samples
     assert ("service_controller_update_loadbalancer_host_latency_seconds_count",) in samples
+
+
+def test_the_shipped_rights_are_enough_and_each_of_them_is_used(cloud: CloudLab) -> None:
+    given = {
+        (verb, resource)
+        for obj in rights()
+        for rule in obj.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    one = cloud.run("pool", {"pools": [{"name": "a", "addresses": ["10.9.0.1"]}]}, elects=True)
+    cloud.front.write_faults.append(WriteFault("services/status", 409))
+    cloud.add("web")
+    one.until(lambda: cloud.ips("web"), "the address")
+    cloud.add("more")
+    one.until(lambda: "AllocationFailed" in cloud.events("more"), "the Event")
+    assert one.stop() == 0
+    one.start()
+    one.until(lambda: cloud.events("more")["AllocationFailed"]["count"] >= 2, "the same Event again")
+    cloud.front.cut()
+    one.until(lambda: cloud.front.asked >= given, "every verb")
+    assert cloud.front.asked == given

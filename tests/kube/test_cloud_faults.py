@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from tests.kube.cloud_process import FINALIZER, LEASE, CloudLab
+from tests.kube.cloud_process import FINALIZER, LEASE, WITHIN_S, CloudLab, CloudProcess
 from tests.kube.cluster import HOME
 from tests.kube.http_proxy import Write, WriteFault
 
@@ -66,63 +67,67 @@ def test_a_server_that_fails_for_a_while(cloud: CloudLab) -> None:
     one.until(lambda: "SyncLoadBalancerFailed" in cloud.events("a") | cloud.events("b"), "the Event")
 
 
+class Killer:
+    """Kills a controller at one of its writes of a status or finalizer: before the server has it, or before the answer."""
+
+    def __init__(self, cloud: CloudLab, process: CloudProcess, *, passed_on: bool) -> None:
+        self._process, self._left, self.died = process, -1, threading.Event()
+        setattr(cloud.front, "on_written" if passed_on else "on_write", self)
+
+    def __call__(self, write: Write) -> None:
+        if write.resource != STATUS or self._left < 0:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self._process.kill()
+            self.died.set()
+            raise ConnectionResetError
+
+    def until_dead(self, nth: int, is_done: Callable[[], bool]) -> bool:
+        """Start the controller and wait until it died at its nth write; return False when there was nothing left to write."""
+        self._left = nth
+        self.died.clear()
+        self._process.start()
+        end = time.monotonic() + WITHIN_S
+        while not self.died.is_set():
+            assert time.monotonic() < end, self._process.tail()
+            if is_done():
+                self._left = -1
+                self._process.kill()
+                return False
+            time.sleep(0.02)
+        return True
+
+
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_killed_at_every_write(cloud: CloudLab, passed_on: bool) -> None:
-    """The controller dies at its first write, is started again, dies at its second one, and so on, until nothing is left to do."""
-    one = cloud.run("pool", POOLS)
-    died = threading.Event()
-    left = 0
-
-    def kill(write: Write) -> None:
-        nonlocal left
-        if write.resource != STATUS or died.is_set():
-            return
-        left -= 1
-        if left < 0:
-            died.set()
-            if not passed_on:
-                one.kill()
-                raise ConnectionResetError
-
-    cloud.front.on_write = kill
+    """It dies at its first write, the next time at its second one, and so on, until nothing is left to do."""
+    one = cloud.run("pool", POOLS, "--concurrent-syncs", "1")
+    one.kill()
+    killer = Killer(cloud, one, passed_on=passed_on)
     names = ["a", "b", "c"]
     for name in names:
         cloud.add(name)
     seen: dict[str, list[str]] = {}
+
+    def is_served() -> bool:
+        _check(cloud, names, seen)
+        return len(seen) == len(names)
+
     deaths = 0
-    while deaths < 12:
-        left = deaths % 2
-        end = time.monotonic() + 60
-        while not died.is_set() and time.monotonic() < end and not _is_done(cloud, names, seen):
-            time.sleep(0.02)
-        if not died.is_set():
-            break
-        one.kill()
+    while killer.until_dead(deaths % 3, is_served):
         deaths += 1
         _check(cloud, names, seen)
-        died.clear()
-        one.start()
-    assert deaths >= 3
+        assert deaths < 20
+    assert deaths >= 2
     assert sorted(ip for name in names for ip in cloud.ips(name)) == ["10.9.0.1", "10.9.0.2", "10.9.0.3"]
-    died.set()
-    one.close()
     for name in names:
         cloud.cluster.delete_service(name)
-    died.clear()
-    one.start()
-    for left in (0, 0, 0):
-        end = time.monotonic() + 60
-        while not died.is_set() and time.monotonic() < end and not all(map(cloud.is_gone, names)):
-            time.sleep(0.02)
-        one.kill()
-        died.clear()
-        one.start()
-    one.until(lambda: all(map(cloud.is_gone, names)), "the deletions")
-
-
-def _is_done(cloud: CloudLab, names: list[str], seen: dict[str, list[str]]) -> bool:
-    _check(cloud, names, seen)
-    return all(seen.get(name) for name in names) and all(cloud.finalizers(name) for name in names)
+    deaths = 0
+    while killer.until_dead(deaths % 3, lambda: all(map(cloud.is_gone, names))):
+        deaths += 1
+        assert deaths < 20
+    assert deaths >= 2
 
 
 def _check(cloud: CloudLab, names: list[str], seen: dict[str, list[str]]) -> None:

@@ -112,7 +112,7 @@ class PoolBalancers(LoadBalancer):
             self._look_soon()
 
     def _look_soon(self) -> None:
-        if self._looking is None:
+        if self._looking is None and self._builder is not None:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._sync_changed)
 
     def _sync_changed(self) -> None:

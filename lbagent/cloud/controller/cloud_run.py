@@ -15,13 +15,13 @@ from contextlib import suppress
 
 from lbagent.cloud import providers
 from lbagent.cloud.controller.cloud_settings import CloudSettings, listen_address
-from lbagent.cloud.controller.provider_config import ConfigFile
 from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.leader_election import LeaderElection
+from lbagent.cloud.controller.provider_config import ConfigFile
 from lbagent.cloud.controller.service_controller import ServiceController
-from lbagent.cloud.controller.service_writer import NotLeading, ServiceWriter
+from lbagent.cloud.controller.service_writer import ServiceWriter
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider, NotSupported
 from lbagent.cloud.provider_records import Service
@@ -108,9 +108,6 @@ class CloudRun:
         try:
             self._provider = self._make_provider()
             await Term(self._settings, client, node, self._provider, self._metrics, may_write, write_s).run(stop)
-        except* NotLeading:
-            log.warning("stopping this term: another controller may lead by now")
-            await asyncio.Event().wait()  # the election ends it
         finally:
             stop.set()
             self._provider = None

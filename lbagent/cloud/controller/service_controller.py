@@ -100,7 +100,7 @@ class ServiceController:
     # --- workers ---
 
     async def run(self, workers: int) -> None:
-        """Work on the queue until cancelled. Raises NotLeading when this process may not write any more."""
+        """Work on the queue until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(workers):
                 tasks.create_task(self._work())
@@ -122,9 +122,7 @@ class ServiceController:
                 await self._sync(key, service)
             elif service is not None:
                 is_done = await self._sync_nodes(key, service)
-        except NotLeading:
-            raise
-        except Outdated:
+        except (Outdated, NotLeading):  # a Lease that is renewed late is held again; one that is lost ends the term
             self._dirty.add(key)
             self._queue.add_after(key, OUTDATED_S)
         except Exception as error:  # noqa: BLE001 - a provider's defect ends no other Service's sync
