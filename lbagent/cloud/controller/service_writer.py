@@ -114,13 +114,16 @@ class ServiceWriter:
             raise
         self._informers.absorb(raw)
         now = self._informers.service(service.key)
-        if now is None or now.record.uid != service.record.uid:
+        if now is None or _identity(now) != _identity(service):
             return False
         if "resourceVersion" in body["metadata"]:
             body["metadata"]["resourceVersion"] = metadata_of(raw).resourceVersion
-            is_same = now.record.type == service.record.type and now.deleting == service.deleting
-            return is_same and same_ingress(now.record.status, service.record.status)
+            return same_ingress(now.record.status, service.record.status)
         return True
+
+
+def _identity(service: WatchedService) -> tuple[str, str, bool]:
+    return service.record.uid, service.record.type, service.deleting
 
 
 def _may_pass(error: ApiError) -> bool:
