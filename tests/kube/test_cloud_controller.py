@@ -320,3 +320,20 @@ def test_the_shipped_rights_are_enough_and_each_of_them_is_used(cloud: CloudLab)
     cloud.front.cut()
     one.until(lambda: cloud.front.asked >= given, "every verb")
     assert cloud.front.asked == given
+
+
+def test_many_at_once(cloud: CloudLab) -> None:
+    """Each has an address of its own after two patches and two Events."""
+    names = [f"web-{number}" for number in range(40)]
+    one = cloud.run("pool", {"pools": [{"name": "a", "addresses": ["10.9.0.1-10.9.0.40"]}]})
+    for name in names:
+        cloud.add(name)
+
+    def addresses() -> list[str]:
+        found = cloud.cluster.plane.ask("GET", f"{HOME}/services")["items"]
+        return [each["ip"] for item in found for each in item["status"]["loadBalancer"].get("ingress", [])]
+
+    one.until(lambda: len(addresses()) == len(names), "every address")
+    assert len(set(addresses())) == len(names)
+    one.until(lambda: len(cloud.front.writes) >= 4 * len(names), "the Events")
+    assert len(cloud.front.writes) == 4 * len(names)

@@ -6,11 +6,11 @@ than it was decided. The controller may die at any moment.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import pytest
 from msgspec.structs import replace
 
 from lbagent.cloud.builtin.address_book import AddressBook
@@ -25,7 +25,6 @@ FILES = [
     "pools: [{name: a, addresses: [10.0.0.2-10.0.0.3]}, {name: b, addresses: [10.1.0.1]}]",
 ]
 ADDRESSES = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.1.0.1", "10.9.9.9"]
-NAMES = st.sampled_from("abc")
 
 
 def pools(index: int) -> PoolsFile:
@@ -107,9 +106,10 @@ def test_another_service_of_the_same_name_inherits_nothing() -> None:
     assert one.has("c") == ["10.0.0.1"]
 
 
-class Server(RuleBasedStateMachine):
+class Server:
+    """What the server has, what the controller has seen of it, and what is on its way."""
+
     def __init__(self) -> None:
-        super().__init__()
         self.there: dict[str, Service] = {}  # what the server has
         self.versions: dict[str, int] = {}
         self.seen: dict[str, tuple[int, Service]] = {}  # what the controller has seen
@@ -132,27 +132,23 @@ class Server(RuleBasedStateMachine):
             self.versions[key] = self.count
         self.log.append((key, self.count, service))
 
-    @rule(name=NAMES, created=st.integers(1, 3))
     def create(self, name: str, created: int) -> None:
         key = f"n/{name}"
         if key not in self.there:
             balancer = Balancer(families=(Family.IPV4,), uid=str(self.count))
             self.put(key, Service("n", name, created=float(created), type="LoadBalancer", balancer=balancer))
 
-    @rule(name=NAMES)
     def delete(self, name: str) -> None:
         if (key := f"n/{name}") in self.there:
             self.put(key, None)
             self.wished.discard(key)
 
-    @rule(name=NAMES, text=st.sampled_from(["", *ADDRESSES]))
     def wish(self, name: str, text: str) -> None:
         service = self.there.get(key := f"n/{name}")
         if service and service.balancer:
             self.put(key, replace(service, balancer=replace(service.balancer, load_balancer_ip=text)))
             self.wished.add(key)
 
-    @rule(name=NAMES)
     def empty(self, name: str) -> None:
         """Another program empties a status that was written."""
         service = self.there.get(key := f"n/{name}")
@@ -160,12 +156,10 @@ class Server(RuleBasedStateMachine):
         if service and service.balancer and service.balancer.status and seen and seen[1] == service:
             self.put(key, replace(service, balancer=replace(service.balancer, status=())))
 
-    @rule(index=st.sampled_from(range(len(FILES))))
     def edit(self, index: int) -> None:
         self.file = pools(index)
         self.book.use(self.file)
 
-    @rule(text=st.sampled_from(ADDRESSES))
     def add_node(self, text: str) -> None:
         node = Node("n1", internal_ips=(parse_ip(text),))
         if not any(parse_ip(text) in each.balancer.status for each in self.there.values() if each.balancer):
@@ -174,13 +168,11 @@ class Server(RuleBasedStateMachine):
 
     # --- the controller ---
 
-    @rule(count=st.sampled_from([1, 9]))
     def watch(self, count: int) -> None:
         """See the next changes, in order."""
         for _ in range(min(count, len(self.log))):
             self.see(*self.log.pop(0))
 
-    @rule()
     def ensure_all(self) -> None:
         """See everything, and decide for each Service."""
         self.watch(99)
@@ -197,7 +189,6 @@ class Server(RuleBasedStateMachine):
             self.seen[key] = (version, service)
         self.book.note(ObjectChange("Service", key, old[1] if old else None, service))
 
-    @rule(name=NAMES)
     def ensure(self, name: str) -> None:
         """Decide for one Service; the write is on its way."""
         if (key := f"n/{name}") not in self.seen or any(each[0] == key for each in self.writes):
@@ -208,7 +199,6 @@ class Server(RuleBasedStateMachine):
         if found and found.addresses and service.balancer and found.addresses != service.balancer.status:
             self.writes.append((key, version, found.addresses))
 
-    @rule(index=st.integers(0, 3))
     def arrive(self, index: int) -> None:
         """A write arrives; one that was made for another version is refused. Its answer is seen at once."""
         if not self.writes:
@@ -222,7 +212,6 @@ class Server(RuleBasedStateMachine):
         self.put(key, replace(service, balancer=replace(service.balancer, status=addresses)))
         self.see(key, self.count, self.there[key])
 
-    @rule()
     def die(self) -> None:
         """Another controller begins: it lists everything, and what was on its way is lost."""
         self.book = AddressBook(self.file)
@@ -232,13 +221,39 @@ class Server(RuleBasedStateMachine):
         for key, (_, service) in self.seen.items():
             self.book.note(ObjectChange("Service", key, None, service))
 
-    @invariant()
     def no_address_is_there_twice(self) -> None:
         held: list[Any] = [address for each in self.there.values() if each.balancer for address in each.balancer.status]
         assert len(held) == len(set(held)), self.there
 
 
-TestServer = Server.TestCase
-TestServer.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+WALKS, STEPS = 60, 60
+
+
+def steps(server: Server, rng: random.Random) -> list[tuple[int, Callable[[], None]]]:
+    """Return what may happen next, with how often it does."""
+    name = rng.choice("abcd")
+    return [
+        (6, lambda: server.create(name, rng.randint(1, 3))),
+        (2, lambda: server.delete(name)),
+        (2, lambda: server.wish(name, rng.choice(["", *ADDRESSES]))),
+        (2, lambda: server.empty(name)),
+        (1, lambda: server.edit(rng.randrange(len(FILES)))),
+        (1, lambda: server.add_node(rng.choice(ADDRESSES))),
+        (3, lambda: server.watch(rng.choice([1, 9]))),
+        (3, lambda: server.ensure(name)),
+        (6, server.ensure_all),
+        (6, lambda: server.arrive(rng.randint(0, 3))),
+        (1, server.die),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_order(seed: int) -> None:
+    """Random walks, the same ones each time."""
+    rng = random.Random(seed)
+    for _ in range(WALKS):
+        server = Server()
+        for _ in range(STEPS):
+            weights, choices = zip(*steps(server, rng), strict=True)
+            rng.choices(choices, weights)[0]()
+            server.no_address_is_there_twice()
