@@ -5,11 +5,9 @@ from __future__ import annotations
 import ipaddress
 
 from lbagent.cloud.provider_records import Node, Service
+from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED, is_no
 
 RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
-EXCLUDED = "node.kubernetes.io/exclude-from-external-load-balancers"
-TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"  # a taint
-_NO = ("0", "f", "F", "false", "False", "FALSE")  # Go's ParseBool
 EVERYONE = "0.0.0.0/0"
 HEALTH_PATH = "/healthz"
 NAME_LENGTH = 32
@@ -80,4 +78,4 @@ def _ranges(service: Service) -> tuple[str, ...]:
 def node_included(node: Node) -> bool:
     """Return whether balancers send packets to a node. Whether it is ready does not count."""
     label = node.labels.get(EXCLUDED)
-    return not node.leaves and TO_BE_DELETED not in node.taints and (label is None or label in _NO)
+    return not node.leaves and TO_BE_DELETED not in node.taints and (label is None or is_no(label))

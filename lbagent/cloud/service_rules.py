@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lbagent.cloud.planned_balancer import Action
+from lbagent.cloud.provider_rules import RANGES_ANNOTATION
 from lbagent.objects.records import Node, Service
 
-RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
 EVERYONE = {4: "0.0.0.0/0", 6: "::/0"}
 
 

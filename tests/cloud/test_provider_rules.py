@@ -21,7 +21,8 @@ from lbagent.cloud.provider import (
     source_ranges,
 )
 from lbagent.cloud.provider_records import Ingress
-from lbagent.cloud.provider_rules import EXCLUDED, RANGES_ANNOTATION, TO_BE_DELETED
+from lbagent.cloud.provider_rules import RANGES_ANNOTATION
+from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED
 
 HTTP = ServicePort("http", "TCP", 80, 30080, 8080, "http")
 DNS = ServicePort("dns", "UDP", 53, 30053, "dns")

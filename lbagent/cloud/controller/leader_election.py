@@ -118,8 +118,9 @@ class LeaderElection:
 
     async def _try_once(self) -> bool:
         """Acquire or renew; return whether that worked."""
-        began = self._clock()
         try:
+            await self._client.connect()  # it takes seconds the first time, which are none of the Lease's
+            began = self._clock()
             async with asyncio.timeout(self._renew_s):
                 is_held = await self._acquire_or_renew(began)
         except (LbError, msgspec.MsgspecError, TimeoutError) as error:

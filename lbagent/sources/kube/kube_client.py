@@ -163,6 +163,10 @@ class KubeClient:
             connection.readers -= 1
             await connection.close_if_unused()
 
+    async def connect(self) -> None:
+        """Load the package and read the credentials now: seconds, which a request would count. Raises ServerUnreachable."""
+        await self._connect()
+
     async def close(self) -> None:
         """Close what is open."""
         if self._connection is not None:

@@ -28,6 +28,9 @@ class Server:
         self.lease["metadata"]["resourceVersion"] = str(self.version)
         return b"{}"
 
+    async def connect(self) -> None:
+        pass
+
     @asynccontextmanager
     async def get(self, path: str, query: Any, *, silence_s: float) -> AsyncIterator[Any]:
         if self.is_away:
