@@ -32,7 +32,7 @@ def default_load_balancer_name(service: Service) -> str:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """Return the ranges of clients: of the spec, else of the annotation, else everybody; each once, in order.
+    """Return the ranges of clients: of the spec, else of the annotation, else `EVERYONE`; each once, in order.
 
     Raises ValueError for what is no CIDR.
     """

@@ -1,7 +1,7 @@
 """Which Service has which address, while a controller lives: the allocation, and what was given and not yet seen in a status.
 
 What a Service was given counts as held from that moment on, also before the API server has it; and what its status still shows
-after it was given another one is nobody else's until the status changes. So no address is there twice, whatever the order
+after it was given another one goes to no other Service until the status changes. So no address is there twice, whatever the order
 in which writes and watches arrive.
 """
 
