@@ -30,7 +30,7 @@ VERBS = {
         "lbagent.cli.verbs.plan:plan",
         "Show the map entries that manifests stand for; needs no agent and no root.",
     ),
-    "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: plan, pools, providers."),
+    "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: run, plan, pools, providers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),
     "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),

@@ -1,1 +1,1 @@
-"""Addresses for Services of type LoadBalancer: what providers would give, and to whom."""
+"""Load balancers of Services: who makes them (providers), when (cloud/controller), and a plan of who would get what."""

@@ -1,34 +1,48 @@
-"""The providers by name, and what each needs to plan."""
+"""The providers by name: those that are here, and plug-ins by the entry points of `lbagent.cloud_providers`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from lbagent.cloud import pool_provider
+from lbagent.cloud.builtin.fake_provider import FakeProvider
+from lbagent.cloud.builtin.none_provider import NoneProvider
+from lbagent.cloud.builtin.pool_balancers import PoolProvider
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
-from lbagent.errors import ConfigError
+from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
+from lbagent.errors import ConfigError, LbError
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.read_pools import read_pools
 
+GROUP = "lbagent.cloud_providers"
 Plan = Callable[[ObjectSnapshot, str], list[PlannedBalancer]]  # objects, class -> rows by namespace and name
 
 
 class Provider(NamedTuple):
-    """A provider: one sentence about it, and how it is made from its configuration file ('' = none)."""
+    """A provider: one sentence about it, its factory, and what makes its plan from a configuration file ('' = none)."""
 
     summary: str
-    make: Callable[[str], Plan]
+    load: Callable[[], Factory]
+    plan: Callable[[str], Plan] | None = None
+
+    def make_plan(self, config: str) -> Plan:
+        """Return what plans. Raises ConfigError where the provider has no such thing."""
+        if self.plan is None:
+            raise ConfigError("--provider: this one makes no plan without a cluster")
+        return self.plan(config)
 
 
-def _pool(config: str) -> Plan:
+def _pool_plan(config: str) -> Plan:
     if not config:
         raise ConfigError("--config: provider pool needs the file that names its pools")
     file = read_pools(config)
     return lambda objects, lb_class: pool_provider.plan(file, objects, lb_class)
 
 
-def _none(_config: str) -> Plan:
+def _no_plan(_config: str) -> Plan:
     def plan(objects: ObjectSnapshot, _class: str) -> list[PlannedBalancer]:
         message = "provider none has no balancers"
         return [PlannedBalancer(service=key, action=Action.IGNORE, message=message) for key in sorted(objects.services)]
@@ -36,14 +50,81 @@ def _none(_config: str) -> Plan:
     return plan
 
 
-PROVIDERS = {
-    "none": Provider("No balancers: Services stay as they are.", _none),
-    "pool": Provider("Addresses of pools, named in the file of --config.", _pool),
+BUILTIN = {
+    "none": Provider("No balancers: Services stay as they are.", lambda: NoneProvider, _no_plan),
+    "pool": Provider("Addresses of pools, named in the file of --config.", lambda: PoolProvider, _pool_plan),
+    "fake": Provider("Records what it is asked for, and answers as --config says: for tests.", lambda: FakeProvider),
 }
 
 
 def provider(name: str) -> Provider:
-    """Return a provider. Raises ConfigError, which names those there are."""
-    if name not in PROVIDERS:
-        raise ConfigError(f"--provider: unknown provider {name!r}; there are: {', '.join(PROVIDERS)}")
-    return PROVIDERS[name]
+    """Return a provider. Raises ConfigError for one that is not there (it names those that are) or is there twice."""
+    plug_ins = [each for each in _plug_ins() if each.name == name]
+    if len(plug_ins) + (name in BUILTIN) > 1:
+        places = ["lbagent itself"] * (name in BUILTIN) + [_place(each) for each in plug_ins]
+        raise ConfigError(f"--provider: there are two providers {name!r}: {', '.join(places)}; uninstall one")
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if not plug_ins:
+        raise ConfigError(f"--provider: unknown provider {name!r}; there are: {', '.join(known())}")
+    return _provider_of(plug_ins[0])
+
+
+def known() -> list[str]:
+    """Return every name, the built-in ones first."""
+    return [*BUILTIN, *sorted({each.name for each in _plug_ins()} - BUILTIN.keys())]
+
+
+def summaries() -> dict[str, str]:
+    """Return one sentence about each provider."""
+    found = {name: each.summary for name, each in BUILTIN.items()}
+    for each in _plug_ins():
+        found.setdefault(each.name, f"A plug-in: {_place(each)}.")
+    return found
+
+
+@contextmanager
+def with_file_name(path: str) -> Iterator[None]:
+    """Put the file's name into a ConfigError that a factory raises for its text."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(f"{path}{text.removeprefix(CONFIG)}" if path and text.startswith(CONFIG) else text) from None
+
+
+def make_provider(name: str, factory: Factory, text: str | None, path: str) -> CloudProvider:
+    """Return a provider made from the text of its file (None: no file). Raises ConfigError."""
+    try:
+        with with_file_name(path):
+            made = factory(text)
+    except LbError as error:
+        raise ConfigError(str(error)) from None
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+        raise ConfigError(f"could not init cloud provider {name!r}: {type(error).__name__}: {error}") from None
+    if not isinstance(made, CloudProvider):
+        raise ConfigError(f"--provider: {name!r} gave a {type(made).__name__}, no CloudProvider")
+    return made
+
+
+def _plug_ins() -> list[EntryPoint]:
+    """Return every plug-in; a package that is found at two places of the path counts once."""
+    found = {(each.name, each.value, each.dist.name if each.dist else ""): each for each in entry_points(group=GROUP)}
+    return list(found.values())
+
+
+def _place(plug_in: EntryPoint) -> str:
+    return f"{plug_in.value} of {plug_in.dist.name}" if plug_in.dist else plug_in.value
+
+
+def _provider_of(plug_in: EntryPoint) -> Provider:
+    def load() -> Factory:
+        try:
+            loaded: Factory = plug_in.load()
+        except Exception as error:  # noqa: BLE001 - importing a plug-in runs its code
+            raise ConfigError(
+                f"--provider: {_place(plug_in)} cannot be loaded: {type(error).__name__}: {error}"
+            ) from None
+        return loaded
+
+    return Provider(f"A plug-in: {_place(plug_in)}.", load)

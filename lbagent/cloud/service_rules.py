@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lbagent.cloud.planned_balancer import Action
+from lbagent.cloud.provider_rules import RANGES_ANNOTATION
 from lbagent.objects.records import Node, Service
 
-RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
 EVERYONE = {4: "0.0.0.0/0", 6: "::/0"}
 
 
@@ -16,11 +16,13 @@ def action_of(service: Service, lb_class: str) -> tuple[Action, str]:
     balancer = service.balancer
     if balancer is None:
         return Action.IGNORE, f"type {service.type}"
-    if not balancer.wanted:
-        return (Action.DELETE, "") if balancer.finalizer else (Action.IGNORE, "it is being deleted")
-    if balancer.load_balancer_class != lb_class:
+    if (
+        service.type == "LoadBalancer" and balancer.load_balancer_class != lb_class
+    ):  # its finalizer is its provider's, too
         theirs = balancer.load_balancer_class
         return Action.IGNORE, f"loadBalancerClass {theirs}" if theirs else f"it has no loadBalancerClass {lb_class}"
+    if not balancer.wanted:
+        return (Action.DELETE, "") if balancer.finalizer else (Action.IGNORE, "it is being deleted")
     if service.ignored:
         return Action.REFUSE, f"it is {service.ignored}"
     return Action.ENSURE, ""

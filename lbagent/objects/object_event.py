@@ -10,13 +10,17 @@ from lbagent.objects.records import Message
 
 
 class ObjectEvent(Struct, frozen=True, gc=False):
-    """A sentence about an object. `reason` is one word in CamelCase, as Kubernetes has them; `key` is the object's own."""
+    """A sentence about an object. `reason` is one word in CamelCase, as Kubernetes has them; `key` is the object's own.
+
+    `uid` is '' where the sink has to look it up.
+    """
 
     kind: str
     key: str
     reason: str
     text: str
     warning: bool = False
+    uid: str = ""
 
 
 EventSink = Callable[

@@ -84,7 +84,9 @@ class _Turn:
             if not wish.pool or self._is_of(wish.pool, address):
                 found.setdefault(family, address)
         more, problem = self._any(found)
-        return (self.kept, problem) if problem and not wish.addresses else (more, problem)
+        if problem and not wish.addresses:
+            return self.kept, problem
+        return self.kept | more, problem  # also of a family that the pool wished for has not any more
 
     def _refusal(self, address: bytes) -> str:
         """Return why the Service cannot have the address that it wishes for, '' when it can."""

@@ -208,7 +208,11 @@ def test_pools_and_providers(planner: Planner) -> None:
         ("IPv4", 1, 2),
         ("IPv6", 0, 1),
     ]
-    assert [row["name"] for row in json.loads(planner.lb("cloud", "providers", "-o", "json").out)] == ["none", "pool"]
+    assert [row["name"] for row in json.loads(planner.lb("cloud", "providers", "-o", "json").out)] == [
+        "none",
+        "pool",
+        "fake",
+    ]
 
 
 def test_config_check_announce(planner: Planner) -> None:

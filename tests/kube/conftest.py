@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.kube.built_once import BuiltOnce
+from tests.kube.cloud_process import ACCOUNT, CloudLab, give_rights
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import ControlPlane
+from tests.kube.http_proxy import HttpProxy
 from tests.kube.programs import Programs, build_programs
 from tests.kube.proxy import Proxy
 from tests.lab import netns
@@ -67,3 +69,15 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 def config(plane: ControlPlane, proxy: Proxy, tmp_path: Path) -> Path:
     """A kubeconfig of the agent's account, through the proxy."""
     return plane.kubeconfig(plane.agent_token(), tmp_path / "kubeconfig", proxy.port)
+
+
+@pytest.fixture
+def cloud(cluster: Cluster, tmp_path: Path) -> Iterator[CloudLab]:
+    """The shared control plane with the rights of the cloud controller, which is started by the test."""
+    give_rights(cluster.plane)
+    front = HttpProxy(cluster.plane)
+    kubeconfig = cluster.plane.kubeconfig(cluster.plane.account_token(ACCOUNT), tmp_path / "kubeconfig", front.port)
+    lab = CloudLab(cluster, front, kubeconfig, tmp_path)
+    yield lab
+    lab.close()
+    front.close()

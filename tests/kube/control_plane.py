@@ -204,7 +204,11 @@ class ControlPlane:
 
     def agent_token(self) -> str:
         """Return a new token of the agent's service account, which must be there."""
-        path = f"/api/v1/namespaces/{ACCOUNT_NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+        return self.account_token(ACCOUNT)
+
+    def account_token(self, account: str) -> str:
+        """Return a new token of a service account of kube-system, which must be there."""
+        path = f"/api/v1/namespaces/{ACCOUNT_NAMESPACE}/serviceaccounts/{account}/token"
         answer = self.ask("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         return str(answer["status"]["token"])
 

@@ -14,14 +14,49 @@ import socket
 import ssl
 import threading
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from tests.kube.control_plane import ControlPlane, Obj, ServerConnection
+from tests.kube.proxy import RST
 
 TOGETHER_S = 0.3  # events of so long are disordered together
 KEPT = ("Authorization", "Accept")
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+KEPT_OF_WRITES = (*KEPT, "Content-Type")
 END = "k8s.io/initial-events-end"
+
+
+def resource_of(path: str) -> tuple[str, str]:
+    """Return what a path is about, with its subresource, and the name of the object ('': all of them)."""
+    parts = path.strip("/").split("/")
+    at = parts.index("namespaces") + 2 if "namespaces" in parts[:-2] else 2 if parts[0] == "api" else 3
+    resource, name, *sub = [*parts[at:], ""][: max(2, len(parts) - at)]
+    return "/".join([resource, *sub]), name
+
+
+class Write(NamedTuple):
+    """A request that changes something; `path` without its query."""
+
+    method: str
+    path: str
+    body: Obj
+
+    @property
+    def resource(self) -> str:
+        """What it is about: services/status, events, leases."""
+        return resource_of(self.path)[0]
+
+
+class WriteFault(NamedTuple):
+    """What the next write to a resource meets: a status instead of an answer, or (0) a reset, before or after it was passed on."""
+
+    resource: str
+    status: int = 0
+    passed_on: bool = False
+    headers: dict[str, str] = {}
 
 
 class HttpProxy:
@@ -36,6 +71,11 @@ class HttpProxy:
         self.lists: dict[str, list[bytes]] = {}  # the last list of each resource, as it was streamed
         self.disorders = False  # each event twice, in another order
         self.disordered: defaultdict[str, int] = defaultdict(int)  # events in another order than the server's
+        self.asked: set[tuple[str, str]] = set()  # verb and resource of each request, as RBAC names them
+        self.writes: list[Write] = []  # requests that change something, in order, also those that a fault met
+        self.write_faults: deque[WriteFault] = deque()  # for the next ones that match
+        self.on_write: Callable[[Write], object] = lambda _: None  # called before a write is passed on
+        self.on_written: Callable[[Write], object] = lambda _: None  # called before its answer is
         self._open: set[socket.socket] = set()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(plane.certificate, plane.certificate.removesuffix("crt") + "key")
@@ -85,6 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         query, name = parse_qs(parts.query), parts.path.rsplit("/", 1)[1]
         proxy.requests[name] += 1
         is_list = "sendInitialEvents" in query
+        about, one = resource_of(parts.path)
+        proxy.asked.add(("get" if one else "watch" if "watch" in query else "list", about))
         if proxy.answers:
             status, headers = proxy.answers.popleft()
             self._answer(status, headers, [json.dumps(_status(status)).encode()])
@@ -95,6 +137,45 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {}, proxy.stale.pop(name))
         else:
             self._pass_on(name, is_list=is_list, is_watch="watch" in query)
+
+    def do_POST(self) -> None:
+        self._write("POST")
+
+    def do_PUT(self) -> None:
+        self._write("PUT")
+
+    def do_PATCH(self) -> None:
+        self._write("PATCH")
+
+    def _write(self, method: str) -> None:
+        """Pass a write on, once it is noted; a fault that waits for its resource meets it."""
+        proxy, text = self.proxy, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        write = Write(method, urlsplit(self.path).path, json.loads(text or b"{}"))
+        proxy.writes.append(write)
+        proxy.asked.add((VERBS[method], write.resource))
+        proxy.on_write(write)
+        fault = next((each for each in proxy.write_faults if each.resource == write.resource), None)
+        if fault is not None:
+            proxy.write_faults.remove(fault)
+        if fault is None or fault.passed_on:
+            server = ServerConnection(proxy.plane)
+            try:
+                server.request(
+                    method, self.path, text, {key: self.headers[key] for key in KEPT_OF_WRITES if key in self.headers}
+                )
+                answer = server.getresponse()
+                data = answer.read()
+            finally:
+                server.close()
+        if fault is None:
+            proxy.on_written(write)
+            self._answer(answer.status, {}, [data])
+        elif fault.status:
+            self._answer(fault.status, fault.headers, [json.dumps(_status(fault.status)).encode()])
+        else:
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
+            self.connection.close()
 
     def _pass_on(self, name: str, *, is_list: bool, is_watch: bool) -> None:
         server = ServerConnection(self.proxy.plane)

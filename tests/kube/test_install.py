@@ -12,7 +12,11 @@ from tests.kube.control_plane import Obj
 from tests.lab.topology import ROOT
 
 pytestmark = [pytest.mark.root]
-FILES = [*sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml")), ROOT / "deploy" / "cleanup" / "daemonset.yaml"]
+FILES = [
+    *sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml")),
+    ROOT / "deploy" / "cleanup" / "daemonset.yaml",
+    *(path for path in sorted((ROOT / "deploy" / "cloud").glob("*.yaml")) if path.stem != "kustomization"),
+]
 STRICT = "dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
 APPLY = "application/apply-patch+yaml"
 

@@ -228,6 +228,8 @@ def test_a12_flows_of_udp_leave_an_endpoint_that_does_not_serve() -> None:
     assert _groups(select(tcp).cluster) == ([1], [3, 5], [], [2, 4])
     publishes = _udp(4, {"ready": True, "serving": False, "terminating": True})
     assert _groups(select([publishes]).cluster) == ([4], [], [], [])
+    held = _udp(5, {"ready": True, "serving": False}, MAINTENANCE)
+    assert _groups(select([_udp(1), held]).cluster) == ([1], [], [5], []), "the operator rests it: its flows stay"
 
 
 def test_a12_each_set_looks_for_another_endpoint_of_its_own() -> None:

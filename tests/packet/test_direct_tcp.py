@@ -216,6 +216,17 @@ def test_both_flows_expire(still_world: TimedWorld, fam: Family, hook: str) -> N
     assert one.direct.passes("PA")
 
 
+def test_a_syn_that_comes_once_more_does_not_end_the_mark_early(still_world: TimedWorld, fam: Family, hook: str) -> None:
+    """Its time-out is that of a flow without an answer; the connection that is open lives longer."""
+    one = scene(still_world.reset(), fam, hook)
+    one.caller.establish()
+    one.direct.open()
+    one.direct.send("S")
+    still_world.clock.pass_ticks(ticks_of(Settings().timeout_new_s) + 8)
+    assert Direct(still_world.world, one.pod, fam.client2, SAME_MARK, hook).passes("PA", counted=1)
+    one.both_are_right()
+
+
 def test_the_sweeper_leaves_it(one: Scene) -> None:
     """Its flow has no frontend that could be removed."""
     one.direct.open()

@@ -159,6 +159,22 @@ def test_address_reused_by_another_backend(world: World, fam: Family, hook: str)
     assert out.counted == {Reason.REJECT_BACKEND_GONE: 1}
 
 
+@pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
+def test_a_backend_of_this_node_that_comes_back_sees_its_clients(
+    world: World, fam: Family, hook: str, proto: int
+) -> None:
+    """Its flow that a client opens anew is the same one: it takes no SNAT port, as one of another frontend would."""
+    backend = world.backend(fam, fam.local(1), 8080, proto, local=True)
+    world.service(fam, fam.vip, 80, proto, [backend])
+    frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, "S"))
+    assert expect.source(world.run(hook, frame)) == (fam.client, 40000)
+    world.path_flags(backend, bump=True)
+    again = world.run(hook, frame)
+    assert again.counted[Reason.FWD_RESELECTED] == 1
+    assert (expect.destination(again), expect.source(again)) == (backend.endpoint, (fam.client, 40000))
+    assert table.held_slots(world, fam) == 0
+
+
 def test_late_reply_of_a_removed_backend(world: World, fam: Family, hook: str) -> None:
     """What a removed backend still sends is translated as before or not forwarded; it never goes to another client."""
     scene = Scene(world, fam, hook, TCP)

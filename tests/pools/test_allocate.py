@@ -246,6 +246,14 @@ def test_policy_local_shares_where_the_pods_are_the_same() -> None:
     assert other["default/b"] == ["10.0.0.2"]
 
 
+def test_a_pool_wished_for_that_lost_a_family_takes_no_address_away() -> None:
+    text = "pools: [{name: a, addresses: [10.0.0.2-10.0.0.3]}, {name: b, addresses: [fd00::1-fd00::2]}]"
+    held = service("s", wish={"lbagent.io/address-pool": "a"}, families=(V4, V6), held=["10.0.0.2", "fd00::1"])
+    found = given(text, [held])["default/s"]
+    assert [format_ip(each) for each in found.addresses] == ["10.0.0.2", "fd00::1"]
+    assert found.problem == ""
+
+
 def test_no_pool_at_all() -> None:
     assert given("", [service("a")])["default/a"].problem == "there is no pool"
     only = "pools: [{name: r, addresses: [10.0.0.1], autoAssign: false}]"

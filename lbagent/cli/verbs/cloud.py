@@ -1,13 +1,13 @@
-"""`lbagent cloud`: addresses for Services of type LoadBalancer, planned from manifests; no API, no root."""
+"""`lbagent cloud`: addresses for Services of type LoadBalancer, given by a controller or planned from manifests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lbagent.cli import output
-from lbagent.cli.options import form_option
+from lbagent.cli.options import Duration, form_option
 from lbagent.cli.output import Column, Listing, Row, Style
 from lbagent.errors import ConfigError
 
@@ -43,12 +43,49 @@ PROVIDERS = Listing(
     name=lambda row: str(row["name"]),
     key=lambda row: row["name"],
 )
+LEASE = "A leader that is not heard of for so long is replaced (15s)."
+RETRY = "Pause after the first failure of a Service; it doubles (5s)."
 CONFIG = "The provider's configuration; of pool: the file of pools."
 
 
 @click.group()
 def cloud() -> None:
     """Addresses for Services of type LoadBalancer."""
+
+
+@cloud.command(short_help="Give Services their addresses: the controller, in the foreground.")
+@click.option("--provider", required=True, metavar="NAME", help="The provider; `cloud providers` lists them.")
+@click.option("--config", default="", metavar="FILE", help=CONFIG + " Read again when it changes.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="How the API server is reached.")
+@click.option("--in-cluster", is_flag=True, help="The API server of the Pod this runs in, with its service account.")
+@click.option("--cluster-name", default="kubernetes", show_default=True, metavar="NAME", help="The cluster's name.")
+@click.option("--node-name", default="", metavar="NAME", help="The node this runs on (default: the host's name).")
+@click.option(
+    "--lb-class", default="", metavar="NAME", help="Serve Services of this class only (default: those without one)."
+)
+@click.option("--namespace", default="kube-system", show_default=True, metavar="NAME", help="Where the Lease is.")
+@click.option("--leader-elect/--no-leader-elect", default=True, show_default=True, help="One of several leads.")
+@click.option("--lease-duration", "lease_duration_s", type=Duration(), default=15.0, metavar="TIME", help=LEASE)
+@click.option(
+    "--concurrent-syncs", type=click.IntRange(1, 256), default=4, show_default=True, help="Services at a time."
+)
+@click.option("--retry-base", "retry_base_s", type=Duration(), default=5.0, metavar="TIME", help=RETRY)
+@click.option(
+    "--retry-max", "retry_max_s", type=Duration(), default=300.0, metavar="TIME", help="Longest pause (300s)."
+)
+@click.option("--metrics-address", default="", metavar="IP:PORT", help="Where /metrics is answered (default: nowhere).")
+@click.option("--health-address", default="", metavar="IP:PORT", help="Where /healthz is answered (default: nowhere).")
+def run(*, in_cluster: bool, kubeconfig: str, **settings: Any) -> None:
+    """Watch Services of type LoadBalancer, have the provider make their balancers, and write the addresses to their status.
+
+    SIGTERM ends it; the addresses stay. Exit code 2: wrong usage, or a wrong configuration.
+    """
+    if in_cluster == bool(kubeconfig):
+        raise ConfigError("one of --kubeconfig FILE and --in-cluster is needed")
+    from lbagent.cloud.controller.cloud_run import run_cloud
+    from lbagent.cloud.controller.cloud_settings import CloudSettings
+
+    run_cloud(CloudSettings(kubeconfig=kubeconfig, **settings))
 
 
 @cloud.command(short_help="Who would get which address.")
@@ -68,7 +105,7 @@ def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, 
     from lbagent.cloud.providers import provider
 
     del cluster_name  # no provider that is there names balancers by it
-    planned = provider(name).make(config)
+    planned = provider(name).make_plan(config)
     loaded = _load(folder)
     rows = planned(loaded.snapshot(), lb_class)
     problems = loaded.problems()
@@ -101,7 +138,7 @@ def providers(form: str) -> None:
     """List the providers."""
     from lbagent.cloud import providers as registry
 
-    rows: list[Row] = [{"name": name, "summary": each.summary} for name, each in registry.PROVIDERS.items()]
+    rows: list[Row] = [{"name": name, "summary": summary} for name, summary in registry.summaries().items()]
     output.show(PROVIDERS, rows, Style(form))
 
 

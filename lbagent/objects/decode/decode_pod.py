@@ -32,9 +32,14 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
 
 
 def _is_excluded(meta: Meta) -> bool:
-    """Return whether balancers leave a node out: the label says so, unless its text is a word for no (Go's ParseBool)."""
+    """Return whether balancers leave a node out: the label says so, unless its text is a word for no."""
     text = label(meta, EXCLUDED)
-    return text is not None and text not in ("0", "f", "F", "false", "False", "FALSE")
+    return text is not None and not is_no(text)
+
+
+def is_no(text: str) -> bool:
+    """Return whether a label's text is a word for no, as Go's ParseBool reads it; what is no such word counts as yes."""
+    return text in ("0", "f", "F", "false", "False", "FALSE")
 
 
 def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:

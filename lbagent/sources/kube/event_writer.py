@@ -6,6 +6,7 @@ Source: events of core/v1; the limits are of the kind of client-go's (a burst, t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import deque
@@ -30,6 +31,16 @@ SILENCE_S = 10.0
 MAX_TEXT = 1024  # characters of a message that the API takes
 NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
 COMPONENT = "lbagent"
+MAX_COUNTED = 20_000  # Events whose number of times is known
+NAME_HASH_BYTES = 8
+
+
+class EventLimits(Struct, frozen=True):
+    """So many Events at once, then one each `refill_s` seconds; what comes beyond `waiting` is left out."""
+
+    burst: int = BURST
+    refill_s: float = REFILL_S
+    waiting: int = MAX_WAITING
 
 
 class _Meta(Struct):
@@ -44,22 +55,44 @@ class _List(Struct):
     items: list[_Item] | None = None
 
 
-class EventWriter:
-    """Writes what it is given, in order, from a queue."""
+class _Counted(Struct):
+    count: int = 1
 
-    def __init__(self, client: KubeClient, node_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+
+class EventWriter:
+    """Writes what it is given, in order, from a queue.
+
+    With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node_name: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        component: str = COMPONENT,
+        limits: EventLimits | None = None,
+        counts: bool = False,
+    ) -> None:
         self._client, self._node, self._clock = client, node_name, clock
+        self._component, self._limits, self._counts = (
+            component,
+            limits or EventLimits(BURST, REFILL_S, MAX_WAITING),
+            counts,
+        )
+        self._times: dict[str, int] = {}  # name of an Event -> how often it was written
         self._waiting: deque[ObjectEvent] = deque()
         self._came = asyncio.Event()
-        self._credit, self._credited = float(BURST), clock()
+        self._credit, self._credited = float(self._limits.burst), clock()
         self._said: set[int] = set()  # statuses of failures that were logged
         self.left_out = 0
 
     def write(self, event: ObjectEvent) -> None:
         """Take an event; return at once."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._limits.waiting:
             if not self.left_out:
-                log.warning("too many Events: the rest is left out", extra={"waiting": MAX_WAITING})
+                log.warning("too many Events: the rest is left out", extra={"waiting": self._limits.waiting})
             self.left_out += 1
             return
         self._waiting.append(event)
@@ -77,9 +110,10 @@ class EventWriter:
     def _pause(self) -> float:
         """Take credit for one event; return the seconds until it is there."""
         now = self._clock()
-        self._credit = min(float(BURST), self._credit + (now - self._credited) / REFILL_S) - 1
+        burst, refill_s = self._limits.burst, self._limits.refill_s
+        self._credit = min(float(burst), self._credit + (now - self._credited) / refill_s) - 1
         self._credited = now
-        return max(0.0, -self._credit * REFILL_S)
+        return max(0.0, -self._credit * refill_s)
 
     async def _try(self, event: ObjectEvent) -> None:
         for _ in range(MAX_TRIES):
@@ -108,10 +142,47 @@ class EventWriter:
     async def _write(self, event: ObjectEvent) -> None:
         """Find the object's uid, by which `kubectl describe` finds the Event, and write it. An object that is gone gets none."""
         namespace, _, name = event.key.rpartition("/")
-        uid = name if event.kind == "Node" else await self._uid(event.kind, namespace, name)
+        uid = event.uid or (name if event.kind == "Node" else await self._uid(event.kind, namespace, name))
         if uid:
             path = f"/api/v1/namespaces/{namespace or NODE_NAMESPACE}/events"
-            await self._client.post(path, self._body(event, namespace, name, uid), silence_s=SILENCE_S)
+            body = self._body(event, namespace, name, uid)
+            await (self._count if self._counts else self._create)(path, body)
+
+    async def _create(self, path: str, body: dict[str, Any]) -> None:
+        await self._client.post(path, body, silence_s=SILENCE_S)
+
+    async def _count(self, path: str, body: dict[str, Any]) -> None:
+        """Write an Event under a name that follows from what it says, or one more time of it."""
+        about = body["involvedObject"]
+        said = (about["uid"], body["type"], body["reason"], body["message"], self._component)
+        digest = hashlib.blake2b("\0".join(said).encode(), digest_size=NAME_HASH_BYTES).hexdigest()
+        name = f"{about['name'][:200]}.{digest}"
+        body["metadata"] = {"name": name, "namespace": body["metadata"]["namespace"]}
+        if len(self._times) > MAX_COUNTED:
+            self._times.clear()
+        if name in self._times and await self._count_again(f"{path}/{name}", self._times[name], body):
+            self._times[name] += 1
+            return
+        try:
+            await self._create(path, body)
+            self._times[name] = 1
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            async with self._client.get(f"{path}/{name}", {}, silence_s=SILENCE_S) as answer:
+                self._times[name] = msgspec.json.decode(await answer.read(), type=_Counted).count + 1
+            await self._count_again(f"{path}/{name}", self._times[name] - 1, body)
+
+    async def _count_again(self, path: str, times: int, body: dict[str, Any]) -> bool:
+        """Write one time more; return whether the Event is still there: the server forgets them after an hour."""
+        patch = {"count": times + 1, "lastTimestamp": body["lastTimestamp"]}
+        try:
+            await self._client.patch(path, patch, silence_s=SILENCE_S)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return False
+        return True
 
     async def _uid(self, kind: str, namespace: str, name: str) -> str:
         path = collection_of(kind, namespace)
@@ -136,7 +207,7 @@ class EventWriter:
             "count": 1,
             "firstTimestamp": now,
             "lastTimestamp": now,
-            "source": {"component": COMPONENT, "host": self._node},
-            "reportingComponent": COMPONENT,
+            "source": {"component": self._component, "host": self._node},
+            "reportingComponent": self._component,
             "reportingInstance": self._node,
         }

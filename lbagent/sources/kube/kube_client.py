@@ -33,6 +33,9 @@ KEEPALIVE = {
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 3,
 }  # s, s, probes: 30 s until it is dead
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"  # RFC 7386
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # Kubernetes' own: adds to lists, takes from them
 OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
@@ -93,7 +96,7 @@ class _Connection:
 
 
 class KubeClient:
-    """Asks the server of the settings. Credentials are read again, and sockets opened anew, when they were refused or nothing came."""
+    """Asks the server of the settings. When it refused or was silent, credentials are read again and sockets opened anew."""
 
     def __init__(self, settings: KubeSettings) -> None:
         self._settings = settings
@@ -110,21 +113,38 @@ class KubeClient:
         async with self._send("GET", path, query, None, silence_s) as answer:
             yield answer
 
-    async def post(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> None:
-        """Create an object. Raises what `get` does."""
-        async with self._send("POST", path, {}, body, silence_s) as answer:
-            await answer.read()
+    async def post(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> bytes:
+        """Create an object; return it as it is now. Raises what `get` does."""
+        return await self._write("POST", path, body, JSON, silence_s)
+
+    async def put(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> bytes:
+        """Replace an object; return it as it is now. Raises what `get` does."""
+        return await self._write("PUT", path, body, JSON, silence_s)
+
+    async def patch(self, path: str, body: Mapping[str, Any], *, kind: str = MERGE_PATCH, silence_s: float) -> bytes:
+        """Change an object by a patch of this content type; return it as it is now. Raises what `get` does."""
+        return await self._write("PATCH", path, body, kind, silence_s)
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any], kind: str, silence_s: float) -> bytes:
+        async with self._send(method, path, {}, body, silence_s, kind) as answer:
+            return await answer.read()
 
     @asynccontextmanager
     async def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None, silence_s: float
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        silence_s: float,
+        kind: str = JSON,
     ) -> AsyncIterator[Answer]:
         connection = await self._connect()
         connection.readers += 1
         raw = None
         try:
             with _as_unreachable():
-                raw = await self._ask(connection.client, method, path, query, body, silence_s)
+                raw = await self._ask(connection.client, method, path, query, body, silence_s, kind)
                 if raw.status >= HTTPStatus.BAD_REQUEST:
                     raise _api_error(raw, await raw.read())
                 yield Answer(raw)
@@ -143,6 +163,10 @@ class KubeClient:
             connection.readers -= 1
             await connection.close_if_unused()
 
+    async def connect(self) -> None:
+        """Load the package and read the credentials now: seconds, which a request would count. Raises ServerUnreachable."""
+        await self._connect()
+
     async def close(self) -> None:
         """Close what is open."""
         if self._connection is not None:
@@ -157,6 +181,7 @@ class KubeClient:
         query: Mapping[str, str],
         body: Mapping[str, Any] | None,
         silence_s: float,
+        kind: str,
     ) -> Any:
         import aiohttp
 
@@ -165,7 +190,7 @@ class KubeClient:
             method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json"} | ({"Content-Type": "application/json"} if body else {}),
+            header_params={"Accept": JSON} | ({"Content-Type": kind} if body else {}),
             body=body,
             auth_settings=["BearerToken"],
         )

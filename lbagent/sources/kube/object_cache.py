@@ -79,13 +79,27 @@ def is_older(version: str, than: str) -> bool:
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
+Refine = Callable[[KubeObject | None, msgspec.Raw | bytes], KubeObject | None]
+
+
+def _for_all_nodes(obj: KubeObject | None, _raw: msgspec.Raw | bytes) -> KubeObject | None:
+    """Leave out the weight of a Pod: only its own node reads the Pod, and weights that differ by node give different tables."""
+    return replace(obj, weight=None) if isinstance(obj, Pod) and obj.weight is not None else obj
+
+
 class ObjectCache:
     """All objects of a resource."""
 
-    def __init__(self, resource: Resource, generation: Callable[[], int] = lambda: 0) -> None:
-        """`generation` tells the number of the next batch of changes, for messages about what is kept of an object."""
+    def __init__(
+        self, resource: Resource, generation: Callable[[], int] = lambda: 0, refine: Refine = _for_all_nodes
+    ) -> None:
+        """`generation` tells the number of the next batch of changes, for messages about what is kept of an object.
+
+        `refine` makes what is kept of a decoded object and its JSON.
+        """
         self._kind = resource.kind
         self._generation = generation
+        self._refine = refine
         self._entries: Draft = {}
         self._tombstones: dict[str, str] = {}  # key -> version at which it was deleted
         self._faulty: set[str] = set()  # keys of objects that have messages
@@ -103,6 +117,16 @@ class ObjectCache:
     def objects(self) -> dict[str, KubeObject]:
         """The objects that can be used, by key."""
         return {key: entry.obj for key, entry in self._entries.items() if entry.obj is not None}
+
+    def get(self, key: str) -> KubeObject | None:
+        """Return an object; None: it is not there, or cannot be used."""
+        entry = self._entries.get(key)
+        return entry.obj if entry else None
+
+    def version_of(self, key: str) -> str:
+        """Return the resourceVersion of an object, '' when it is not there."""
+        entry = self._entries.get(key)
+        return entry.version if entry else ""
 
     @property
     def messages(self) -> list[Message]:
@@ -179,7 +203,7 @@ class ObjectCache:
         version, messages = meta.resourceVersion, decoded.messages
         if decoded.last is not None:
             return CachedObject(version, decoded.last.obj, messages, decoded.last.generation, decoded.last.parts)
-        obj, triggered_at = _for_all_nodes(decoded.obj), _triggered_at(meta)
+        obj, triggered_at = self._refine(decoded.obj, raw), _triggered_at(meta)
         return CachedObject(version, obj, messages, self._generation(), decoded.kept, triggered_at)
 
     def _change(self, key: str, old: CachedObject | None, new: CachedObject | None) -> ObjectChange | None:
@@ -197,8 +221,3 @@ def _triggered_at(meta: ObjectMeta) -> float:
         return seconds(text)
     except ValueError:
         return 0.0
-
-
-def _for_all_nodes(obj: KubeObject | None) -> KubeObject | None:
-    """Leave out the weight of a Pod: only its own node reads the Pod, and weights that differ by node give different tables."""
-    return replace(obj, weight=None) if isinstance(obj, Pod) and obj.weight is not None else obj

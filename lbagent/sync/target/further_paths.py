@@ -74,7 +74,7 @@ def of_backends(shadow: Shadow, counts: Mapping[int, int]) -> dict[int, int]:
     stride = further_stride(shadow.sizes.backends)
     out: dict[int, int] = {}
     for ident, count in counts.items():
-        number = 0 if ident < stride or ident in shadow.refs else number_of(shadow, ident)
+        number = number_of(shadow, ident) if ident >= stride else 0
         backend = ident - number * stride
         out[backend] = out.get(backend, 0) + count
     return out
@@ -89,4 +89,4 @@ def ids_of(shadow: Shadow, ident: int) -> list[int]:
     """Return the ids under which a backend's packets are counted, its own first."""
     stride = further_stride(shadow.sizes.backends)
     others = range(ident + stride, shadow.sizes.backends, stride) if shadow.further_paths and ident < stride else ()
-    return [ident, *(other for other in others if other not in shadow.refs and number_of(shadow, other))]
+    return [ident, *(other for other in others if number_of(shadow, other))]

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.sources.kube import event_writer
-from lbagent.sources.kube.event_writer import BURST, MAX_WAITING, REFILL_S, EventWriter
+from lbagent.sources.kube.event_writer import BURST, MAX_WAITING, REFILL_S, EventLimits, EventWriter
 from lbagent.sources.kube.kube_client import ApiError, ServerUnreachable
 
 ABOUT_POD = ObjectEvent("Pod", "shop/web-0", "BackendStateSet", "a sentence")
@@ -128,3 +129,51 @@ async def test_a_failure_that_stays_is_said_once_and_costs_this_event_alone(
     assert not api.failures
     assert len(api.written) == 1
     assert caplog.text.count("create events") == 1
+
+
+class CountingApi(Api):
+    """An API that keeps Events by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, int] = {}
+
+    async def post(self, path: str, body: dict[str, Any], *, silence_s: float) -> None:
+        name = body["metadata"]["name"]
+        if name in self.kept:
+            raise ApiError(409)
+        self.kept[name] = body["count"]
+        await super().post(path, body, silence_s=silence_s)
+
+    async def patch(self, path: str, body: dict[str, Any], *, silence_s: float) -> None:
+        name = path.rpartition("/")[2]
+        if name not in self.kept:
+            raise ApiError(404)
+        self.kept[name] = body["count"]
+
+    @asynccontextmanager
+    async def get(self, path: str, query: Any, *, silence_s: float) -> AsyncIterator[Any]:
+        count = self.kept[path.rpartition("/")[2]]
+
+        class Answer:
+            async def read(self) -> bytes:
+                return msgspec.json.encode({"count": count})
+
+        yield Answer()
+
+
+async def test_the_same_sentence_is_counted_also_after_a_restart_and_when_the_server_forgot_it() -> None:
+    api = CountingApi()
+    about = ObjectEvent("Service", "shop/web", "Tried", "a sentence", warning=True, uid="u")
+    for times in ((3, [3]), (2, [5])):
+        one = EventWriter(api, "n", component="c", limits=EventLimits(9, 1.0, 9), counts=True)  # type: ignore[arg-type]
+        for _ in range(times[0]):
+            await one._write(about)
+        assert list(api.kept.values()) == times[1]
+    await one._write(replace(about, text="another"))
+    await one._write(replace(about, uid="other"))
+    assert sorted(api.kept.values()) == [1, 1, 5]
+    api.kept.clear()
+    await one._write(about)
+    assert list(api.kept.values()) == [1]
+    assert {body["source"]["component"] for _, body in api.written} == {"c"}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.further_sources import FurtherAddress, further_stride
+from lbagent.model.ids import BACKEND_ID_LIMIT, IdsExhausted
 from lbagent.sync.target.apply import Applied, apply
 from lbagent.sync.target.drift import path_drift
 from lbagent.sync.target.further_paths import ids_of, of_backends
@@ -208,6 +211,19 @@ def test_new_ids_leave_room() -> None:
     give_ids(node.book, SMALL.backends, further=False)
     node.want(*(service(f"10.96.1.{n}:80", backend(f"10.244.2.{n}:80")) for n in range(1, 60)))
     assert node.book.errors == []
+
+
+def test_only_a_map_that_can_be_larger_is_to_be_raised() -> None:
+    for size, advice in (
+        (10, "each backend takes 5 ids with --snat-address: raise --max-backends"),
+        (BACKEND_ID_LIMIT, "each backend takes 5 ids with --snat-address"),
+    ):
+        book = Node().book
+        give_ids(book, size, further=True)
+        with pytest.raises(IdsExhausted) as caught:
+            for number in range(further_stride(size)):
+                book.backend_ids.allocate(number)
+        assert f"{advice}; what is served stays" in str(caught.value)
 
 
 def test_a_wrong_record_is_found() -> None:

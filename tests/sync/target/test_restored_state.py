@@ -132,11 +132,14 @@ def test_slots_without_a_master_are_no_service_and_the_time_of_affinity_is_no_po
 
 def test_a_slot_of_a_backend_that_has_no_row_names_none() -> None:
     node = Node()
-    node.serve(plans.service("10.96.0.1:80", *[plans.backend(f"10.244.1.{n}:80") for n in (1, 2)]))
-    node.maps.delete_many("lb4_backend", [(1).to_bytes(4, "little")])
+    resting = [plans.backend(f"10.244.1.{n}:80", QUARANTINED) for n in (3, 4)]
+    active = [plans.backend(f"10.244.1.{n}:80") for n in (1, 2)]
+    node.serve(plans.service("10.96.0.1:80", *active, unselectable=tuple(resting)))
+    node.maps.delete_many("lb4_backend", [number.to_bytes(4, "little") for number in (1, 3)])
     node.restart()
     (svc,) = restored_state(node.shadow, "me").services
     assert texts(svc.selectable) == ["10.244.1.2:80"]
+    assert texts(svc.unselectable) == ["10.244.1.4:80"]
 
 
 def test_what_is_read_back_is_on_its_node_and_has_no_time_it_was_not_given() -> None:

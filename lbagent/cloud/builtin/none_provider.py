@@ -1,0 +1,16 @@
+"""Provider `none`: no balancers."""
+
+from __future__ import annotations
+
+from lbagent.cloud.provider import CONFIG, CloudProvider, ConfigError
+
+
+class NoneProvider(CloudProvider):
+    """Has no part at all."""
+
+    name = "none"
+
+    def __init__(self, config: str | None) -> None:
+        """Raises ConfigError for a configuration: it has none."""
+        if config and config.strip():
+            raise ConfigError(f"{CONFIG}:1: provider none has no configuration")

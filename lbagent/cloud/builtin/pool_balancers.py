@@ -1,0 +1,204 @@
+"""Provider `pool`: gives addresses of pools to Services. The addresses are in the Services' status; nothing else is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from lbagent.cloud.builtin.address_book import AddressBook
+from lbagent.cloud.pool_provider import pool_rows
+from lbagent.cloud.provider import (
+    CONFIG,
+    ClientBuilder,
+    CloudProvider,
+    ConfigError,
+    Ingress,
+    LoadBalancer,
+    LoadBalancerStatus,
+    Node,
+    Refusal,
+    Service,
+    default_load_balancer_name,
+)
+from lbagent.cloud.service_rules import action_of
+from lbagent.model.address import format_ip, parse_ip
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
+from lbagent.observe.exposition import MetricFamily
+from lbagent.pools.claim import POOL_ANNOTATION, Allocation, read_wish
+from lbagent.pools.read_pools import PoolsFile, parse_pools
+
+log = logging.getLogger(__name__)
+LOOK_S = 0.05  # after a change, until it is seen who has something else now: many changes come together
+FAILED, ASTRAY = "AllocationFailed", "AddressNotInPool"
+
+
+class PoolBalancers(LoadBalancer):
+    """A balancer is an address; `ensure` gives it, or says why there is none."""
+
+    owned_annotations = (POOL_ANNOTATION,)
+
+    def __init__(self, file: PoolsFile) -> None:
+        self.book = AddressBook(file)
+        self.failures: Counter[tuple[str, str]] = Counter()  # (pool, reason)
+        self._builder: ClientBuilder | None = None
+        self._told: dict[str, Allocation | None] = {}  # by the last `ensure`
+        self._said: dict[str, str] = {}  # uid -> the problem that was counted last
+        self._looking: asyncio.TimerHandle | None = None
+
+    def begin(self, builder: ClientBuilder) -> None:
+        """Take what the controller knows, and follow it."""
+        self._builder = builder
+        self.book.lb_class = builder.lb_class
+        builder.follow(self._note)
+
+    # --- the part of a provider ---
+
+    async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
+        """Return what is in the status: there is nothing else to a balancer."""
+        return service.status if service.status.ingress else None
+
+    def name(self, cluster: str, service: Service) -> str:
+        """Return the default name."""
+        return default_load_balancer_name(service)
+
+    async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
+        """Return the addresses. Raises Refusal where there is none."""
+        found = self._told[service.key] = self._look().get(service.key)
+        if found is None:
+            raise Refusal(FAILED, self._why_not(service))
+        if found.problem:
+            self._count(service, found)
+        else:
+            self._said.pop(service.uid, None)
+        if not found.addresses:
+            raise Refusal(FAILED, found.problem)
+        if found.problem:
+            self._write(service, FAILED, found.problem)
+        if found.astray:
+            texts = ", ".join(map(format_ip, found.astray))
+            self._write(service, ASTRAY, f"no pool has {texts}; the Service keeps it")
+        notes = {POOL_ANNOTATION: found.pool} if found.pool else {}
+        return LoadBalancerStatus(_ingress(found, service.status), notes)
+
+    async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
+        """Do nothing: an address is of no node."""
+
+    async def ensure_deleted(self, cluster: str, service: Service) -> None:
+        """Forget what was given; the address is free when no status has it."""
+        self.book.release(service.key)
+        self._told.pop(service.key, None)
+        self._said.pop(service.uid, None)
+
+    # --- who has what ---
+
+    def use(self, file: PoolsFile) -> None:
+        """Take other pools."""
+        self.book.use(file)
+        self._look_soon()
+
+    def objects(self) -> ObjectSnapshot:
+        """Return the Services and Nodes."""
+        return self._builder.snapshot() if self._builder else ObjectSnapshot()
+
+    def _look(self) -> dict[str, Allocation]:
+        return self.book.look(self.objects()) if self.book.is_stale else self.book.allocations
+
+    def _note(self, changes: Sequence[ObjectChange]) -> None:
+        for change in changes:
+            self.book.note(change)
+        if self.book.is_stale:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._looking is None and self._builder is not None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._sync_changed)
+
+    def _sync_changed(self) -> None:
+        """Have those Services synced that were told something else before."""
+        self._looking = None
+        assert self._builder is not None
+        now, there = self._look(), self.objects().services
+        self._told = {key: each for key, each in self._told.items() if key in there}
+        for key, told in self._told.items():
+            if now.get(key) != told:
+                self._told[key] = now.get(key)
+                self._builder.sync(key)
+
+    # --- what is said ---
+
+    def _why_not(self, service: Service) -> str:
+        found = self.objects().services.get(service.key)
+        assert self._builder is not None
+        return (found and action_of(found, self._builder.lb_class)[1]) or "it changed meanwhile"
+
+    def _write(self, service: Service, reason: str, text: str) -> None:
+        if self._builder is not None:
+            self._builder.write_event(service, reason, text, warning=True)
+
+    def _count(self, service: Service, found: Allocation) -> None:
+        if self._said.get(service.uid) == found.problem:
+            return
+        self._said[service.uid] = found.problem
+        wish = read_wish(service.annotations, service.load_balancer_ip)
+        is_wish = bool(wish.addresses or wish.pool or wish.problem)
+        pools = [
+            pool.name
+            for pool in self.book.file.pools
+            if pool.auto_assign and pool.serves(service.namespace, service.labels)
+        ]
+        self.failures[wish.pool or ",".join(pools), "wish" if is_wish else "no_address"] += 1
+        log.warning("a Service lacks an address", extra={"service": service.key, "error": found.problem})
+
+    def metrics(self) -> Iterator[MetricFamily]:
+        """Yield the metrics of the pools."""
+        rows = pool_rows(self.book.file, self.objects())
+        for name, field, text in (
+            ("addresses", "addresses", "Addresses that a pool can give out."),
+            ("in_use", "in_use", "Addresses of a pool that are in use."),
+        ):
+            samples = [((("pool", row["pool"]), ("family", row["family"])), float(row[field])) for row in rows]
+            yield MetricFamily(f"lbagent_cloud_pool_{name}", "gauge", text, samples)
+        text = "Times that a Service got less than it asked for."
+        counts = [((("pool", pool), ("reason", why)), float(count)) for (pool, why), count in self.failures.items()]
+        yield MetricFamily("lbagent_cloud_allocations_failed_total", "counter", text, counts)
+
+
+class PoolProvider(CloudProvider):
+    """Has balancers, and nothing else."""
+
+    name = "pool"
+
+    def __init__(self, config: str | None) -> None:
+        """Raises ConfigError."""
+        if config is None:
+            raise ConfigError(f"{CONFIG}: provider pool needs the file that names its pools")
+        self._balancers = PoolBalancers(parse_pools(config, CONFIG))
+
+    async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:
+        """Begin with what Services have already."""
+        self._balancers.begin(client_builder)
+
+    def load_balancer(self) -> LoadBalancer:
+        """Return the part that gives addresses."""
+        return self._balancers
+
+    def reload(self, config: str) -> None:
+        """Take other pools. Raises ConfigError."""
+        self._balancers.use(parse_pools(config, CONFIG))
+
+    def metrics(self) -> Iterator[MetricFamily]:
+        """Return the metrics of the pools."""
+        return self._balancers.metrics()
+
+
+def _ingress(found: Allocation, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
+    """Return the entries of a status; one that is there already stays as it is, with its mode and ports."""
+    there: dict[bytes, Ingress] = {}
+    for entry in status.ingress:
+        try:
+            there.setdefault(parse_ip(entry.ip), entry)
+        except ValueError:
+            continue
+    return tuple(there.get(address) or Ingress(ip=format_ip(address)) for address in found.addresses)

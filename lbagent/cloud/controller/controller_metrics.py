@@ -1,0 +1,47 @@
+"""The metrics of the service controller, with the names that Kubernetes' has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from lbagent.observe.exposition import HistogramFamily, MetricFamily
+from lbagent.sync.histogram import Histogram
+
+PREFIX = "service_controller_"
+BOUNDS_S = tuple(2.0**power for power in range(14))  # 1 s to 8192 s. Source: cloud-provider's metrics.go (behaviour)
+
+
+class ControllerMetrics:
+    """Counters of one process."""
+
+    def __init__(self) -> None:
+        self.syncs = 0  # of a Service's balancer
+        self.node_sync_errors = 0
+        self.node_syncs, self.host_updates = Histogram(BOUNDS_S), Histogram(BOUNDS_S)
+        self._node_sync_of: set[str] = set()  # Services that the change of nodes under way still has to reach
+        self._node_sync_began = 0.0
+
+    def begin_node_sync(self, keys: set[str]) -> None:
+        """Note that nodes changed, and which Services that is about."""
+        if not self._node_sync_of:
+            self._node_sync_began = time.monotonic()
+        self._node_sync_of |= keys
+
+    def reached(self, key: str) -> None:
+        """Note that a Service's balancer knows the nodes as they are."""
+        if key in self._node_sync_of:
+            self._node_sync_of.discard(key)
+            if not self._node_sync_of:
+                self.node_syncs.observe(time.monotonic() - self._node_sync_began)
+
+    def families(self) -> Iterator[MetricFamily | HistogramFamily]:
+        """Yield every metric."""
+        text = "Syncs of a Service's load balancer."
+        yield MetricFamily(f"{PREFIX}loadbalancer_sync_total", "counter", text, [((), self.syncs)])
+        text = "Changes of nodes that a load balancer's provider did not take."
+        yield MetricFamily(f"{PREFIX}nodesync_error_total", "counter", text, [((), self.node_sync_errors)])
+        text = "Seconds from a change of nodes until every load balancer knew it."
+        yield HistogramFamily(f"{PREFIX}nodesync_latency_seconds", text, self.node_syncs)
+        text = "Seconds that a load balancer took to learn of other nodes."
+        yield HistogramFamily(f"{PREFIX}update_loadbalancer_host_latency_seconds", text, self.host_updates)

@@ -1,0 +1,82 @@
+"""The Services and Nodes of the API server, followed: the last word on each, and a call for each change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService, watched
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
+from lbagent.sources.kube.kube_client import KubeClient
+from lbagent.sources.kube.kube_settings import KubeTiming
+from lbagent.sources.kube.object_cache import Draft, ObjectCache, metadata_of
+from lbagent.sources.kube.reflector import Reflector
+from lbagent.sources.kube.resources import NODES, Resource
+
+SERVICES = Resource("Service", "/api/v1/services", "services")
+ALL_NODES = Resource("Node", NODES, "nodes")
+OnChanges = Callable[[Sequence[ObjectChange]], None]
+
+
+class Informers:
+    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch tells of it."""
+
+    def __init__(self, client: KubeClient, timing: KubeTiming) -> None:
+        self._client, self._timing = client, timing
+        self._services = self._reflector(SERVICES)
+        self._nodes = self._reflector(ALL_NODES)
+        self._followers: list[OnChanges] = []
+
+    def _reflector(self, resource: Resource) -> Reflector:
+        cache = ObjectCache(resource, refine=watched)
+        return Reflector(self._client, resource, self._timing, cache, on_list=self._take_list, on_changes=self._publish)
+
+    def follow(self, on_changes: OnChanges) -> None:
+        """Call a function with changes from now on."""
+        self._followers.append(on_changes)
+
+    async def run(self) -> None:
+        """Follow both until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for each in (self._services, self._nodes):
+                tasks.create_task(each.run())
+
+    async def listed(self) -> None:
+        """Wait until both were listed once."""
+        for each in (self._services, self._nodes):
+            await each.listed.wait()
+
+    # --- what is there ---
+
+    def service(self, key: str) -> WatchedService | None:
+        """Return a Service by `NAMESPACE/NAME`; None: it is not there."""
+        found = self._services.cache.get(key)
+        return found if isinstance(found, WatchedService) else None
+
+    def version_of(self, key: str) -> str:
+        """Return the resourceVersion of a Service, '' when it is not there."""
+        return self._services.cache.version_of(key)
+
+    def nodes(self) -> Iterator[WatchedNode]:
+        """Iterate over the Nodes."""
+        return (node for node in self._nodes.cache.objects.values() if isinstance(node, WatchedNode))
+
+    def snapshot(self) -> ObjectSnapshot:
+        """Return every object."""
+        return ObjectSnapshot(services=self._services.cache.objects, nodes=self._nodes.cache.objects)  # type: ignore[arg-type]
+
+    # --- changes ---
+
+    def absorb(self, raw: bytes) -> None:
+        """Take a Service that the server gave as the answer to a request."""
+        change = self._services.cache.put(raw, metadata_of(raw))
+        if change is not None:
+            self._publish([change])
+
+    def _take_list(self, reflector: Reflector, draft: Draft) -> None:
+        self._publish(reflector.cache.accept(draft))
+
+    def _publish(self, changes: Sequence[ObjectChange]) -> None:
+        if changes:
+            for each in self._followers:
+                each(changes)

@@ -1,0 +1,157 @@
+"""What the controller writes to a Service: the finalizer, the status, and both away again. Every request may be sent twice.
+
+All of it goes to the subresource `status`, so that the right to change Services is not needed. A patch names the uid, and that
+of a status the version it was made for: what was meant for another Service, or for what it was before, is refused (409).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from lbagent.cloud.controller.informers import Informers
+from lbagent.cloud.controller.watched_objects import WatchedService
+from lbagent.cloud.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
+from lbagent.errors import LbError
+from lbagent.objects.decode.decode_balancer import CLEANUP
+from lbagent.sources.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.sources.kube.object_cache import metadata_of
+
+TRIES = 4  # of a request that failed for the server's sake
+FIRST_PAUSE_S = 0.1  # before the second one; it doubles
+NOT_AS_IT_WAS = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # the latter is the answer for another uid
+MAX_PAUSE_S = 5.0  # what a Retry-After may ask for here; what is longer goes to the queue
+
+
+class NotLeading(LbError):
+    """Another controller may lead by now."""
+
+
+class Outdated(LbError):
+    """The Service is not any more what the write was made for; it is looked at again."""
+
+
+class ServiceWriter:
+    """Patches Services; `may_write` is asked before each request."""
+
+    def __init__(
+        self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float
+    ) -> None:
+        self._client, self._informers, self._may_write, self._silence_s = client, informers, may_write, silence_s
+        self.patches = 0
+
+    async def add_finalizer(self, service: WatchedService) -> bool:
+        """Add the finalizer; return whether the Service is still there."""
+        meta = {"uid": service.record.uid, "finalizers": [CLEANUP]}
+        return await self._patch(service, {"metadata": meta}, STRATEGIC_PATCH)
+
+    async def finish(self, service: WatchedService, owned: tuple[str, ...]) -> None:
+        """Take the finalizer, the status and these annotations away, in one request."""
+        meta: dict[str, Any] = {"uid": service.record.uid}
+        if service.finalizer:
+            meta["$deleteFromPrimitiveList/finalizers"] = [CLEANUP]
+        if notes := {key: None for key in owned if key in service.record.annotations}:
+            meta["annotations"] = notes
+        body: dict[str, Any] = {"metadata": meta}
+        if service.record.status.ingress:
+            body["status"] = {"loadBalancer": None}
+        if len(meta) > 1 or len(body) > 1:
+            await self._patch(service, body, STRATEGIC_PATCH)
+
+    async def set_status(self, service: WatchedService, status: LoadBalancerStatus, owned: tuple[str, ...]) -> bool:
+        """Write a status and its annotations if they differ from what is there; return whether they did."""
+        notes = _other_annotations(service.record.annotations, status.annotations, owned)
+        body: dict[str, Any] = {}
+        if not same_ingress(service.record.status, status):
+            entries = [_ingress(each) for each in status.ingress]
+            body["status"] = {"loadBalancer": {"ingress": entries} if entries else None}
+        if not body and not notes:
+            return False
+        version = self._informers.version_of(service.key)
+        meta: dict[str, Any] = {"uid": service.record.uid, "resourceVersion": version}
+        body["metadata"] = meta | ({"annotations": notes} if notes else {})
+        await self._patch(service, body, MERGE_PATCH)
+        return True
+
+    async def _patch(self, service: WatchedService, body: dict[str, Any], kind: str) -> bool:
+        """Send a patch until the server has answered; return whether the Service is still there."""
+        path = f"/api/v1/namespaces/{service.namespace}/services/{service.name}"
+        pause_s = FIRST_PAUSE_S
+        for is_last in (*(False,) * (TRIES - 1), True):
+            if not self._may_write():
+                raise NotLeading("another controller may lead by now")
+            try:
+                answer = await self._client.patch(f"{path}/status", body, kind=kind, silence_s=self._silence_s)
+            except ApiError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return False
+                if error.status in NOT_AS_IT_WAS and (is_last or not await self._refresh(path, service, body)):
+                    raise Outdated(str(error)) from None
+                if is_last or not (error.status == HTTPStatus.CONFLICT or _may_pass(error)):
+                    raise
+                pause_s = max(pause_s, error.retry_after_s)
+            except ServerUnreachable:
+                if is_last:
+                    raise
+            else:
+                self.patches += 1
+                self._informers.absorb(answer)
+                return True
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("unreachable")
+
+    async def _refresh(self, path: str, service: WatchedService, body: dict[str, Any]) -> bool:
+        """Read a Service anew for a patch that was refused; return whether it is still the one it was made for."""
+        try:
+            async with self._client.get(path, {}, silence_s=self._silence_s) as answer:
+                raw = await answer.read()
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        self._informers.absorb(raw)
+        now = self._informers.service(service.key)
+        if now is None or _identity(now) != _identity(service):
+            return False
+        if "resourceVersion" in body["metadata"]:
+            body["metadata"]["resourceVersion"] = metadata_of(raw).resourceVersion
+            return same_ingress(now.record.status, service.record.status)
+        return True
+
+
+def _identity(service: WatchedService) -> tuple[str, str, bool]:
+    return service.record.uid, service.record.type, service.deleting
+
+
+def _may_pass(error: ApiError) -> bool:
+    """Return whether a failure is the server's, and may be over in a moment."""
+    is_busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return is_busy and error.retry_after_s <= MAX_PAUSE_S
+
+
+def _other_annotations(
+    now: Mapping[str, str], wanted: Mapping[str, str], owned: tuple[str, ...]
+) -> dict[str, str | None]:
+    """Return the annotations that are to change; None: they go."""
+    found: dict[str, str | None] = {key: text for key, text in wanted.items() if now.get(key) != text}
+    return found | {key: None for key in owned if key in now and key not in wanted}
+
+
+def _ingress(each: Ingress) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    if each.ip:
+        entry["ip"] = each.ip
+    if each.hostname:
+        entry["hostname"] = each.hostname
+    if each.ip_mode:
+        entry["ipMode"] = each.ip_mode
+    if each.ports:
+        entry["ports"] = [_port(port) for port in each.ports]
+    return entry
+
+
+def _port(port: IngressPort) -> dict[str, Any]:
+    return {"port": port.port, "protocol": port.protocol} | ({"error": port.error} if port.error else {})

@@ -1,0 +1,273 @@
+"""The plug-in API of providers of load balancers: everything that a plug-in imports.
+
+A plug-in is an entry point of the group `lbagent.cloud_providers`; its value is a factory, `factory(config: str | None) ->
+CloudProvider`, which gets the text of the `--config` file (None without one) and raises ConfigError for a wrong one, with
+`CONFIG` in the place of the file's name. The functions of a provider run on the controller's event loop: what blocks belongs
+in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from lbagent.cloud.provider_records import (
+    Ingress,
+    IngressPort,
+    LoadBalancerStatus,
+    Node,
+    Service,
+    ServicePort,
+    same_ingress,
+)
+from lbagent.cloud.provider_rules import (
+    default_load_balancer_name,
+    health_check,
+    needs_update,
+    node_included,
+    source_ranges,
+)
+from lbagent.errors import ConfigError, LbError
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
+from lbagent.observe.exposition import MetricFamily
+from lbagent.sources.kube.kube_client import KubeClient
+
+__all__ = [
+    "CONFIG", "ClientBuilder", "CloudProvider", "Clusters", "ConfigError", "DiskNotFound", "Factory", "ImplementedElsewhere",
+    "Ingress", "IngressPort", "InstanceMetadata", "InstanceNotFound", "Instances", "InstancesV2", "LoadBalancer",
+    "LoadBalancerStatus", "Node", "NotSupported", "Refusal", "RetryAfter", "Route", "Routes", "Service", "ServicePort", "Zone",
+    "Zones", "default_load_balancer_name", "health_check", "needs_update", "node_included", "same_ingress", "source_ranges",
+]  # fmt: skip
+CONFIG = "--config"  # stands for the file's name in a factory's ConfigError: `--config:LINE: FIELD: what is wrong`
+
+
+class RetryAfter(LbError):
+    """It did not work, and is to be tried again after so many seconds, no sooner."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class ImplementedElsewhere(LbError):
+    """Another program takes care of this Service; raised by `ensure` and `update`, never by `ensure_deleted`."""
+
+    def __init__(self, message: str = "implemented by alternate to cloud provider") -> None:
+        super().__init__(message)
+
+
+class InstanceNotFound(LbError):
+    """The provider has no such instance."""
+
+    def __init__(self, message: str = "instance not found") -> None:
+        super().__init__(message)
+
+
+class DiskNotFound(LbError):
+    """The provider has no such disk."""
+
+    def __init__(self, message: str = "disk is not found") -> None:
+        super().__init__(message)
+
+
+class NotSupported(LbError):
+    """The provider cannot do this at all."""
+
+    def __init__(self, message: str = "unimplemented") -> None:
+        super().__init__(message)
+
+
+class Refusal(LbError):
+    """What a Service asks for cannot be given: a Warning Event with this reason. It is not tried again until something changes."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class LoadBalancer(ABC):
+    """The balancers of Services. Each call may come again: the second time it changes nothing.
+
+    `owned_annotations` are those of `LoadBalancerStatus.annotations` that go again with the balancer.
+    """
+
+    owned_annotations: tuple[str, ...] = ()
+
+    @abstractmethod
+    async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
+        """Return the status of a Service's balancer; None: there is none."""
+
+    @abstractmethod
+    def name(self, cluster: str, service: Service) -> str:
+        """Return the name of a Service's balancer; `default_load_balancer_name` is one."""
+
+    @abstractmethod
+    async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
+        """Make or change the balancer; return its status. Raises RetryAfter, ImplementedElsewhere, Refusal, or any other error."""
+
+    @abstractmethod
+    async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
+        """Let the balancer send packets to these nodes from now on."""
+
+    @abstractmethod
+    async def ensure_deleted(self, cluster: str, service: Service) -> None:
+        """Remove the balancer and what is left of one; one that is not there is no error."""
+
+
+class InstanceMetadata(Struct, frozen=True):
+    """What a provider knows of an instance; `provider_id` is `PROVIDER://ID`."""
+
+    provider_id: str = ""
+    instance_type: str = ""
+    addresses: tuple[tuple[str, str], ...] = ()
+    zone: str = ""
+    region: str = ""
+    additional_labels: tuple[tuple[str, str], ...] = ()
+
+
+class InstancesV2(ABC):
+    """The machines behind nodes."""
+
+    @abstractmethod
+    async def exists(self, node: Node) -> bool:
+        """Return whether the instance is there."""
+
+    @abstractmethod
+    async def is_shut_down(self, node: Node) -> bool:
+        """Return whether the instance is off."""
+
+    @abstractmethod
+    async def metadata(self, node: Node) -> InstanceMetadata | None:
+        """Return what is known of the instance; None: pass the node over."""
+
+
+class Instances(ABC):
+    """The machines behind nodes, by name: the older form of InstancesV2."""
+
+    @abstractmethod
+    async def addresses(self, node_name: str) -> tuple[tuple[str, str], ...]:
+        """Return pairs of type and address. Raises InstanceNotFound."""
+
+    @abstractmethod
+    async def instance_id(self, node_name: str) -> str:
+        """Return the provider's name of it. Raises InstanceNotFound."""
+
+
+class Zone(Struct, frozen=True):
+    """Where an instance is."""
+
+    failure_domain: str = ""
+    region: str = ""
+
+
+class Zones(ABC):
+    """Where instances are. Deprecated: InstancesV2.metadata says it."""
+
+    @abstractmethod
+    async def zone_of(self, node_name: str) -> Zone:
+        """Return the zone of a node. Raises InstanceNotFound."""
+
+
+class Clusters(ABC):
+    """The clusters of a provider."""
+
+    @abstractmethod
+    async def list(self) -> Sequence[str]:
+        """Return their names."""
+
+
+class Route(Struct, frozen=True):
+    """A way to the pods of a node. `blackhole`: its node is gone."""
+
+    name: str
+    target_node: str
+    destination: str
+    blackhole: bool = False
+
+
+class Routes(ABC):
+    """The ways to the pods of nodes."""
+
+    @abstractmethod
+    async def list(self, cluster: str) -> Sequence[Route]:
+        """Return those of a cluster."""
+
+    @abstractmethod
+    async def create(self, cluster: str, name_hint: str, route: Route) -> None:
+        """Make one."""
+
+    @abstractmethod
+    async def delete(self, cluster: str, route: Route) -> None:
+        """Remove one."""
+
+
+class ClientBuilder(Protocol):
+    """What the controller has for a provider: a client of the API server, its objects, Events, and another look at a Service."""
+
+    @property
+    def lb_class(self) -> str:
+        """The loadBalancerClass that is served; '': Services without one."""
+
+    def client(self) -> KubeClient:
+        """Return the client."""
+
+    def snapshot(self) -> ObjectSnapshot:
+        """Return every Service and Node, as they were read last."""
+
+    def follow(self, on_changes: Callable[[Sequence[ObjectChange]], None]) -> None:
+        """Call a function with changes of Services and Nodes from now on."""
+
+    def sync(self, key: str) -> None:
+        """Have `ensure` called for the Service `NAMESPACE/NAME` again."""
+
+    def write_event(self, service: Service, reason: str, text: str, *, warning: bool) -> None:
+        """Write an Event about a Service; return at once."""
+
+
+class CloudProvider(ABC):
+    """A provider: its parts, or None for those that it has not."""
+
+    name: str
+    has_cluster_id: bool = True
+
+    async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:  # noqa: B027 - most need none
+        """Begin: called once, before any part is used and after all objects were read. `stop` is set when it is to end."""
+
+    def load_balancer(self) -> LoadBalancer | None:
+        """Return the part that makes balancers."""
+        return None
+
+    def instances(self) -> Instances | None:
+        """Return the part that knows machines by name."""
+        return None
+
+    def instances_v2(self) -> InstancesV2 | None:
+        """Return the part that knows machines."""
+        return None
+
+    def zones(self) -> Zones | None:
+        """Return the part that knows zones."""
+        return None
+
+    def clusters(self) -> Clusters | None:
+        """Return the part that knows clusters."""
+        return None
+
+    def routes(self) -> Routes | None:
+        """Return the part that makes routes."""
+        return None
+
+    def reload(self, config: str) -> None:  # noqa: ARG002 - those that can read it override this
+        """Take another text of the `--config` file. Raises ConfigError when it is wrong, and changes nothing then."""
+        raise NotSupported("it is used after a restart")
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return metrics of its own."""
+        return ()
+
+
+Factory = Callable[[str | None], CloudProvider]

@@ -1,0 +1,67 @@
+"""What deploy/cloud installs: objects that fit together, a command line that is taken, a file of pools that is good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+import lbagent
+from lbagent.cli.verbs.cloud import run
+from lbagent.pools.read_pools import parse_pools
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "cloud"
+OBJECTS = {
+    obj["kind"]: obj
+    for path in DEPLOY.glob("*.yaml")
+    for obj in yaml.safe_load_all(path.read_text())
+    if "metadata" in obj
+}
+
+
+@pytest.fixture
+def pod() -> Any:
+    return OBJECTS["Deployment"]["spec"]["template"]["spec"]
+
+
+def test_the_kustomization_has_every_file() -> None:
+    found = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    assert sorted(found["resources"]) == sorted(
+        path.name for path in DEPLOY.glob("*.yaml") if path.stem != "kustomization"
+    )
+    assert found["images"][0]["newTag"] == lbagent.__version__
+
+
+def test_the_command_line_is_taken(pod: Any) -> None:
+    (container,) = pod["containers"]
+    verb, sub, *arguments = container["args"]
+    assert (verb, sub) == ("cloud", "run")
+    found = run.make_context("run", list(arguments)).params
+    assert isinstance(run, click.Command)
+    assert (found["in_cluster"], found["leader_elect"], found["provider"]) == (True, True, "pool")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert found["health_address"] == f"0.0.0.0:{ports['healthz']}"
+    assert found["metrics_address"] == f"0.0.0.0:{ports['metrics']}"
+    (mount,) = container["volumeMounts"]
+    (volume,) = pod["volumes"]
+    (file,) = OBJECTS["ConfigMap"]["data"]
+    assert found["config"] == f"{mount['mountPath']}/{file}"
+    assert (mount["name"], volume["configMap"]["name"]) == (volume["name"], OBJECTS["ConfigMap"]["metadata"]["name"])
+
+
+def test_the_pools_are_good_and_give_nothing_yet() -> None:
+    (text,) = OBJECTS["ConfigMap"]["data"].values()
+    assert parse_pools(text, "pools.yaml").pools == ()
+    example = next(line.partition("# ")[2] for line in text.splitlines() if line.startswith("# - "))
+    assert parse_pools(f"pools:\n{example}\n", "pools.yaml").pools[0].name == "office"
+
+
+def test_it_needs_no_rights_on_the_node(pod: Any) -> None:
+    assert OBJECTS["Deployment"]["spec"]["replicas"] == 2
+    assert pod["serviceAccountName"] == OBJECTS["ServiceAccount"]["metadata"]["name"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
