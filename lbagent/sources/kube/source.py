@@ -1,7 +1,8 @@
 """The Kubernetes API as a source: a reflector for each resource, and what they mean together.
 
-Nothing is given before every resource was listed once; only what is optional is waited for no longer than a moment. An agent that goes on from the maps of an earlier one does not wait
-for that longer than a moment: it goes on untrusted, so that everything stays, and the network and the devices are followed.
+Nothing is given before every resource was listed once; only what is optional is waited for no longer than a moment. An agent
+that goes on from the maps of an earlier one does not wait for that longer than a moment: it goes on untrusted, so that
+everything stays, and the network and the devices are followed.
 """
 
 from __future__ import annotations

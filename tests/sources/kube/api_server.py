@@ -208,7 +208,7 @@ class ApiServer:
         if (verb, name) in self.forbidden:
             text = f'{name} is forbidden: User "agent" cannot {verb} resource "{name}"'
             return web.json_response(status(403, text), status=403)
-        while self.broken.get(name) == 0:
+        while self.broken.get(name) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         if name in self.broken:
             return web.json_response(status(self.broken[name], "it is broken"), status=self.broken[name])
