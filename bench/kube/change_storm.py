@@ -7,7 +7,6 @@ count is in the map is how far behind the agent is.
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import subprocess
@@ -22,6 +21,7 @@ from bench.control import percentile
 from bench.kube.bulk_objects import ENDPOINTS, SLICES, endpoint_address, endpoints
 from bench.kube.kube_node import AgentOnNode, cpu_s, resident_mib
 from bench.kube.slice_changes import ServiceMap, Watch
+from bench.kube.stored import put, stored, value
 from tests.kube.control_plane import MERGE, ControlPlane
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT
@@ -52,37 +52,20 @@ class Storm:
     agent_cpu_s: float
 
 
-def raw(obj: Obj) -> str:
-    """Return how etcd has an object: the server reads JSON where it writes protobuf."""
-    return base64.b64encode(json.dumps(obj).encode()).decode()
-
-
-def put(name: str, value: str) -> str:
-    """Return one operation of a transaction."""
-    return json.dumps({"requestPut": {"key": base64.b64encode((KEY + name).encode()).decode(), "value": value}})
-
-
-def stored(plane: ControlPlane, name: str) -> Obj:
-    """Return a slice as it is to be stored."""
-    obj = dict(plane.ask("GET", f"{SLICES}/{name}"))
-    del obj["metadata"]["resourceVersion"]
-    return obj
-
-
 def plan(plane: ControlPlane, services: range, marker: int, rate: int, seconds: float) -> Obj:
     """Return what the writing process needs: two forms of each slice, every form of the marker."""
     ticks = round(seconds / TICK_S)
-    slices = [stored(plane, f"s{number}-a") for number in services]
+    slices = [stored(plane, f"{SLICES}/s{number}-a") for number in services]
     fewer = [{**obj, "endpoints": obj["endpoints"][1:]} for obj in slices]
-    base, name = stored(plane, f"s{marker}-a"), f"s{marker}"
+    base, name = stored(plane, f"{SLICES}/s{marker}-a"), f"s{marker}"
     marks = [
         put(
-            f"{name}-a",
-            raw({**base, "endpoints": endpoints(name, [endpoint_address(marker, n) for n in range(count)])}),
+            f"{KEY}{name}-a",
+            value({**base, "endpoints": endpoints(name, [endpoint_address(marker, n) for n in range(count)])}),
         )
         for count in range(ENDPOINTS + 1, ENDPOINTS + 1 + ticks // MARKER_TICKS + 1)
     ]
-    forms = [[put(obj["metadata"]["name"], raw(obj)) for obj in form] for form in (fewer, slices)]
+    forms = [[put(KEY + obj["metadata"]["name"], value(obj)) for obj in form] for form in (fewer, slices)]
     return {"forms": forms, "marks": marks, "a_tick": round(rate * TICK_S), "first": ENDPOINTS + 1, "ticks": ticks}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Spread, pinned, ratio
-from bench.kube import bulk_objects, change_storm, inside_node, kube_proxy, slice_changes
+from bench.kube import bulk_load, bulk_objects, change_storm, inside_node, kube_proxy, slice_changes
 from bench.kube.kube_node import POD, AgentOnNode, KubeNode, open_to_nodes
 from bench.kube.pod_client import answers, connect_us, gbit_per_s, in_turns, requests_per_s
 from bench.kube.pod_server import ANSWER_PORT, SINK_PORT
@@ -89,7 +89,7 @@ def _sizes(plane: ControlPlane, binary: str | None, amount: Amount, out: list[di
     written = 0
     for count in amount.services:
         began = time.monotonic()
-        bulk_objects.written(plane, map(bulk_objects.numbered, range(written, count)))
+        bulk_load.fill(plane, range(written, count))
         say(f"  {count - written:,} Services and slices written in {time.monotonic() - began:.0f} s")
         written = count
         out.append(_size(plane, binary, count, changes, amount, is_largest=count == max(amount.services)))

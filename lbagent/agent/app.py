@@ -23,7 +23,7 @@ from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
 from lbagent.agent.conditions.every_check import every_check
 from lbagent.agent.conditions.monitor import ConditionMonitor
-from lbagent.agent.device_keeper import DeviceKeeper, require_devices
+from lbagent.agent.device_keeper import DeviceKeeper, expected_hooks, require_devices
 from lbagent.agent.facade import AgentFacade
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
@@ -251,7 +251,8 @@ class Agent:
         config, maps = components.config, components.maps
         found, root = self._artifact(config), pins.pin_dir(config.bpffs)
         settings = layer_settings.program_settings(config, components.further)
-        return datapath.start(root, found, maps.fds, maps.sizes, settings)
+        hooks = expected_hooks(components.network.network, config)
+        return datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
 
 
 def node_port_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:

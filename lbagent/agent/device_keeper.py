@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from lbagent.agent.layer_settings import socket_cgroup
-from lbagent.bpf.hooks import XDP, TargetKind
-from lbagent.bpf.load.attach import Attachment
+from lbagent.bpf.hooks import XDP, Hook, TargetKind
+from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.devices import no_such_device
+from lbagent.bpf.load.devices import devices, no_such_device
 from lbagent.config import Config
 from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
 from lbagent.errors import LbError, NotFound
@@ -183,6 +183,13 @@ def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: I
         elif any(fnmatchcase(link.name, pattern) for pattern in pod_patterns):
             out[link.index] = (link, True)
     return out
+
+
+def expected_hooks(network: NodeNetwork, config: Config) -> set[Hook]:
+    """Return the hooks that the devices which are there will get. In a thread: it asks the kernel."""
+    chosen, present = choose_devices(config.device, _present(network), config.pod_device), devices()
+    names = [name for name in chosen.names if name in present]
+    return {item.hook for item in wanted_attachments(config.attach, names, config.pod_device, present)}
 
 
 def native_devices(network: NodeNetwork, attached: Iterable[Attachment]) -> frozenset[int]:

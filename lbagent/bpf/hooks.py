@@ -6,6 +6,7 @@ hook is a line here, and a context if its programs see something else; docs/arch
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
@@ -142,6 +143,11 @@ def load_attach_type(context: str, program: str) -> int:
     if not CONTEXTS[context].attach_type_at_load:
         return 0
     return next((hook.attach_type for hook in HOOKS if hook.program == program), 0)
+
+
+def contexts_of(hooks: Iterable[Hook]) -> frozenset[str]:
+    """Return the names of the contexts whose programs these hooks and their companions run."""
+    return frozenset(each.context.name for hook in hooks for each in (hook, hook.companion) if each)
 
 
 def in_mode(hook: Hook, xdp_mode: str) -> Hook:

@@ -33,6 +33,9 @@ TAIL_CALLS = (
 )
 # What the agent runs itself by BPF_PROG_TEST_RUN, compiled for one hook only.
 AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}
+AGENT_RUN_PROGRAMS = frozenset(
+    f"{name}{family}" for names in AGENT_RUNS.values() for name in names for family in Family
+)
 
 
 def call_slot(name: str, family: Family) -> int:

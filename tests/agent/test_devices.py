@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
 
+from lbagent.kernel.bpf_prog import prog_info
+from lbagent.kernel.bpffs import open_pin
+from lbagent.maps.pins import pin_dir
 from tests.agent.conftest import Box, web
 from tests.lab.netns import wait_for
 
@@ -39,3 +43,35 @@ def test_only_what_came_or_went_is_logged(box: Box) -> None:
     box.node.ip("link del pod7")
     wait_for(lambda: len(changes(box)) == 3, "the line about pod7's end")
     assert changes(box)[-1] == ([], ["pod7-tc_egress", "pod7-tc_ingress"], total)
+
+
+def loaded(box: Box) -> set[str]:
+    """The programs of the generation in force that have a pin."""
+    return {pin.name for pin in (pin_dir(box.bpffs) / "prog").iterdir()}
+
+
+def program_ids(box: Box) -> dict[str, int]:
+    """The ids of the pinned programs of tc and of those that the agent runs."""
+    out = {}
+    for name in ("tc_ingress", "tc_egress", "sweep4", "sweep6"):
+        fd = open_pin(pin_dir(box.bpffs) / "prog" / name)
+        out[name] = prog_info(fd).id
+        os.close(fd)
+    return out
+
+
+def test_programs_of_xdp_are_loaded_for_a_device_that_has_it(box: Box) -> None:
+    """`--attach auto` takes tc on a veth; the next agent wants XDP, and loads that beside what is there; the third one wants tc."""
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    assert {"tc_ingress", "tc_egress", "tc_after_xdp", "sweep4", "sweep6", "migrate4"} <= loaded(box)
+    assert "xdp" not in loaded(box)
+    first = program_ids(box)
+    for attach, hooks in (("xdp", {"xdp", "tc_after_xdp", "tc_egress"}), ("tc", {"tc_ingress", "tc_egress"})):
+        box.agent.stop()
+        box.agent.attach = attach
+        box.agent.start()
+        assert "xdp" in loaded(box)
+        assert program_ids(box) == first
+        (device,) = (each for each in box.agent.json("status")["devices"] if each["name"] == "eth0")
+        assert set(device["hooks"]) == hooks

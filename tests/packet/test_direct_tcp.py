@@ -216,7 +216,9 @@ def test_both_flows_expire(still_world: TimedWorld, fam: Family, hook: str) -> N
     assert one.direct.passes("PA")
 
 
-def test_a_syn_that_comes_once_more_does_not_end_the_mark_early(still_world: TimedWorld, fam: Family, hook: str) -> None:
+def test_a_syn_that_comes_once_more_does_not_end_the_mark_early(
+    still_world: TimedWorld, fam: Family, hook: str
+) -> None:
     """Its time-out is that of a flow without an answer; the connection that is open lives longer."""
     one = scene(still_world.reset(), fam, hook)
     one.caller.establish()

@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.hooks import SOCK_CONTEXT
+from lbagent.bpf.hooks import CONTEXTS, SOCK_CONTEXT, TC_EGRESS, contexts_of
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
-from lbagent.bpf.load.loader import Generation, load_generation, require_kernel
+from lbagent.bpf.load.loader import Generation, add_programs, lacking, load_generation, require_kernel
 from lbagent.kernel import jiffies
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.hooks import Hook
     from lbagent.bpf.load.program_settings import Seeds, Settings
     from lbagent.maps.specs import Sizes
 
@@ -37,6 +38,8 @@ class Datapath:
     seeds: Seeds
     reused: bool  # True: the pinned programs were the right ones, nothing was loaded
     sizes: Sizes  # of the maps that the programs know
+    shared_maps: Mapping[str, int]  # which programs that are needed later are loaded against
+    config: bytes  # the settings record of the programs
     attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
     log_dir: Path | None = None
@@ -54,7 +57,7 @@ class Datapath:
 
     @property
     def programs(self) -> Mapping[str, int]:
-        """Descriptors by name: the entry programs of all hooks, and those the agent runs (sweep4, sweep6, ...)."""
+        """Descriptors by name: the entry programs of hooks in use, and those the agent runs (sweep4, sweep6, ...)."""
         return self.generation.programs
 
     def attach(
@@ -67,8 +70,23 @@ class Datapath:
         present = attach.with_former_names(self.root, devices())
         wanted = attach.wanted_attachments(mode, names, pod_patterns, present) + attach.socket_attachments(cgroup)
         self.fall_back = mode == "auto"
+        self.hooked.require(item.hook for item in wanted)
         self.attachments = attach.attach(self.root, wanted, self.hooked.programs, fall_back=self.fall_back)
         return self.attachments
+
+    def require(self, hooks: Iterable[Hook]) -> None:
+        """Load the programs of these hooks where nothing needed them before, beside those in force, which stay.
+
+        Raises what loading raises; then all is as before.
+        """
+        self.require_contexts(contexts_of(hooks))
+
+    def require_contexts(self, contexts: Collection[str]) -> None:
+        """Do the same for all hooks of these contexts."""
+        missing = lacking(self.artifact, contexts, self.generation)
+        if missing:
+            add_programs(self.generation, missing, self.shared_maps, self.config, log_dir=self.log_dir)
+            generation.add_pins(self.root, self.generation, missing)
 
     def attached_devices(self) -> dict[str, int]:
         """Return the interface indexes of the devices that got programs, by the names they had then."""
@@ -84,11 +102,12 @@ class Datapath:
         key = generation.generation_key(artifact, shared_maps, config)
         if key == self.key:
             return
-        new = load_generation(artifact, shared_maps, config, log_dir=self.log_dir)
+        contexts = contexts_of(item.hook for item in self.attachments) | contexts_in_use(self.root)
+        new = load_generation(artifact, shared_maps, config, contexts=contexts, log_dir=self.log_dir)
         generation.install(self.root, key, new, self._swap)
         self.generation.close()
         self.artifact, self.generation, self.key, self.reused = artifact, new, key, False
-        self.sizes = sizes
+        self.sizes, self.shared_maps, self.config = sizes, dict(shared_maps), config
 
     def _swap(self, new: Generation) -> None:
         """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
@@ -102,7 +121,7 @@ class Datapath:
         self.close()
         self.interim = None
         self.artifact, self.generation, self.key, self.reused = other.artifact, other.generation, other.key, False
-        self.sizes = other.sizes
+        self.sizes, self.shared_maps, self.config = other.sizes, other.shared_maps, other.config
 
     def leave_hooks_to(self, interim: Datapath) -> None:
         """Let the programs of `interim`, installed at least in part, stay on the hooks: only they know all maps with flows."""
@@ -129,12 +148,18 @@ def wanted_programs(artifact: Artifact, options: Settings) -> Artifact:
     return replace(artifact, programs=kept)
 
 
+def contexts_in_use(root: Path) -> frozenset[str]:
+    """Return the contexts of what is attached under `root`, of socket programs, and of tc, which every device and pod has."""
+    return contexts_of([TC_EGRESS, *(item.hook for item in attach.attached(root))]) | {SOCK_CONTEXT.name}
+
+
 def load(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
-    *, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
+    *, hooks: Collection[Hook] | None = None, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Load the programs of `artifact` and attach nothing; with `reuse`, take the pinned ones if they are the same.
 
+    `hooks` are those that are to be attached: what neither they nor those attached now run is not loaded. None: load everything.
     With `old` they are those that move flows from maps of these sizes, which are among `shared_maps` by their names in
     OLD_MAPS. The seeds are those of the flow tables under `root`. Raises as `start`.
     """
@@ -145,20 +170,30 @@ def load(
     config = program_settings.pack_config(options, sizes, seeds, jiffies.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)
     found = generation.reuse_pinned(root, key, artifact) if reuse else None
-    new = found or load_generation(artifact, shared_maps, config, log_dir=log_dir)
-    return Datapath(root, artifact, new, key, seeds, reused=bool(found), sizes=sizes, log_dir=log_dir)
+    contexts = frozenset(CONTEXTS) if hooks is None else contexts_of(hooks) | contexts_in_use(root)
+    new = found or load_generation(artifact, shared_maps, config, contexts=contexts, log_dir=log_dir)
+    made = Datapath(
+        root, artifact, new, key, seeds, reused=bool(found), sizes=sizes, shared_maps=dict(shared_maps), config=config,
+        log_dir=log_dir,
+    )  # fmt: skip
+    try:
+        made.require_contexts(contexts)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def start(
     root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
-    *, log_dir: Path | None = None,
+    *, hooks: Collection[Hook] | None = None, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Bring the programs of `artifact` in force under `root`: reuse the pinned ones if they are the same, else load.
 
     `shared_maps` are the descriptors of maps/kernel_maps.py by name. Devices that an earlier process attached to go over
-    to the new programs. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
+    to the new programs. `hooks`: as `load`. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
     """
-    made = load(root, artifact, shared_maps, sizes, options, reuse=True, log_dir=log_dir)
+    made = load(root, artifact, shared_maps, sizes, options, hooks=hooks, reuse=True, log_dir=log_dir)
     if not made.reused:
         made.install()
     return made

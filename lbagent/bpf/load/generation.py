@@ -25,7 +25,7 @@ from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.model.further_sources import FurtherSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact
 
@@ -70,13 +70,14 @@ def _pinned_config(root: Path) -> bytes | None:
 
 
 def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:
-    """Return the pinned generation if it is exactly `key`, whole; else None. Loads nothing."""
+    """Return the pinned generation, with the programs that it has, if it is exactly `key`; else None. Loads nothing."""
     if not (root / "build" / key).is_dir() or (root / _NEXT).exists():
         return None
     found = Generation()
     try:
         for name in pinned_programs(artifact.programs):
-            found.programs[name] = bpffs.open_pin(root / "prog" / name)
+            if (root / "prog" / name).exists():
+                found.programs[name] = bpffs.open_pin(root / "prog" / name)
         for name in GENERATION_MAPS:
             found.maps[name] = bpffs.open_pin(root / name)
     except KernelError:
@@ -106,6 +107,14 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
         for fd in old_maps:
             os.close(fd)
     _remove_tree(root / _NEXT)
+
+
+def add_pins(root: Path, made: Generation, names: Iterable[str]) -> None:
+    """Pin programs that were loaded into the generation in force later than the others. Raises KernelError."""
+    (root / "prog").mkdir(exist_ok=True)
+    for name in names:
+        if not is_tail_called(name):
+            bpffs.pin(made.programs[name], root / "prog" / name)
 
 
 def _keep_open(root: Path) -> list[int]:

@@ -1,9 +1,10 @@
 """Programs into the kernel, one *generation* at a time.
 
-A generation is all programs of one artifact and one settings record, with maps of its own that nothing else may see mixed:
-`lb_config` (frozen, folded into the instructions) and the two tail call arrays. An entry program reaches only tail calls of
-its own generation, so old and new may run side by side while the links are being updated one by one. Tables with flows
-and services are shared by all generations and belong to maps/kernel_maps.py.
+A generation is the programs of one artifact and one settings record, of the contexts (bpf/hooks.py) that are in use; those of
+another context may come later. It has maps of its own that nothing else may see mixed: `lb_config` (frozen, folded into the
+instructions) and the two tail call arrays. An entry program reaches only tail calls of its own generation, so old and new may
+run side by side while the links are being updated one by one. Tables with flows and services are shared by all generations
+and belong to maps/kernel_maps.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.build.rewrite import take_out_calls
 from lbagent.bpf.hooks import CONTEXTS, load_attach_type
 from lbagent.bpf.load.constants import with_constants
+from lbagent.bpf.tail_calls import AGENT_RUN_PROGRAMS
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_map, bpf_prog, features
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
@@ -32,7 +34,7 @@ from lbagent.maps.pins import create_map
 from lbagent.maps.specs import OLD_MAPS, map_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from lbagent.bpf.build.artifact import Artifact, Program
 
@@ -70,34 +72,68 @@ def require_kernel() -> None:
 
 
 def load_generation(
-    artifact: Artifact, shared_maps: Mapping[str, int], config: bytes, *, log_dir: Path | None = None
+    artifact: Artifact,
+    shared_maps: Mapping[str, int],
+    config: bytes,
+    *,
+    contexts: Collection[str] = CONTEXTS,
+    log_dir: Path | None = None,
 ) -> Generation:
-    """Load every program of the artifact against the shared maps and a new `lb_config` holding `config`.
+    """Load the programs of these contexts, and those the agent runs, against the shared maps and a new `lb_config` of `config`.
 
-    The tail call arrays are filled before this returns, so an entry program can be attached at once.
-    Raises VerifierError (last lines, path of the whole log), KernelError, CompileError (two programs in one slot).
+    Raises as `add_programs`.
     """
     made = Generation()
     try:
         _create_generation_maps(made.maps, config)
-        fds = with_old_maps({**shared_maps, **made.maps})
-
-        def load(program: Program) -> None:
-            start = time.perf_counter()
-            made.programs[program.name] = load_program(with_constants(program, config), fds, log_dir)
-            made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
-
-        largest_first = sorted(artifact.programs.values(), key=lambda program: -len(program.insns))
-        with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies side by side
-            list(pool.map(load, largest_first))
-        for (calls, slot), name in call_slots(artifact.programs).items():
-            key, value = slot.to_bytes(4, "little"), made.programs[name].to_bytes(4, "little")
-            with kernel_errors(f"fill slot {slot}", calls):
-                bpf_map.map_update(made.maps[calls], key, value)
+        add_programs(made, lacking(artifact, contexts, made), shared_maps, config, log_dir=log_dir)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def lacking(artifact: Artifact, contexts: Collection[str], made: Generation) -> dict[str, Program]:
+    """Return what a generation lacks of the contexts' programs, and of those the agent runs.
+
+    A context is there with its entry programs: they are pinned after their tail calls are in the array, which holds these.
+    """
+    absent = {name: program for name, program in artifact.programs.items() if name not in made.programs}
+    wanted = {program.context for name, program in absent.items() if not is_tail_called(name)} & set(contexts)
+    return {
+        name: program for name, program in absent.items() if program.context in wanted or name in AGENT_RUN_PROGRAMS
+    }
+
+
+def add_programs(
+    made: Generation, programs: Mapping[str, Program], shared_maps: Mapping[str, int], config: bytes, *, log_dir: Path | None
+) -> None:  # fmt: skip
+    """Load programs into a generation, whose settings are `config`; on an error it is as before.
+
+    The tail call arrays are filled before this returns, so an entry program can be attached at once.
+    Raises VerifierError (last lines, path of the whole log), KernelError, CompileError (two programs in one slot).
+    """
+    fds = with_old_maps({**shared_maps, **made.maps})
+    loaded: dict[str, int] = {}
+
+    def load(program: Program) -> None:
+        start = time.perf_counter()
+        loaded[program.name] = load_program(with_constants(program, config), fds, log_dir)
+        made.load_ms[program.name] = (time.perf_counter() - start) * 1e3
+
+    try:
+        largest_first = sorted(programs.values(), key=lambda program: -len(program.insns))
+        with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies side by side
+            list(pool.map(load, largest_first))
+        for (calls, slot), name in call_slots(programs).items():
+            key, value = slot.to_bytes(4, "little"), loaded[name].to_bytes(4, "little")
+            with kernel_errors(f"fill slot {slot}", calls):
+                bpf_map.map_update(made.maps[calls], key, value)
+    except BaseException:
+        for fd in loaded.values():
+            os.close(fd)
+        raise
+    made.programs.update(loaded)
 
 
 def lower_priority() -> None:

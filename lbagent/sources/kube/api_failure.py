@@ -13,6 +13,11 @@ from lbagent.sources.kube.resources import Resource
 STAYS = "all that was read before stays as it is"
 
 
+def not_read(resource: Resource) -> str:
+    """Return what a resource that is optional and not listed means."""
+    return f"{resource.kind} objects of the API are not read"
+
+
 class ApiFailure(Struct, frozen=True):
     """A request that fails. `status` is HTTP's, 0 when there was no answer, None when the answer could not be read."""
 
@@ -26,8 +31,7 @@ class ApiFailure(Struct, frozen=True):
         """The failure by itself."""
         subject = f"{self.verb} {self.resource.name}"
         if self.resource.optional:
-            kept = f"{self.resource.kind} objects of the API are not read"
-            return Message(self.text, kept, subject=subject, warning=True)
+            return Message(self.text, not_read(self.resource), subject=subject, warning=True)
         return Message(self.text, _kept([self]), subject=subject)
 
 

@@ -26,6 +26,7 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
     alive_s: float = 1.0  # a watch that has lived so long without a word is no failure
     standing_s: float = 10.0  # a failure that lasts so long is shown
     first_list_s: float = 10.0  # an agent that goes on from its maps waits so long for the first lists
+    optional_s: float = 10.0  # what not every server has is waited for so long after all else was listed
     watch_s: tuple[int, int] = (300, 600)  # a watch is asked to end by itself in this range
     absent_s: float = 300.0  # a resource that is not installed is asked for again
     page: int = 500

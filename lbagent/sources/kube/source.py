@@ -1,12 +1,14 @@
 """The Kubernetes API as a source: a reflector for each resource, and what they mean together.
 
-Nothing is given before every resource was listed once. An agent that goes on from the maps of an earlier one does not wait
-for that longer than a moment: it goes on untrusted, so that everything stays, and the network and the devices are followed.
+Nothing is given before every resource was listed once; only what is optional is waited for no longer than a moment. An agent
+that goes on from the maps of an earlier one does not wait for that longer than a moment: it goes on untrusted, so that
+everything stays, and the network and the devices are followed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
@@ -18,7 +20,7 @@ from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange, initial_changes
-from lbagent.sources.kube.api_failure import failure_message
+from lbagent.sources.kube.api_failure import failure_message, not_read
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
 from lbagent.sources.kube.event_writer import EventWriter
 from lbagent.sources.kube.kube_client import KubeClient
@@ -59,6 +61,7 @@ class KubeSource:
         self._names = ServiceNames(settings.state_dir, lambda: self._services.keys | self._remembered)
         self._resumes = False
         self._remembered: frozenset[str] = frozenset()  # Services that an earlier agent knew and no list has held yet
+        self._needed_listed = asyncio.Event()  # all but what is optional
         self._all_listed = asyncio.Event()
         self._is_given = False  # the first lists were given
         self._was_held = ""  # what the last Event about deletions that wait said
@@ -101,13 +104,22 @@ class KubeSource:
     def problems(self) -> Sequence[Message]:
         """Return what stands in the way, what waits for a confirmation, and what is wrong with objects."""
         own = self._own_problem()
-        absent = [
-            each.failure.message
-            for each in self._reflectors
-            if each.failure and each.resource.optional and each.failure.status  # a server that is away is said once
-        ]
+        absent = [message for each in self._reflectors if (message := self._absence(each))]
         refused = [message for each in self._reflectors for message in each.cache.messages]
         return [*([own] if own else ()), *absent, *refused]
+
+    def _absence(self, reflector: Reflector) -> Message | None:
+        """Return what is wrong with an optional resource. A server that is away is said once."""
+        resource, failure = reflector.resource, reflector.failure
+        if not resource.optional:
+            return None
+        if failure and failure.status:
+            return failure.message
+        if not self._is_given or reflector.listed.is_set() or self._own_problem():
+            return None
+        if failure:
+            return failure.message
+        return Message("no list of them yet", not_read(resource), subject=f"list {resource.name}", warning=True)
 
     @property
     def remedy(self) -> str:
@@ -138,7 +150,7 @@ class KubeSource:
                     tasks.create_task(reflector.run())
                 tasks.create_task(self._names.run())
                 tasks.create_task(self.events.run())
-                await self._give_first_lists()
+                await self._give_first_lists(tasks.create_task(self._wait_for_lists()))
         finally:
             await self._client.close()
 
@@ -156,16 +168,25 @@ class KubeSource:
 
     # --- first lists ---
 
-    async def _give_first_lists(self) -> None:
+    async def _wait_for_lists(self) -> None:
+        """Wait for every list, but only for a while for those that are optional: they are taken in when they come."""
+        await self._needed_listed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.timing.optional_s):
+                await self._all_listed.wait()
+        for reflector in self._reflectors:
+            if not reflector.listed.is_set():
+                fields = {"resource": reflector.resource.name}
+                log.warning("the Kubernetes API does not list an optional resource: the agent goes on", extra=fields)
+
+    async def _give_first_lists(self, lists: asyncio.Task[None]) -> None:
         if self._resumes:
-            try:
-                async with asyncio.timeout(self._settings.timing.first_list_s):
-                    await self._all_listed.wait()
-            except TimeoutError:
+            await asyncio.wait({lists}, timeout=self._settings.timing.first_list_s)
+            if not lists.done():
                 log.warning("no list of the Kubernetes API yet: what the maps hold is served")
                 self._tell([])
                 self.synced.set()
-        await self._all_listed.wait()
+        await lists
         await self._require_node()
         self._is_given = True
         self._measure_remembered()
@@ -205,7 +226,10 @@ class KubeSource:
             log.error("a list lacks so many objects that they are kept", extra=fields)
         changes = cache.accept(draft, missing if hold else frozenset())
         reflector.listed.set()
-        if all(each.listed.is_set() for each in self._reflectors):
+        missing_lists = [each.resource for each in self._reflectors if not each.listed.is_set()]
+        if all(resource.optional for resource in missing_lists):
+            self._needed_listed.set()
+        if not missing_lists:
             self._all_listed.set()
         self._measure_remembered()
         self._publish(changes)

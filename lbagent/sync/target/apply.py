@@ -219,11 +219,12 @@ class _Run:
         plan, shadow = self.plan, self.shadow
         if plan.snat_bits is not None:
             shadow.set_snat_bits(plan.snat_bits)
+        if plan.full_sync:
+            shadow.mark_stale(shadow.set_bits())  # those of the plan are among them
+            return
         for step in plan.steps:
             if step.kind is Kind.FILTER:
                 shadow.mark_stale(step.numbers(0, len(step.owners)))
-        if plan.full_sync:
-            shadow.mark_stale(shadow.set_bits())
 
     def _keep_partial(self, owner: int, change: FrontendChange, done: list[tuple[Step, int]]) -> None:
         """Remember the entries a failed change has really got, and pin every backend they may name."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.hooks import XDP
+from lbagent.bpf.hooks import TC_EGRESS, TC_INGRESS, XDP
 from lbagent.bpf.load import attach, clsact, datapath, generation
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.load.verifier_report import SMALL_SIZES
-from lbagent.errors import KernelError
+from lbagent.errors import KernelError, VerifierError
 from lbagent.kernel import bpf_link, bpfsys
+from lbagent.kernel.opcodes import EXIT, LDX_U32, insn
 from tests.bpf.support import ENTRY, FELL_THROUGH, MIXED, TAIL, counter, in_child
 from tests.lab.netns import wait_for
 
@@ -200,3 +203,118 @@ def test_remove_leaves_nothing(root, started):
 def test_remove_twice_is_fine(root):
     assert datapath.remove(root) == []
     generation.remove(root)
+
+
+# --- programs that no hook needed at first ---
+
+
+def start_for_tc(root, artifact, fds, **settings):
+    return datapath.start(root, artifact, fds, SMALL_SIZES, Settings(**settings), hooks=[TC_INGRESS, TC_EGRESS])
+
+
+def xdp_pins(root):
+    return [name for name in pins(root) if name.endswith("xdp") and name.startswith("prog/") and "after" not in name]
+
+
+def test_programs_of_xdp_are_loaded_when_a_device_needs_them(root, artifact, fds, netns):
+    path = start_for_tc(root, artifact, fds)
+    path.attach("tc", ["v0"], [])
+    assert {"tc_ingress", "tc_egress"} <= set(path.programs)
+    assert "xdp" not in path.programs
+    assert (xdp_pins(root), set(path.generation.load_ms)) == ([], {"tc_ingress", "tc_egress", "tc_after_xdp"})
+    key, tc = path.key, path.programs["tc_egress"]
+    path.attach("xdp", ["v0"], [])
+    assert (path.key, path.programs["tc_egress"], xdp_pins(root)) == (key, tc, ["prog/xdp"])
+    with Traffic() as traffic:
+        wait_for(lambda: traffic.sent > 100, "frames")
+    wait_for(lambda: counter(fds, TAIL) >= traffic.sent, "frames counted by the tail call")
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
+    path.close()
+    again = start_for_tc(root, artifact, fds)
+    assert (again.reused, again.generation.load_ms) == (True, {})
+    again.close()
+
+
+def test_pins_of_all_programs_are_reused_where_fewer_are_needed(root, started, artifact, fds):
+    started.close()
+    again = start_for_tc(root, artifact, fds)
+    assert (again.reused, again.generation.load_ms, xdp_pins(root)) == (True, {}, ["prog/xdp"])
+    again.close()
+
+
+def test_pins_without_xdp_are_reused_where_it_is_needed(root, artifact, fds, netns):
+    start_for_tc(root, artifact, fds).close()
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings(), hooks=[XDP])
+    assert (again.reused, set(again.generation.load_ms)) == (True, {"xdp", "call_xdp_5_second"})
+    again.attach("xdp", ["v0"], [])
+    assert xdp_pins(root) == ["prog/xdp"]
+    again.close()
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_what_is_attached_has_its_programs_replaced_though_it_is_not_wanted_any_more(
+    root, started, artifact, second_artifact, fds, reloads
+):
+    """`--attach tc` over a device with XDP: until tc is attached XDP goes on, with the new programs."""
+    before = counter(fds, ENTRY)
+    with Traffic() as traffic:
+        if reloads:
+            started.reload(second_artifact, fds, SMALL_SIZES, Settings())
+        else:
+            started.close()
+            start_for_tc(root, second_artifact, fds).close()
+        assert devices()["v0"].xdp_prog_id
+        wait_for(lambda: traffic.sent > 100, "frames")
+    wait_for(lambda: counter(fds, ENTRY) >= before + traffic.sent, "all frames counted")
+    assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
+
+
+def test_a_reload_loads_what_is_attached_and_no_more(root, artifact, fds, netns):
+    path = start_for_tc(root, artifact, fds)
+    path.attach("tc", ["v0"], [])
+    path.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
+    assert xdp_pins(root) == []
+    path.attach("xdp", ["v0"], [])
+    path.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5001))
+    assert xdp_pins(root) == ["prog/xdp"]
+    path.close()
+
+
+def test_killed_after_any_step_of_loading_more_the_next_agent_does_it(root, artifact, fds, netns):
+    start_for_tc(root, artifact, fds).close()
+
+    def load_more(steps):
+        path = start_for_tc(root, artifact, fds)
+        die_after(steps)
+        path.attach("xdp", ["v0"], [])
+
+    steps = 0
+    while in_child(partial(load_more, steps)) == 9:
+        again = start_for_tc(root, artifact, fds)
+        assert again.reused
+        again.attach("xdp", ["v0"], [])
+        fallen = counter(fds, FELL_THROUGH)
+        with Traffic() as traffic:
+            wait_for(lambda: traffic.sent > 20, "frames")
+        assert (counter(fds, FELL_THROUGH), counter(fds, MIXED)) == (fallen, 0)
+        again.close()
+        datapath.remove(root)
+        start_for_tc(root, artifact, fds).close()
+        steps += 1
+    assert steps > 2
+
+
+def test_a_refused_program_changes_nothing(root, artifact, fds, netns):
+    path = start_for_tc(root, artifact, fds)
+    path.attach("tc", ["v0"], [])
+    before, programs = pins(root), dict(path.programs)
+    name = "call_xdp_5_second"
+    bad = replace(artifact.programs[name], insns=insn(LDX_U32, dst=0, src=1, offset=400) + insn(EXIT), relocations=())
+    path.artifact = replace(artifact, programs={**artifact.programs, name: bad})
+    with pytest.raises(VerifierError):
+        path.attach("xdp", ["v0"], [])
+    assert (pins(root), dict(path.programs)) == (before, programs)
+    path.artifact = artifact
+    path.attach("xdp", ["v0"], [])
+    assert xdp_pins(root) == ["prog/xdp"]
+    path.close()

@@ -82,6 +82,7 @@ class ApiServer:
         self.answers: deque[web.Response | Callable[[], Any]] = (
             deque()
         )  # given to the next requests, whatever these are
+        self.broken: dict[str, int] = {}  # resources that answer with this status; 0: not at all
         self.initializing: set[str] = set()  # resources whose definition has just been made
         self.expire_pages = 0  # continue tokens to answer with 410
         self.on_expired: Callable[[], Any] = lambda: None
@@ -207,6 +208,10 @@ class ApiServer:
         if (verb, name) in self.forbidden:
             text = f'{name} is forbidden: User "agent" cannot {verb} resource "{name}"'
             return web.json_response(status(403, text), status=403)
+        while self.broken.get(name) == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        if name in self.broken:
+            return web.json_response(status(self.broken[name], "it is broken"), status=self.broken[name])
         if name in self.initializing:
             text = "storage is (re)initializing"
             return web.json_response(status(429, text, "TooManyRequests"), status=429, headers={"Retry-After": "1"})

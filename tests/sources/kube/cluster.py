@@ -26,6 +26,7 @@ QUICK = KubeTiming(
     alive_s=0.1,
     standing_s=0.3,
     first_list_s=10.0,
+    optional_s=10.0,
     watch_s=(300, 600),
     absent_s=0.3,
     page=3,

@@ -19,6 +19,7 @@ from tests.sources.kube.api_server import ApiServer, status
 from tests.sources.kube.cluster import (
     NODE,
     QUICK,
+    backend_state,
     following,
     kubeconfig,
     node,
@@ -99,6 +100,40 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
             api.initializing.clear()
             await follower.converges()
             await follower.until(lambda: follower.source.trusted and follower.texts == "")
+
+
+@pytest.mark.parametrize("code", [429, 500, 503, 0], ids=str)
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("name", ["backendstates", "servicecidrs"])
+async def test_an_optional_resource_that_fails_for_ever_is_waited_for_a_while(
+    api, tmp_path, caplog, code, resumes, name
+) -> None:
+    """All else is given without it, `status` says so, and it is taken in when it comes. 0: the server says nothing of it."""
+    api.installed.add("BackendState")
+    await api.put(backend_state("one", "10.244.1.1:8080/TCP"))
+    api.broken = {name: code}
+    with caplog.at_level(logging.WARNING):
+        async with following(api, tmp_path, resumes=resumes, timing=replace(QUICK, optional_s=0.1)) as follower:
+            assert follower.source.trusted
+            assert follower.names("Service") == sorted(api.objects["Service"])
+            said = [record.resource for record in caplog.records if "optional" in record.message]  # type: ignore[attr-defined]
+            assert [each.split(".")[0] for each in said] == [name]
+            await follower.until(
+                lambda: f"{name}." in follower.texts and "objects of the API are not read" in follower.texts
+            )
+            assert all(message.warning for message in follower.source.problems())
+            api.broken = {}
+            await follower.converges()
+            await follower.until(lambda: follower.texts == "")
+            assert follower.names("BackendState") == ["one"]
+
+
+async def test_what_every_server_has_is_waited_for(api, tmp_path) -> None:
+    api.broken = {"endpointslices": 503}
+    async with following(api, tmp_path, synced=False, timing=replace(QUICK, optional_s=0.1)) as follower:
+        await follower.until(lambda: "endpointslices" in follower.texts)
+        await asyncio.sleep(0.5)
+        assert not follower.source.synced.is_set()
 
 
 async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
