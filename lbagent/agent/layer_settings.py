@@ -60,6 +60,7 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
         reject_rate=config.reject_rate,
         external_clusterip=config.external_clusterip,
         strict_source=config.strict_source,
+        new_flows=config.new_flows,
         timeout_new_s=config.timeout_new,
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,

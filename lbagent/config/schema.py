@@ -17,7 +17,7 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
-        "external_ips", "masquerade_all", "strict_source", "snat_ports", "snat_address", "reject_rate",
+        "external_ips", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address", "reject_rate",
         "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
     }
@@ -139,6 +139,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     strict_source: Annotated[
         bool, Meta(description="Whether a remote backend's replies must come in by the device of its route.")
     ] = False
+    new_flows: Annotated[
+        Literal["any", "syn"],
+        Meta(
+            description="What begins a flow: any packet; syn: of TCP only a SYN. Other segments without a flow are left to the"
+            " stack, where the proxy translates them that served this node before."
+        ),
+    ] = "any"
     snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
         "1024-29999"
     )

@@ -226,6 +226,7 @@ class ConfigFlag(IntEnum):
 
     EXTERNAL_CLUSTERIP = 1
     STRICT_SOURCE = 2
+    NEW_FLOWS_SYN = 4
 
 
 FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)

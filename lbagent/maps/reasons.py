@@ -31,6 +31,7 @@ class Reason(IntEnum):
     PASS_MTU = 19  # too large for its way, DF clear: left to tc_after_xdp, which cuts it and counts it once more
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it once more
     PASS_FOREIGN_SOURCE = 22  # from a backend that sees its clients, but not by the device behind which it lives
+    PASS_NEW_FLOW = 23  # of no flow, and --new-flows syn lets a SYN only begin one: left to another proxy
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from lbagent.maps.pins import pin_dir
 from tests.e2e.cluster import DNS, NODE, VIP4, WEB, Cluster
 from tests.e2e.conftest import opened
 from tests.lab import cgroup, traffic
+from tests.lab.agent import START_TIMEOUT_S
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.netns import wait_for
 
@@ -338,6 +340,37 @@ def test_a_link_that_was_detached_is_made_again(inside: Cluster, group: Path) ->
     mended = [item for item in inside.agent.json("status")["conditions"] if item["name"] == "link-detached"]
     assert [item["mended"] for item in mended] == [True]
     assert f"connect4 on cgroup {group}" in mended[0]["text"]
+
+
+def test_no_connect_fails_while_programs_and_agents_are_replaced(inside: Cluster) -> None:
+    """Sockets of the node connect without a pause: over a reload with other settings, larger tables, a SIGKILL and a new start."""
+    agent, config = inside.agent, inside.lab.folder / "agent.yaml"
+    asks = [partial(traffic.http_get, vip, 80) for vip in questions(*WEB)]
+    asks += [partial(traffic.dns_ask, vip, 53) for vip in questions(*DNS)]
+    agent.arguments += ["--config", str(config)]
+    config.write_text("")
+    agent.stop()
+    try:
+        with traffic.Load(inside.lab.node, asks, workers=3, pause_s=0.002) as load:
+            agent.start()
+            for text in ("reject-rate: 500\n", "reject-rate: 500\nflow-table-size: 2097152\n"):
+                before = agent.api.status()["artifact"]
+                config.write_text(text)
+                agent.process.send_signal(signal.SIGHUP)
+                wait_for(
+                    lambda before=before: agent.api.status()["artifact"] != before, "new programs", START_TIMEOUT_S
+                )
+                load.wait_more(100)
+            agent.kill()
+            load.wait_more(100)
+            agent.start()
+            load.wait_more(100)
+        assert load.tally.failures == []
+        assert set(load.tally.answered) == {"b1", "b2", "b3"}
+    finally:
+        del agent.arguments[-2:]
+        agent.stop()
+        agent.start()  # with the settings of the other tests
 
 
 def test_all_goes_on_while_the_agent_is_killed_and_starts_again(inside: Cluster, group: Path) -> None:

@@ -1,4 +1,4 @@
-// The Kubernetes API for tests: kube-apiserver or kube-controller-manager, by the name it is called by.
+// The Kubernetes API for tests: kube-apiserver, kube-controller-manager or kube-proxy, by the name it is called by.
 //
 // With LBAGENT_ETCD_DIR and LBAGENT_ETCD_URL the API server brings its own etcd, which keeps its data in that folder. Nothing
 // is synced to the disk: a killed process loses nothing by that, and the machine does not outlive a test.
@@ -15,6 +15,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 )
 
 // serveEtcd starts etcd in this process and returns when it serves clients.
@@ -53,8 +54,10 @@ func main() {
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
 	case "kube-controller-manager":
 		os.Exit(cli.Run(controllers.NewControllerManagerCommand()))
+	case "kube-proxy":
+		os.Exit(cli.Run(proxy.NewProxyCommand()))
 	default:
-		fmt.Fprintln(os.Stderr, "call it kube-apiserver or kube-controller-manager, not", name)
+		fmt.Fprintln(os.Stderr, "call it kube-apiserver, kube-controller-manager or kube-proxy, not", name)
 		os.Exit(2)
 	}
 }

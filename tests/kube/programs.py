@@ -1,7 +1,7 @@
-"""kube-apiserver, etcd and kube-controller-manager: those of the machine, else built once from Go modules, outside the checkout.
+"""kube-apiserver, etcd, kube-controller-manager, kube-proxy: those of the machine, else built once from Go modules, outside the checkout.
 
-A kube-apiserver in KUBEBUILDER_ASSETS or on PATH is used when `etcd` and `kube-controller-manager` are there too. What is built
-here is one program of 125 MB, kept below XDG_CACHE_HOME by the hash of its sources; its API server brings etcd with it.
+A kube-apiserver in KUBEBUILDER_ASSETS or on PATH is used when `etcd` and `kube-controller-manager` are there too; kube-proxy is
+KUBE_PROXY, one on PATH, or the one built. What is built here is one program of 125 MB, kept below XDG_CACHE_HOME by the hash of its sources; its API server brings etcd with it.
 Run alone (`python -m tests.kube.programs`) it builds what is missing and prints the folder.
 """
 
@@ -24,7 +24,8 @@ VERSION = "1.36.3"  # of k8s.io/kubernetes in go.mod
 GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"  # where it is when PATH does not say
 OLDEST_GO = (1, 21)  # from here on Go gets the version that go.mod asks for by itself
 NAMES = ("kube-apiserver", "kube-controller-manager")
-BUILDING = "tests/kube: building kube-apiserver and kube-controller-manager, once (4 minutes of two cores, 0.8 GB of Go modules, 2.8 GB of build cache)"
+KUBE_PROXY = "kube-proxy"
+BUILDING = "tests/kube: building kube-apiserver, kube-controller-manager and kube-proxy, once (4 minutes of two cores, 0.8 GB of Go modules, 2.8 GB of build cache)"
 
 
 class Missing(Exception):
@@ -53,6 +54,12 @@ def find_programs() -> Programs | None:
     return _built(_folder()) if all((_folder() / name).exists() for name in NAMES) else None
 
 
+def find_kube_proxy() -> Path | None:
+    """Return the program that KUBE_PROXY names (None where it cannot be run), else one on PATH, else the one built here, else None."""
+    named = os.environ.get("KUBE_PROXY") or shutil.which(KUBE_PROXY) or str(_folder() / KUBE_PROXY)
+    return Path(named) if os.access(named, os.X_OK) else None
+
+
 def build_programs(say: Callable[[str], object]) -> Programs:
     """Return the programs, and build them where they are missing. Raises Missing, BuildFailed."""
     if found := find_programs():
@@ -69,7 +76,7 @@ def build_programs(say: Callable[[str], object]) -> Programs:
         done = subprocess.run(_command(go, draft), cwd=HERE, env=go_environment(), capture_output=True, text=True)
         if done.returncode:
             raise BuildFailed(done.stderr[-2000:])
-        for name in NAMES:
+        for name in (*NAMES, KUBE_PROXY):
             (folder / name).unlink(missing_ok=True)
             os.link(draft, folder / name)
         draft.unlink()

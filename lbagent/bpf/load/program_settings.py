@@ -15,6 +15,8 @@ from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_row, counter_rows
 from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
 
+_NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
+
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):
     """What an operator can tell the programs. Defaults: docs/operations.md. `*_s` are seconds."""
@@ -24,6 +26,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
     strict_source: bool = False  # replies of remote backends only by the device of their route
+    new_flows: str = "any"  # which packets begin one: any, "syn": of TCP a SYN only
     timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
@@ -34,7 +37,8 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
         external = ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
-        return external | (ConfigFlag.STRICT_SOURCE if self.strict_source else 0)
+        strict = ConfigFlag.STRICT_SOURCE if self.strict_source else 0
+        return external | strict | _NEW_FLOWS[self.new_flows]
 
 
 class Seeds(Struct, frozen=True, gc=False):

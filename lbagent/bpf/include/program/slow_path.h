@@ -181,6 +181,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	svc = service_lookup(&t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
+	if (s->choice == CHOICE_NEW && !flow_may_begin(&s->pk))
+		return verdict(ctx, REASON_PASS_NEW_FLOW, LB_PASS);
 	reason = service_routable(&t, svc);
 	if (!reason)
 		reason = service_source(&t, svc);

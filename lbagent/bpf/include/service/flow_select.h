@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the choice of a backend for a packet's flow: the candidates of select.h, the first one that lives and whose
- * replies can be told apart from those of the client's other flows.
+ * replies can be told apart from those of the client's other flows. And which packets may begin a flow at all.
  */
 #pragma once
 #include "ct_client.h"
 #include "select.h"
+
+/* --new-flows syn, a constant for the verifier: without it the code under it is not there. A connection from before the programs is
+ * left to the stack, where another proxy translates it; another backend would only reset it. */
+#define NEW_FLOWS_SYN (CFG(flags) & CONFIG_NEW_FLOWS_SYN)
+
+AI bool flow_may_begin(const struct lb_pkt *pk)
+{
+	return !NEW_FLOWS_SYN || pk->proto != PROTO_TCP || is_syn(pk);
+}
 
 struct selection {
 	u64 backend, meta, forward;
