@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +18,7 @@ from tests.lab.traffic import Load
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 CLEAN = "nothing of kube-proxy is on this node"
 IN_FLIGHT = 2  # requests of a place that may be lost while programs come or go
-WAYS = [("nftables", "tc"), ("nftables", "xdp"), ("iptables", "tc")]
+WAYS = [("nftables", "tc"), ("nftables", "xdp")]
 
 
 @pytest.fixture(params=WAYS, ids="-".join)
@@ -29,8 +28,6 @@ def node(request: pytest.FixtureRequest, cluster: Cluster, programs: Programs) -
     binary = find_kube_proxy()
     if binary is None:
         pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
-    if mode == "iptables" and shutil.which("iptables-restore") is None:
-        pytest.skip("missing: iptables, which kube-proxy's mode iptables runs")
     before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
     with cgroup.made() as group:
         try:
