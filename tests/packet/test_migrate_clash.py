@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from tests.packet.craft import Family
 from tests.packet.harness import SMALL
 from tests.packet.test_clock import caller
 from tests.packet.test_migrate import GROWN, Change, changes
+from tests.packet.world import XDP
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,25 @@ def test_the_second_flow_has_a_snat_port(
     for each in (first, second):
         assert each.stays()
         assert each.is_answered()
+
+
+@pytest.fixture(scope="module")
+def loaded_two_old_buckets() -> Iterator[Change]:
+    """A change from a table of two buckets."""
+    yield from changes(dataclasses.replace(SMALL, flow4=8, flow6=8), SMALL)
+
+
+def test_a_flow_in_the_second_bucket_is_told_apart_as_well(loaded_two_old_buckets: Change, fam: Family) -> None:
+    """Six entries are taken, so a client's flow lies in either bucket of the old table."""
+    for n in range(24):
+        change = loaded_two_old_buckets
+        change.reset()
+        first = caller(change.world, fam, XDP, local=True)
+        for other in range(6):
+            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
+        second = Caller(change.world, change.world.service(fam, fam.vip2, 80, backends=first.service.backends))
+        talks = [dataclasses.replace(talk, port=50000 + n) for talk in (first, second)]
+        talks[0].establish()
+        change.begin()
+        talks[1].send("S")
+        assert (talks[0].source, talks[1].source[0]) == (talks[0].endpoint, fam.node), n
