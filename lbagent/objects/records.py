@@ -77,6 +77,16 @@ class ServicePort(Struct, frozen=True, gc=False):
     index: int = 0
 
 
+class BalancerPort(Struct, frozen=True, gc=False):
+    """A port of a Service as it is written, unchecked; 0 and '' are: none."""
+
+    name: str = ""
+    protocol: str = "TCP"
+    port: int = 0
+    node_port: int = 0
+    target_port: int | str = 0
+
+
 class Balancer(Struct, frozen=True, gc=False):
     """What a Service says to what gives it addresses (lbagent/cloud): of type LoadBalancer, or with its finalizer left.
 
@@ -95,6 +105,9 @@ class Balancer(Struct, frozen=True, gc=False):
     pods: str = ""
     uid: str = ""
     status: tuple[bytes, ...] = ()
+    ports: tuple[BalancerPort, ...] = ()
+    session_affinity: str = "None"
+    publish_not_ready: bool = False
 
 
 class Service(Struct, frozen=True, gc=False):
