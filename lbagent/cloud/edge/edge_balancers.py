@@ -149,6 +149,7 @@ class EdgeBalancers(LoadBalancer):
             self._is_swept = False
             fields = {"service": service.key, "error": str(error)}
             log.warning("mappings are left until the gateway removes them, or their leases end", extra=fields)
+        self.claims.pop(service.key, None)  # what a poll took over meanwhile
         self._sync(list(self._waiting))
 
     # --- one Service ---
