@@ -97,7 +97,7 @@ def _protocols(checks: FieldChecks, words: list[str] | None) -> tuple[Protocol, 
     found = []
     for index, word in enumerate(words):
         found.append(_word(checks, "protocols", word, Protocol, index))
-    checks.unique(list(found), lambda index: ("protocols", index))
+    checks.unique(words, lambda index: ("protocols", index))
     return tuple(found)
 
 
