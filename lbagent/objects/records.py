@@ -114,6 +114,7 @@ class Service(Struct, frozen=True, gc=False):
     """A v1 Service, checked. `ignored` says why it has no frontend at all ('' = it may have some).
 
     `created` is seconds since 1970, 0 = unknown. `ingress` holds only addresses that this node must answer for (ipMode VIP).
+    `node_port_ranges`: the source ranges hold at its node ports, too, which a router sends packets to (provider edge).
     `ranges_given` stays True when every source range was bad or of the other family: a VIP is never opened by a mistake.
     """
 
@@ -134,6 +135,7 @@ class Service(Struct, frozen=True, gc=False):
     source_ranges: tuple[CIDR, ...] = ()
     ranges_given: bool = False
     ranges_deny: bool = False
+    node_port_ranges: bool = False
     health_check_node_port: int = 0
     algorithm: Algorithm = Algorithm.RANDOM
     dsr: bool = False

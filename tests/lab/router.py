@@ -58,6 +58,7 @@ class Router:
     """The namespaces and the program; a context manager that leaves nothing behind."""
 
     port = 5000  # of its description
+    lan_device = "l0"  # of the host
     url = f"http://{ROUTER}:{port}/rootDesc.xml"
 
     def __init__(self, tag: str = "") -> None:
@@ -94,8 +95,8 @@ class Router:
         self.router, self.host, self.other, self.outside = map(self.space, ("router", "host", "other", "outside"))
         self.router.sysctl("ipv4/ip_forward", 1)
         self.router.ip("link add br0 type bridge mcast_snooping 0", "link set br0 name tl0", "link set tl0 up")
-        self.join(self.host, "l0", HOST)
-        self.host.ip(f"addr add {HOST2}/24 dev l0")
+        self.join(self.host, self.lan_device, HOST)
+        self.host.ip(f"addr add {HOST2}/24 dev {self.lan_device}")
         self.join(self.other, "o0", OTHER)
         self.router.ip(f"addr add {ROUTER}/24 dev tl0")
         veth(self.router, "tw0", self.outside, "w0")

@@ -13,8 +13,9 @@ from msgspec import Struct
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
 from lbagent.cloud.edge.protocols.port_mapping import PortMapping
 from lbagent.cloud.provider_records import Node, Service
+from lbagent.objects.decode.decode_balancer import ROUTER_IGD, ROUTER_TYPE
 
-TYPE, IGD = "midokura.com/load-balancer-type", "upnp-igd"
+TYPE, IGD = ROUTER_TYPE, ROUTER_IGD
 PROTOCOLS = ("TCP", "UDP")
 
 

@@ -13,12 +13,18 @@ from lbagent.objects.decode.wire import Meta, ServiceSpec
 from lbagent.objects.records import Balancer, BalancerPort
 
 CLEANUP = "service.kubernetes.io/load-balancer-cleanup"  # finalizer; source: k8s.io/cloud-provider service/helpers
+ROUTER_TYPE, ROUTER_IGD = "midokura.com/load-balancer-type", "upnp-igd"  # asks for a router's port mappings (cloud/edge)
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def has_finalizer(meta: Meta) -> bool:
     """Return whether a balancer may be left to clean up."""
     return bool(meta.finalizers) and CLEANUP in (meta.finalizers or ())
+
+
+def is_behind_router(meta: Meta) -> bool:
+    """Return whether a Service asks for port mappings of a router: its clients come by its node ports."""
+    return any((found or {}).get(ROUTER_TYPE) == ROUTER_IGD for found in (meta.annotations, meta.labels))
 
 
 def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
