@@ -54,7 +54,12 @@ def test_from_outside_to_a_pod(fresh: Callable[..., Cluster], attach: str) -> No
         router.outside.ip(f"addr add {STRANGER}/24 dev w0")
         router.start()
         ports = [{"name": "p", "port": 80, "targetPort": 8080, "nodePort": NODE_PORT}]
-        spec = {"type": "LoadBalancer", "ports": ports, "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": [f"{OUTSIDE}/32"]}
+        spec = {
+            "type": "LoadBalancer",
+            "ports": ports,
+            "externalTrafficPolicy": "Local",
+            "loadBalancerSourceRanges": [f"{OUTSIDE}/32"],
+        }
         web = cluster.web("b3", spec=spec)
         service, *slices = web.objects()
         service["metadata"]["annotations"] |= ASKS

@@ -23,7 +23,14 @@ from tests.lab.netns import LabError, Namespace, run, veth, wait_for
 from tests.lab.topology import end, uninterrupted
 
 PROGRAM = "miniupnpd"
-ROUTER, HOST, HOST2, OTHER, WAN, OUTSIDE = "192.0.2.1", "192.0.2.101", "192.0.2.100", "192.0.2.102", "11.0.0.1", "11.0.0.2"
+ROUTER, HOST, HOST2, OTHER, WAN, OUTSIDE = (
+    "192.0.2.1",
+    "192.0.2.101",
+    "192.0.2.100",
+    "192.0.2.102",
+    "11.0.0.1",
+    "11.0.0.2",
+)
 RULES = """
 table inet filter {
   chain miniupnpd {}
@@ -127,7 +134,9 @@ class Router:
         words = {True: "yes", False: "no"}
         conf, pid = self.folder / "conf", self.folder / "pid"
         conf.write_text(
-            CONFIG.format(folder=self.folder, upnp=words[upnp], natpmp=words[natpmp], secure=words[secure], port=self.port)
+            CONFIG.format(
+                folder=self.folder, upnp=words[upnp], natpmp=words[natpmp], secure=words[secure], port=self.port
+            )
         )
         (self.folder / "leases").touch()
         with self.log.open("a") as log:

@@ -13,7 +13,10 @@ from lbagent.objects.decode.wire import Meta, ServiceSpec
 from lbagent.objects.records import Balancer, BalancerPort
 
 CLEANUP = "service.kubernetes.io/load-balancer-cleanup"  # finalizer; source: k8s.io/cloud-provider service/helpers
-ROUTER_TYPE, ROUTER_IGD = "midokura.com/load-balancer-type", "upnp-igd"  # asks for a router's port mappings (cloud/edge)
+ROUTER_TYPE, ROUTER_IGD = (
+    "midokura.com/load-balancer-type",
+    "upnp-igd",
+)  # asks for a router's port mappings (cloud/edge)
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 

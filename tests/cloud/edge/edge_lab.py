@@ -27,7 +27,9 @@ def port(name: str, number: int, node_port: int, protocol: str = "TCP") -> dict[
     return {"name": name, "protocol": protocol, "port": number, "targetPort": 8080, "nodePort": node_port}
 
 
-def manifest(number: int, *ports: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+def manifest(
+    number: int, *ports: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     """Return the Service shop/web-NUMBER, by default with port 80 at node port 30000 + NUMBER."""
     found = ProviderSuite().manifest(number)
     found["metadata"]["annotations"] = ASKS if annotations is None else annotations
@@ -136,7 +138,9 @@ async def serve(number: int) -> asyncio.Server:
     return await asyncio.start_server(answer, "0.0.0.0", number)
 
 
-def play(router: Router, config: str, body: Callable[[EdgeLab], Awaitable[None]], *, nodes: tuple[str, ...] = ("n1",)) -> None:
+def play(
+    router: Router, config: str, body: Callable[[EdgeLab], Awaitable[None]], *, nodes: tuple[str, ...] = ("n1",)
+) -> None:
     """Run a test's body on the LAN."""
 
     async def run() -> None:

@@ -22,7 +22,13 @@ def test_all_of_it() -> None:
         "externalIP: 203.0.113.9\nprotocols: [nat-pmp]\nacceptLabels: true\n"
     )
     assert read_edge_config(text) == EdgeConfig(
-        Url("192.168.1.1", 5000, "/rootDesc.xml"), NodeChoice.FIRST_READY, 7200, 10.0, "203.0.113.9", (Protocol.NAT_PMP,), True
+        Url("192.168.1.1", 5000, "/rootDesc.xml"),
+        NodeChoice.FIRST_READY,
+        7200,
+        10.0,
+        "203.0.113.9",
+        (Protocol.NAT_PMP,),
+        True,
     )
     assert read_edge_config("lease: 0").lease_s == 0
 

@@ -22,7 +22,13 @@ NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
 
 def service(*ports: ServicePort, **fields: Any) -> Service:
     some = ports or (ServicePort("http", "TCP", 80, 30080, 8080),)
-    given_fields = {"namespace": "shop", "name": "web", "type": "LoadBalancer", "annotations": ASKS, "ports": some} | fields
+    given_fields = {
+        "namespace": "shop",
+        "name": "web",
+        "type": "LoadBalancer",
+        "annotations": ASKS,
+        "ports": some,
+    } | fields
     return Service(**given_fields)
 
 
@@ -107,7 +113,9 @@ def test_the_node() -> None:
 NODE = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.101}]}\n---\n"
 
 
-def yaml(name: str, port: str = "port: 80, nodePort: 30080", meta: str = "", spec: str = "", value: str = "upnp-igd") -> str:
+def yaml(
+    name: str, port: str = "port: 80, nodePort: 30080", meta: str = "", spec: str = "", value: str = "upnp-igd"
+) -> str:
     annotation = f", annotations: {{{edge_rules.TYPE}: {value}}}" if value else ""
     return (
         f"apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop{annotation}{meta}}}\n"
@@ -168,7 +176,14 @@ def test_planned_refusals(rows: Any) -> None:
     assert found["class"][0] == "ignore"
     assert found.pop("old") == ("ensure", "")
     assert found["young"] == ("refuse", "80/TCP is mapped for Service shop/old")
-    words = {"other": "else", "named": "targetPort", "affine": "sessionAffinity", "unready": "publishNotReady", "bare": "nodePort", "sctp": "SCTP"}
+    words = {
+        "other": "else",
+        "named": "targetPort",
+        "affine": "sessionAffinity",
+        "unready": "publishNotReady",
+        "bare": "nodePort",
+        "sctp": "SCTP",
+    }
     for name, word in words.items():
         assert found[name][0] == "refuse", name
         assert word in found[name][1], found[name]
@@ -185,5 +200,7 @@ def test_planned_nodes(rows: Any) -> None:
 def test_a_wrong_configuration_of_the_plan(lb: Run, no_agent: None, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "a.yaml").write_text(yaml("web"))
     (tmp_path / "c.conf").write_text("\nlease: never")
-    done = lb("cloud", "plan", "-f", str(tmp_path / "a.yaml"), "--provider", "edge", "--config", str(tmp_path / "c.conf"))
+    done = lb(
+        "cloud", "plan", "-f", str(tmp_path / "a.yaml"), "--provider", "edge", "--config", str(tmp_path / "c.conf")
+    )
     assert (done.code, f"{tmp_path}/c.conf:2: lease: 'never' is no time" in done.err) == (2, True)

@@ -101,7 +101,9 @@ def test_failures_are_tried_again(code: int) -> None:
 def test_a_conflict_with_nothing_to_see(code: int) -> None:
     async def body(lab: Lab) -> None:
         lab.router.errors["AddPortMapping"] = code
-        with pytest.raises(Refusal, match="maps ports only to the host that asks, 127.0.0.1, not to 192.0.2.101") as found:
+        with pytest.raises(
+            Refusal, match="maps ports only to the host that asks, 127.0.0.1, not to 192.0.2.101"
+        ) as found:
             await lab.ensure(manifest(1))
         assert found.value.reason == "PortConflict"
         for _ in range(3):
@@ -232,7 +234,9 @@ def test_a_private_address_is_said() -> None:
 def test_a_strange_answer(action: str, raw: bytes, problem: str) -> None:
     async def body(lab: Lab) -> None:
         lab.router.raw[action] = raw or b"H"
-        with pytest.raises(GatewayUnreachable, match=problem if (action, problem) != ("AddPortMapping", "status 404") else "404"):
+        with pytest.raises(
+            GatewayUnreachable, match=problem if (action, problem) != ("AddPortMapping", "status 404") else "404"
+        ):
             await lab.ensure(manifest(1))
         assert not lab.balancers.is_up
         lab.router.raw.clear()

@@ -79,7 +79,9 @@ def test_upnp_off_leaves_nat_pmp(router: Router) -> None:
         async with await serve(30001):
             await lab.ensure(manifest(1))
             assert await ask(router.outside, 80) == "11.0.0.2"
-            await asyncio.sleep(5)  # a router that restarts sooner cannot be told from one whose clock is slow (RFC 6886 3.6)
+            await asyncio.sleep(
+                5
+            )  # a router that restarts sooner cannot be told from one whose clock is slow (RFC 6886 3.6)
             router.kill()
             router.start(upnp=False)
             await until_answered(router)
@@ -135,7 +137,9 @@ def test_a_node_that_is_not_this_host_is_refused_without_a_call(router: Router) 
         before = router.changes()
         service = lab.cluster.add(manifest(1, port("http", 80, 30005)))
         far = [replace(lab.cluster.nodes[0], addresses=(("InternalIP", OTHER),))]
-        with pytest.raises(Refusal, match=f"the local client \\({HOST}\\) cannot be used to set up mappings to {OTHER}"):
+        with pytest.raises(
+            Refusal, match=f"the local client \\({HOST}\\) cannot be used to set up mappings to {OTHER}"
+        ):
             await lab.balancers.ensure(CLUSTER, service, far)
         with pytest.raises(Refusal, match="must be exactly 1"):
             await lab.balancers.ensure(CLUSTER, service, lab.cluster.nodes * 2)

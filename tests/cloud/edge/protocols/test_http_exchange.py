@@ -90,7 +90,16 @@ async def test_nothing_listens() -> None:
 def test_urls() -> None:
     assert parse_url("http://192.168.1.1:5000/rootDesc.xml?a=b") == Url("192.168.1.1", 5000, "/rootDesc.xml?a=b")
     assert str(parse_url("HTTP://Router")) == "http://router/"
-    for text in ("", "https://a/", "http://", "http://a:99999/", "http://u:p@a/", "http://a/\r\nX: y", "http://a/ b", "/x"):
+    for text in (
+        "",
+        "https://a/",
+        "http://",
+        "http://a:99999/",
+        "http://u:p@a/",
+        "http://a/\r\nX: y",
+        "http://a/ b",
+        "/x",
+    ):
         with pytest.raises(ValueError):
             parse_url(text)
 

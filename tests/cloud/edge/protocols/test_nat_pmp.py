@@ -38,7 +38,14 @@ def test_answers() -> None:
     found = packet.decode_answer(bytes.fromhex("00820000 0000000a 7580 0050 00000e10"))
     assert found == NatPmpAnswer(2, 0, 10, "", 0x7580, 80, 3600)
     assert packet.decode_answer(bytes.fromhex("00810002 0000000a")) == NatPmpAnswer(1, 2, 10)
-    for text in ("", "0080", "01800000 0000000a 0b000001", "00050000 0000000a", "00800000 0000000a", "00820000 0000000a 75"):
+    for text in (
+        "",
+        "0080",
+        "01800000 0000000a 0b000001",
+        "00050000 0000000a",
+        "00800000 0000000a",
+        "00820000 0000000a 75",
+    ):
         with pytest.raises(ValueError):
             packet.decode_answer(bytes.fromhex(text))
 

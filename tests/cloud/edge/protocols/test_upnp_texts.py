@@ -17,12 +17,15 @@ from lbagent.cloud.edge.protocols.ssdp import SsdpAnswer
 
 URL = parse_url("http://192.0.2.1:5000/desc.xml")
 IP1 = "urn:schemas-upnp-org:service:WANIPConnection:1"
-TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Cn"), blacklist_characters="\ufffe\uffff"), max_size=40)
+TEXTS = st.text(
+    st.characters(blacklist_categories=("Cs", "Cc", "Cn"), blacklist_characters="\ufffe\uffff"), max_size=40
+)
 
 
 def description(*services: tuple[str, str], base: str = "") -> bytes:
     inside = "".join(
-        f"<service><serviceType>{kind}</serviceType><controlURL>{control}</controlURL></service>" for kind, control in services
+        f"<service><serviceType>{kind}</serviceType><controlURL>{control}</controlURL></service>"
+        for kind, control in services
     )
     root = f"<URLBase>{base}</URLBase>" if base else ""
     device = f"<device><friendlyName>My\x7f router</friendlyName><deviceList><device><serviceList>{inside}</serviceList></device></deviceList></device>"
@@ -81,7 +84,9 @@ def test_an_error_of_an_action() -> None:
         soap_action.decode_answer("Do", HttpAnswer(404, b"<DoResponse/>"))
 
 
-def answer(location: str = "http://192.0.2.1:5000/d", target: str = ssdp.TARGETS[0], first: str = "HTTP/1.1 200 OK") -> bytes:
+def answer(
+    location: str = "http://192.0.2.1:5000/d", target: str = ssdp.TARGETS[0], first: str = "HTTP/1.1 200 OK"
+) -> bytes:
     return f"{first}\r\nCACHE-CONTROL: max-age=120\r\nsT: {target}\r\nLocation: {location}\r\n\r\n".encode()
 
 
