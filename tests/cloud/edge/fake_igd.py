@@ -30,6 +30,7 @@ class FakeIgd:
         self.address = "203.0.113.5"
         self.lease_s: int | None = None  # that it lists in place of what was asked for
         self.description_length = 100
+        self.no_leases = 0  # the error of a lease that ends
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -65,6 +66,8 @@ class FakeIgd:
         return {"NewExternalIPAddress": self.address}
 
     def _AddPortMapping(self, arguments: dict[str, str]) -> Any:
+        if self.no_leases and arguments["NewLeaseDuration"] != "0":
+            return self.no_leases
         self.added.append(arguments)
         kept = dict(arguments)
         kept["NewPortMappingDescription"] = kept["NewPortMappingDescription"][: self.description_length]

@@ -55,17 +55,16 @@ def play(body: Callable[[Lab], Awaitable[None]], config: str = "", nodes: tuple[
     asyncio.run(run())
 
 
-def test_leases_without_end_where_there_are_no_others() -> None:
+@pytest.mark.parametrize("code", [725, 402])
+def test_leases_without_end_where_there_are_no_others(code: int) -> None:
     async def body(lab: Lab) -> None:
-        for code in (725, 402):
-            lab.router.errors["AddPortMapping"] = [code]
-            lab.balancers.keeper.gateway = None
-            number = 80 + code % 2
-            await lab.ensure(manifest(code % 2 + 1, port("http", number, 30000 + number)))
-            assert lab.router.table["TCP", str(number)]["NewLeaseDuration"] == "0"
-        assert [each["NewLeaseDuration"] for each in lab.router.added] == ["0", "0"]
-        await lab.ensure(manifest(3, port("http", 90, 30090)))
-        assert lab.router.calls["AddPortMapping"] == 5  # a lease is not asked for a third time
+        lab.router.no_leases = code
+        for number, calls in ((1, 2), (2, 3)):  # a lease is asked for once
+            await lab.ensure(manifest(number, port("http", 80 + number, 30000 + number)))
+            assert lab.router.table["TCP", str(80 + number)]["NewLeaseDuration"] == "0"
+            assert lab.router.calls["AddPortMapping"] == calls
+        await lab.poll()
+        assert lab.router.calls["AddPortMapping"] == 3
 
     play(body)
 
@@ -358,12 +357,44 @@ def test_a_mapping_that_a_poll_looks_at_while_it_goes() -> None:
     """Deleted and polled at the same moment: it does not come back."""
 
     async def body(lab: Lab) -> None:
-        for _ in range(20):
-            service = await lab.ensure(manifest(1))
-            lab.router.table.clear()
-            await asyncio.gather(lab.poll(), lab.balancers.ensure_deleted(CLUSTER, service), lab.poll())
-            assert lab.router.table == {}
-            assert lab.balancers.claims == {}
+        for number in range(1, 8):
+            await lab.ensure(manifest(number, port("http", 80 + number, 30000 + number)))
+        await lab.poll()
+        for number in range(2, 8):
+            polling = asyncio.create_task(lab.poll())
+            await asyncio.sleep(0)
+            while lab.router.calls["GetExternalIPAddress"] < number + 1:
+                await asyncio.sleep(0)
+            await lab.balancers.ensure_deleted(CLUSTER, lab.cluster.add(manifest(number)))
+            await polling
+            assert ("TCP", str(80 + number)) not in lab.router.table
+        assert list(lab.balancers.claims) == ["shop/web-1"]
+
+    play(body)
+
+
+def test_a_mapping_of_an_earlier_process_that_is_found_while_it_goes() -> None:
+    async def body(lab: Lab) -> None:
+        service = await lab.ensure(manifest(1))
+        lab.balancers.claims.clear()
+        await asyncio.gather(lab.poll(), lab.balancers.ensure_deleted(CLUSTER, service))
+        assert lab.balancers.claims == {}
+        await lab.poll()
+        assert lab.router.table == {}
+
+    play(body)
+
+
+def test_a_removal_that_fails_is_made_up_for() -> None:
+    async def body(lab: Lab) -> None:
+        service = await lab.ensure(manifest(1))
+        await lab.poll()
+        lab.router.errors["DeletePortMapping"] = [501]
+        await lab.balancers.ensure_deleted(CLUSTER, service)
+        assert len(lab.router.table) == 1
+        lab.cluster.remove(service)
+        await lab.poll()
+        assert lab.router.table == {}
 
     play(body)
 
@@ -375,11 +406,12 @@ def test_is_not_of_this_cluster() -> None:
             PortMapping("TCP", 2, HOST, 1, "kubernetes/shop"),
             PortMapping("TCP", 3, HOST, 1, "kubernetes/shop/web-1/http/x"),
             PortMapping("TCP", 4, HOST, 1, ""),
+            PortMapping("TCP", 6, "192.0.2.77", 1, "kubernetes/shop/gone/http"),  # no node of ours
         ]
         gateway = await lab.balancers.keeper.connect()
         for mapping in [*theirs, PortMapping("TCP", 5, HOST, 1, "kubernetes/shop/gone/http")]:
             await gateway.add(mapping, 0)
         await lab.poll()
-        assert sorted(int(number) for _, number in lab.router.table) == [1, 2, 3, 4]
+        assert sorted(int(number) for _, number in lab.router.table) == [1, 2, 3, 4, 6]
 
     play(body)

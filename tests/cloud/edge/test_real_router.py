@@ -232,7 +232,7 @@ def test_a_process_that_was_killed(router: Router) -> None:
         await lab.end()
         lab.cluster.remove(lab.cluster.add(manifest(1)))
         lab.cluster.add(manifest(2, port("http", 8012, 30002)))
-        refused = lab.cluster.add(manifest(3, port("http", 8003, 30003), sessionAffinity="ClientIP"))
+        refused = lab.cluster.add(manifest(3, port("http", 8013, 30003), sessionAffinity="ClientIP"))
         lab.cluster.add(manifest(4, port("http", 8004, 30004)))
         before = router.changes()["AddPortMapping"]
         other = await EdgeLab(router, FAST, lab.cluster).begin()
