@@ -18,6 +18,7 @@ from lbagent.cloud.edge.edge_config import EdgeConfig
 from lbagent.cloud.edge.edge_rules import NoNode
 from lbagent.cloud.edge.mapping_keeper import HeldByOtherNode, MappingKeeper
 from lbagent.cloud.edge.protocols.port_mapping import (
+    Gateway,
     GatewayFailure,
     GatewayRefusal,
     GatewayUnreachable,
@@ -39,6 +40,7 @@ from lbagent.cloud.provider import (
 from lbagent.errors import LbError
 
 log = logging.getLogger(__name__)
+UNREACHABLE = "GatewayUnreachable"
 REFUSED, CONFLICT, PRIVATE, LABEL = (
     "LoadBalancerRefused",
     "PortConflict",
@@ -135,15 +137,12 @@ class EdgeBalancers(LoadBalancer):
         self._pending.discard(service.key)
         prefix = f"{self.name(cluster, service)}/"
         self.keeper.cluster = self.keeper.cluster or cluster
-        known = claim.mappings if claim else self._unlisted(cluster, service)
         try:
-            local = (await self.keeper.connect()).local_address
+            gateway = await self.keeper.connect()
+            known = claim.mappings if claim else self._possible(gateway, cluster, service)
+            nodes = {gateway.local_address, *self.view.addresses()}
             await self.keeper.remove_all(
-                known,
-                lambda mapping: (
-                    mapping.description.startswith(prefix)
-                    and (mapping.client == local or self.view.is_node(mapping.client))
-                ),
+                known, lambda mapping: mapping.description.startswith(prefix) and mapping.client in nodes
             )
         except (GatewayUnreachable, GatewayFailure, GatewayRefusal) as error:
             self._is_swept = False
@@ -195,12 +194,12 @@ class EdgeBalancers(LoadBalancer):
             raise RetryAfter(str(error), error.seconds) from None
         return self._address()
 
-    def _unlisted(self, cluster: str, service: Service) -> tuple[PortMapping, ...]:
-        """Return what an earlier process may have made at a router that lists nothing."""
-        gateway = self.keeper.gateway
-        if gateway is None or gateway.says_owners or not service.status.ingress or edge_rules.why_refused(service):
+    def _possible(self, gateway: Gateway, cluster: str, service: Service) -> tuple[PortMapping, ...]:
+        """Return what an earlier process may have made, also for a router that lists nothing."""
+        if not (gateway.says_owners or service.status.ingress):
             return ()
-        return edge_rules.mappings_of(cluster, service, gateway.local_address)
+        mappings = edge_rules.mappings_of(cluster, service, gateway.local_address)
+        return tuple(each for each in mappings if each.protocol in edge_rules.PROTOCOLS and each.internal_port)
 
     def _address(self) -> str:
         return self.config.external_ip or self.keeper.external_address
@@ -214,6 +213,8 @@ class EdgeBalancers(LoadBalancer):
                 await self.poll()
             except GatewayUnreachable as error:
                 self._lose(error)
+            except GatewayFailure as error:
+                log.warning("the gateway fails", extra={"error": str(error)})
             except Exception:
                 log.exception("a poll of the gateway failed")
             with suppress(TimeoutError):
@@ -246,7 +247,7 @@ class EdgeBalancers(LoadBalancer):
         found: dict[str, list[PortMapping]] = {}
         for mapping in mappings:
             owner = edge_rules.owner_of(mapping.description)
-            if owner and owner.service not in self.claims and self.view.is_node(mapping.client):
+            if owner and owner.service not in self.claims and mapping.client in self.view.addresses():
                 found.setdefault(owner.service, []).append(mapping)
         for key, each in found.items():
             service = self.view.service(key)
@@ -267,8 +268,11 @@ class EdgeBalancers(LoadBalancer):
         claim.trouble = trouble
 
     def _lose(self, error: Exception) -> None:
-        if not self._down or str(error) != self._down:
+        if str(error) != self._down:
             log.warning("no gateway answers: it is searched", extra={"error": str(error)})
+        for key in () if self._down else self.claims:
+            if service := self.view.service(key):
+                self._write(service, UNREACHABLE, f"{error}; the mappings stay until their leases end")
         self._down, self._is_swept = str(error), False
         self.keeper.lose()
 

@@ -161,8 +161,12 @@ class MappingKeeper:
                 await self._remove(gateway, mapping)
 
     async def _ours(self, gateway: Gateway) -> list[PortMapping]:
-        """Return the mappings with our cluster's descriptions, as the router lists them."""
-        found = [each.mapping for each in await gateway.mappings()]
+        """Return the mappings with our cluster's descriptions, as the router lists them; some list none."""
+        try:
+            found = [each.mapping for each in await gateway.mappings()]
+        except GatewayFailure as error:
+            log.warning("the gateway does not list its mappings", extra={"error": str(error)})
+            return []
         return [mapping for mapping in found if self._is_ours(mapping)]
 
     # --- one mapping ---

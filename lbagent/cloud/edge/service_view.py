@@ -48,7 +48,7 @@ class ServiceView:
         refused to a Service takes nothing from it.
         """
         owner = edge_rules.owner_of(mapping.description)
-        if owner is None or not self.is_node(mapping.client):
+        if owner is None or mapping.client not in self.addresses():
             return True
         service = self.service(owner.service)
         if service is None:
@@ -76,9 +76,9 @@ class ServiceView:
         advice = "run the controller on that node, in the host's network, or set `node: first-ready`"
         return f"the local client ({local_address}) cannot be used to set up mappings to {client}: {advice}"
 
-    def is_node(self, address: str) -> bool:
-        """Return whether an address is a node's."""
-        return any(("InternalIP", address) in node.addresses for node in self._nodes())
+    def addresses(self) -> set[str]:
+        """Return the InternalIPs of all nodes."""
+        return {text for node in self._nodes() for kind, text in node.addresses if kind == "InternalIP"}
 
     def _choice(self) -> NodeChoice:
         return edge_rules.node_choice(self.config, self._node_name())

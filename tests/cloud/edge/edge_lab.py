@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,11 +39,12 @@ def manifest(
     return found
 
 
-async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
-    for _ in range(int(within_s / 0.05)):
+async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S, step_s: float = 0.05) -> Any:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
         if found := condition():
             return found
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(step_s)
     raise AssertionError(f"{what}: not within {within_s:g} s")
 
 

@@ -17,7 +17,7 @@ from lbagent.cloud.edge.protocols.port_mapping import GatewayFailure, GatewayUnr
 from lbagent.cloud.provider import Refusal, RetryAfter, Service
 from lbagent.objects.records import ObjectChange
 from lbagent.testing.provider import CLUSTER, FakeCluster
-from tests.cloud.edge.edge_lab import manifest, port
+from tests.cloud.edge.edge_lab import manifest, port, until
 from tests.cloud.edge.fake_igd import FakeIgd
 
 HOST = "192.0.2.101"
@@ -285,7 +285,9 @@ def test_one_search_a_poll() -> None:
     play(body)
 
 
-def test_an_endless_list() -> None:
+def test_an_endless_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upnp_gateway, "MAX_MAPPINGS", 100)
+
     async def body(lab: Lab) -> None:
         entry = {"NewRemoteHost": "", "NewExternalPort": "7", "NewProtocol": "TCP", "NewPortMappingDescription": "x"}
         lab.router._GetGenericPortMappingEntry = lambda _arguments: entry  # type: ignore[method-assign]
@@ -361,10 +363,12 @@ def test_a_mapping_that_a_poll_looks_at_while_it_goes() -> None:
             await lab.ensure(manifest(number, port("http", 80 + number, 30000 + number)))
         await lab.poll()
         for number in range(2, 8):
-            polling = asyncio.create_task(lab.poll())
-            await asyncio.sleep(0)
-            while lab.router.calls["GetExternalIPAddress"] < number + 1:
-                await asyncio.sleep(0)
+            asked, polling = lab.router.calls["GetExternalIPAddress"], asyncio.create_task(lab.poll())
+            await until(
+                lambda asked=asked: lab.router.calls["GetExternalIPAddress"] > asked,
+                "the poll's first request",
+                step_s=0.0,
+            )
             await lab.balancers.ensure_deleted(CLUSTER, lab.cluster.add(manifest(number)))
             await polling
             assert ("TCP", str(80 + number)) not in lab.router.table
@@ -381,6 +385,36 @@ def test_a_mapping_of_an_earlier_process_that_is_found_while_it_goes() -> None:
         assert lab.balancers.claims == {}
         await lab.poll()
         assert lab.router.table == {}
+
+    play(body)
+
+
+def test_a_router_that_lists_nothing() -> None:
+    async def body(lab: Lab) -> None:
+        lab.router.errors["GetGenericPortMappingEntry"] = 501
+        service = await lab.ensure(manifest(1))
+        await lab.poll()
+        assert lab.balancers.is_up
+        lab.balancers.claims.clear()  # as another process
+        await lab.balancers.ensure_deleted(CLUSTER, service)
+        assert lab.router.table == {}
+        lab.router.table["TCP", "80"] = {"NewInternalClient": HOST, "NewPortMappingDescription": "game"}
+        await lab.balancers.ensure_deleted(CLUSTER, service)
+        assert len(lab.router.table) == 1
+
+    play(body)
+
+
+def test_a_gateway_that_vanishes_is_said_once() -> None:
+    async def body(lab: Lab) -> None:
+        await lab.ensure(manifest(1))
+        await lab.poll()
+        lab.router.raw["GetExternalIPAddress"] = b"H"
+        for lab.now in (10.0, 20.0, 30.0):
+            await lab.poll()
+        (event,) = lab.cluster.events
+        assert (event.service, event.reason, event.warning) == ("shop/web-1", "GatewayUnreachable", True)
+        assert "the mappings stay until their leases end" in event.text
 
     play(body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +14,19 @@ from lbagent.cloud.edge.protocols.port_mapping import GatewayUnreachable
 from lbagent.cloud.provider import CloudProvider, Refusal
 from lbagent.testing.provider import CLUSTER, ProviderSuite
 from tests.cloud.edge.edge_lab import ASKS, UPNP, EdgeLab, ask, manifest, play, port, serve, until
-from tests.lab.router import HOST, HOST2, OTHER, WAN, Router
+from tests.lab.router import HOST, HOST2, OTHER, WAN, Router, need_router
 
 pytestmark = [pytest.mark.root]
 FAST = UPNP + "poll: 1s\nlease: 60s\n"
+
+
+@pytest.fixture(scope="class")
+def one_router() -> Iterator[Router]:
+    """One for a whole suite."""
+    need_router()
+    with Router("suite-") as router:
+        router.start()
+        yield router
 
 
 class TestSuite(ProviderSuite):
@@ -26,8 +36,8 @@ class TestSuite(ProviderSuite):
     nodes = ("n1",)
 
     @pytest.fixture(autouse=True)
-    def on_the_lan(self, router: Router) -> Any:
-        with router.host.entered():
+    def on_the_lan(self, one_router: Router) -> Any:
+        with one_router.host.entered():
             yield
 
     def manifest(self, number: int) -> dict[str, Any]:
@@ -208,6 +218,7 @@ def test_a_gateway_that_lost_power(router: Router) -> None:
     play(router, FAST, body)
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_at_its_half(router: Router) -> None:
     async def body(lab: EdgeLab) -> None:
         await lab.ensure(manifest(1))
