@@ -405,6 +405,17 @@ def test_a_router_that_lists_nothing() -> None:
     play(body)
 
 
+def test_what_an_earlier_process_made_of_other_ports_goes_with_the_service() -> None:
+    async def body(lab: Lab) -> None:
+        gateway = await lab.balancers.keeper.connect()
+        for number, client in ((8080, HOST), (8081, "192.0.2.77")):  # the latter is no node of ours
+            await gateway.add(PortMapping("TCP", number, client, 30001, "kubernetes/shop/web-1/old"), 0)
+        await lab.balancers.ensure_deleted(CLUSTER, lab.cluster.add(manifest(1)))
+        assert list(lab.router.table) == [("TCP", "8081")]
+
+    play(body)
+
+
 def test_a_gateway_that_vanishes_is_said_once() -> None:
     async def body(lab: Lab) -> None:
         await lab.ensure(manifest(1))
