@@ -248,7 +248,8 @@ def test_options_count_in_the_checksum_alone(announcing_world: World, hook: str)
     nonce = bytes.fromhex("0e01") + bytes(range(6))
     for rest in (nonce, nonce * 4, bytes(96), nonce + b"\x01"):
         packet = request(V6, V6.vip)
-        packet[ICMPv6ND_NS].payload = rest
+        packet[ICMPv6ND_NS].remove_payload()
+        packet /= rest
         assert_answered(announcing_world.run(hook, bytes(packet)), V6, V6.vip)
 
 
