@@ -9,6 +9,7 @@ from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
+from lbagent.announce.announcer import Announcer
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
@@ -17,6 +18,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
+from lbagent.pools.followed_file import FollowedFile
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
@@ -38,6 +40,8 @@ class AgentComponents:
     sweeper: Sweeper | None = None
     conditions: ConditionMonitor | None = None
     node_servers: NodeServers | None = None
+    announcer: Announcer | None = None  # with --announce
+    pools: FollowedFile | None = None  # --announce
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know

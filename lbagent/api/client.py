@@ -102,6 +102,14 @@ class AgentClient:
         """Return how the agent is."""
         return self._expect(self._request("GET", "/status"), dict)
 
+    def vips(self) -> list[dict[str, Any]]:
+        """Return the addresses that are to be announced: VipRow (api/types.py)."""
+        return self._list("/vips")
+
+    def why_vip(self, name: str) -> dict[str, Any]:
+        """Return why an address, or a Service's addresses, are announced or not: VipAnswer (api/types.py)."""
+        return self._expect(self._request("GET", f"/vips/why?{urlencode({'name': name})}"), dict)
+
     def verify(self) -> list[str]:
         """Return in what the maps differ from what the agent wrote and wants."""
         answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)

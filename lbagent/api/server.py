@@ -5,6 +5,8 @@ GET /v1/backends                       list of BackendRow, flows counted now
 PUT /v1/backends/state                 SetState -> list of BackendRow
 PUT /v1/backends/clear-state           ClearState -> Cleared
 GET /v1/status                         Status
+GET /v1/vips                           list of VipRow
+GET /v1/vips/why?name=                 VipAnswer
 GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
@@ -69,6 +71,8 @@ class ApiServer:
             ("PUT", "/backends/clear-state"): self._clear_state,
             ("GET", "/status"): self._status,
             ("GET", "/verify"): self._verify,
+            ("GET", "/vips"): self._vips,
+            ("GET", "/vips/why"): self._why_vip,
             ("GET", "/wait"): self._wait,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -190,6 +194,12 @@ class ApiServer:
 
     async def _verify(self, _: Request) -> Response:
         return Response(200, msgspec.json.encode({"differences": list(await self._view.verify())}))
+
+    async def _vips(self, _: Request) -> Response:
+        return Response(200, json_list(iter(self._view.vips())))
+
+    async def _why_vip(self, request: Request) -> Response:
+        return _json(self._view.why_vip(request.query.get("name", "")))
 
     async def _wait(self, request: Request) -> Response:
         try:

@@ -129,6 +129,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
         ),
     ] = True
+    announce: Annotated[
+        str,
+        Meta(
+            description="File of address pools whose addresses this node announces on its networks (ARP, NDP); read again when"
+            " it changes."
+        ),
+    ] = ""
     masquerade_all: Annotated[
         bool,
         Meta(

@@ -140,7 +140,7 @@ NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the devic
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
 # Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
 LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
-# An address that a device announces (bpf/include/program/announce.h), IPv4 as ::ffff:a.b.c.d, and with which MAC address, until when:
+# An address that a device announces (bpf/include/program/announce.h), IPv4 as ::ffff:a.b.c.d, with which MAC address, until when:
 # ns of CLOCK_MONOTONIC. The agent moves `until` on.
 LB_VIP_KEY = _layout("lb_vip_key", "u32 ifindex, be128 address")
 LB_VIP = _layout("lb_vip", "u64 until, mac mac, pad2 pad")
