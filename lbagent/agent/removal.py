@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
+from lbagent.announce import vip_map
 from lbagent.bpf.load import datapath
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
@@ -42,7 +43,9 @@ def cleanup(bpffs: str) -> list[str]:
 
 def _remove(root: Path) -> list[str]:
     hops = _owned_neighbours(root)
+    announced = _announced(root)
     gone = remove_pins(root)
+    vip_map.release(announced)
     count = asyncio.run(neighbours.release(hops)) if hops else 0
     if count:
         gone.append(f"released {count} neighbours")
@@ -56,6 +59,15 @@ def _owned_neighbours(root: Path) -> set[Hop]:
             return neighbours.owned(maps)
     except LbError:  # pins that are incomplete, or of another schema: what can be removed is removed
         return set()
+
+
+def _announced(root: Path) -> dict[vip_map.Place, bytes]:
+    """Return the addresses that the agent of these pins announces, by device."""
+    try:
+        with KernelMaps.open(root.parent, create=False) as maps:
+            return vip_map.read(maps)
+    except LbError:
+        return {}
 
 
 def remove_pins(root: Path) -> list[str]:

@@ -20,7 +20,7 @@ from lbagent.announce.rendezvous import preferred_node
 from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine
 from lbagent.announce.vip_map import VipMap
 from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
-from lbagent.announce.wire import Wire
+from lbagent.announce.link_sockets import LinkSockets
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
@@ -76,7 +76,7 @@ class Announcer:
         self.node, self.pools, self.election, self.routes = node, pools, election, None
         self._around, self._events, self._external_ips, self._clock = around, events, external_ips, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
-        self._wire = Wire(self._heard)
+        self._wire = LinkSockets(self._heard)
         self.machines: dict[bytes, VipMachine] = {
             address: VipMachine(self._settings(), clock(), answers=True) for _, address in self._map.places
         }

@@ -72,9 +72,7 @@ class Host:
         self.pod.ip(f"addr add {self.pod_address}/24 dev eth0", f"route add default via 10.8.{self.number}.1")
         self.node.ip(f"addr add 10.8.{self.number}.1/24 dev pod0")
         argv = [sys.executable, "-m", "tests.lab.server", self.name, "--http", "8080", "--dns", "5353"]
-        process = self.pod.popen(
-            [*argv, "--ipv4", self.pod_address, "--ipv6", "::1"], stdout=subprocess.PIPE, cwd=ROOT
-        )
+        process = self.pod.popen([*argv, "--ipv4", self.pod_address, "--ipv6", "::1"], stdout=subprocess.PIPE, cwd=ROOT)
         self.closing.callback(end, process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -31,7 +31,7 @@ from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, Outcome, World
 ASKER, OTHER = "02:00:00:00:09:01", "02:00:00:00:09:02"
 VIP_MAC = "02:00:00:00:0a:01"  # announced with it: not the address of the device
 BROADCAST = "ff:ff:ff:ff:ff:ff"
-NONE = {4: "0.0.0.0", 6: "::"}  # noqa: S104
+NONE = {4: "0.0.0.0", 6: "::"}
 HOOKS = pytest.mark.parametrize("hook", [XDP, TC_INGRESS])
 
 

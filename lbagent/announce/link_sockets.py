@@ -36,7 +36,7 @@ _FILTER = (
 OnClaim = Callable[[int, Claim], None]  # ifindex, what was said
 
 
-class Wire:
+class LinkSockets:
     """A socket for the ARP of each device, and one for all advertisements: no other packet passes either.
 
     `on_claim` is called in the event loop with what other hosts say.
