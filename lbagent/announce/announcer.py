@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 from lbagent.announce import reach
 from lbagent.announce.frames import Claim
 from lbagent.announce.lease_election import LeaseElection
+from lbagent.announce.link_sockets import LinkSockets
 from lbagent.announce.rendezvous import preferred_node
 from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine
 from lbagent.announce.vip_map import VipMap
 from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
-from lbagent.announce.link_sockets import LinkSockets
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
