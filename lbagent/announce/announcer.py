@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0  # at the latest: carriers and Leases change without a word
 OBJECTS_S = 0.2  # between two looks at all objects
 IN_USE = "AddressInUse"
+NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
 WRITES_AT_ONCE = 8  # of Leases
 
 
@@ -76,7 +77,7 @@ class Announcer:
         self.node, self.pools, self.election, self.routes = node, pools, election, None
         self._around, self._events, self._external_ips, self._clock = around, events, external_ips, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
-        self._wire = LinkSockets(self._heard)
+        self._sockets = LinkSockets(self._heard)
         self.machines: dict[bytes, VipMachine] = {
             address: VipMachine(self._settings(), clock(), answers=True) for _, address in self._map.places
         }
@@ -85,6 +86,7 @@ class Announcer:
         self.takeovers = 0
         self.problem = ""
         self._places: dict[bytes, dict[int, bytes]] = {}
+        self._seen: tuple[object, ...] = ()  # what `_places` and `refusals` follow from
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
         self._objects_changed = True
@@ -132,7 +134,7 @@ class Announcer:
                     self._turn(self._clock(), tasks)
                     await self._wait()
         finally:
-            self._wire.close()
+            self._sockets.close()
 
     async def _wait(self) -> None:
         now = self._clock()
@@ -167,11 +169,12 @@ class Announcer:
         if now < self._objects_at + OBJECTS_S:
             asyncio.get_running_loop().call_later(OBJECTS_S, self._wake.set)
             return
-        self._objects_changed, self._objects_at = False, now
+        self._objects_at = now
         objects = self._around.objects()
         if objects is None:
             return
-        self._objects = objects
+        self._objects_changed, self._objects = False, objects
+        self._seen = ()  # the node may be cordoned
         self.wanted = wanted_vips(objects, self.pools, external_ips=self._external_ips)
         by_l2 = {address for address, vip in self.wanted.items() if L2 in vip.modes}
         for address in self.machines.keys() - by_l2:
@@ -184,22 +187,22 @@ class Announcer:
 
     def _look_at_devices(self) -> None:
         network, attached, carriers = self._around.network(), self._around.attached(), self._around.carriers()
-        l2 = self.pools.l2
+        seen = (network.links, network.addresses, frozenset(attached), frozenset(carriers), self.wanted, self.pools)
+        if seen == self._seen:
+            return
+        self._seen = seen
         refusal = self._node_refusal()
         self._places.clear()
         self.refusals.clear()
         for address in self.machines:
+            self._places[address], why = reach.places(network, attached, carriers, self.pools.l2, address)
             vip = (self.wanted or {}).get(address)
-            found, why = reach.places(network, attached, carriers, l2, address)
-            self._places[address] = found
-            no_endpoint = (
-                vip is not None and not vip.admits(self.node) and "policy Local, and no ready endpoint is on this node"
-            )
+            no_endpoint = NO_ENDPOINT_HERE if vip is not None and not vip.admits(self.node) else ""
             if reason := refusal or no_endpoint or why:
                 self.refusals[address] = reason
-        self._wire.use({ifindex for found in self._places.values() for ifindex in found})
+        self._sockets.use({ifindex for found in self._places.values() for ifindex in found})
         if self.election is not None and self.wanted is not None:
-            reached = [] if refusal else reach.networks(network, attached, carriers, l2)
+            reached = [] if refusal else reach.networks(network, attached, carriers, self.pools.l2)
             self.election.publish(reached, {link.mac for link in network.links.values() if link.mac})
 
     def _node_refusal(self) -> str:
@@ -225,7 +228,7 @@ class Announcer:
     def _answers(self) -> dict[tuple[int, bytes], bytes]:
         """Return what the programs are to answer. What an earlier agent left is kept until it is known what is wanted."""
         if self.wanted is None:
-            return dict(self._map.places)
+            return {place: mac for place, mac in self._map.places.items() if self.machines[place[1]].answers}
         return {
             (ifindex, address): mac
             for address, machine in self.machines.items()
@@ -239,10 +242,10 @@ class Announcer:
         match order.act:
             case Act.PROBE:
                 for ifindex, mac in self._places[address].items():
-                    self._wire.probe(ifindex, address, mac)
+                    self._sockets.probe(ifindex, address, mac)
             case Act.REPEAT:
                 for ifindex, mac in self._places[address].items():
-                    self._wire.tell(ifindex, address, mac)
+                    self._sockets.tell(ifindex, address, mac)
             case Act.CLAIM | Act.GIVE:
                 tasks.create_task(self._write_lease(address, order))
             case Act.ANNOUNCE | Act.WITHDRAW:

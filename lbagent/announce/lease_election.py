@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -66,6 +67,7 @@ class LeaseElection:
         self._published: _Published | None = None
         self._publish = asyncio.Event()
         self._own: Lease | None = None  # as it was written last
+        self._annotations: dict[str, dict[str, str]] = {}  # of nodes
         self._networks: dict[str, tuple[str, ...]] = {}
         self._nodes_by_mac: dict[bytes, str] = {}
         self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
@@ -227,10 +229,12 @@ class LeaseElection:
         else:
             self._lives.see(node, lease.spec.renew_time or "", lease.spec.lease_duration_seconds or 1, now)
         annotations = lease.annotations if lease else {}
+        if self._annotations.get(node) == annotations:
+            return
+        self._annotations[node] = annotations
         networks = tuple(annotations.get(NETWORKS, "").split())
-        if self._networks.get(node) != networks:
-            self._networks[node] = networks
-            self._reaching.clear()
+        self._networks[node] = networks
+        self._reaching.clear()
         self._nodes_by_mac = {mac: name for mac, name in self._nodes_by_mac.items() if name != node}
         if node != self._node:
             self._nodes_by_mac |= dict.fromkeys(_macs(annotations.get(MACS, "").split()), node)
@@ -244,6 +248,7 @@ def _macs(words: Collection[str]) -> list[bytes]:
     return found
 
 
+@functools.lru_cache(maxsize=4096)
 def vip_lease(address: bytes) -> str:
     """Return the name of an address's Lease: IPv6 written out, dashes for colons."""
     return VIP_PREFIX + ip_address(format_ip(address)).exploded.replace(":", "-")

@@ -5,6 +5,7 @@ Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Collection
 
@@ -15,4 +16,9 @@ def preferred_node(address: bytes, nodes: Collection[str]) -> str:
 
 
 def _score(address: bytes, node: str) -> bytes:
-    return hashlib.blake2b(address, digest_size=8, key=hashlib.blake2b(node.encode(), digest_size=32).digest()).digest()
+    return hashlib.blake2b(address, digest_size=8, key=_key(node)).digest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _key(node: str) -> bytes:
+    return hashlib.blake2b(node.encode(), digest_size=32).digest()

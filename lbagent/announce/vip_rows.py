@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lbagent.announce.announcer import Announcer, in_use_text
+from lbagent.announce.announcer import NO_ENDPOINT_HERE, Announcer, in_use_text
 from lbagent.announce.vip_machine import Phase
 from lbagent.announce.wanted import WantedVip
 from lbagent.api.types import VipAnswer, VipRow
@@ -86,7 +86,7 @@ def _bgp_row(announcer: Announcer, vip: WantedVip) -> VipRow:
     elif not vip.has_endpoint:
         reason = "no endpoint of its Services is ready, so the route is withdrawn"
     elif not vip.admits(announcer.node):
-        reason = "policy Local, and no ready endpoint is on this node"
+        reason = NO_ENDPOINT_HERE
     else:
         reason = "no BGP speaker runs on this node"
     state, node = (ANNOUNCED, announcer.node) if is_routed else (WITHDRAWN, "")
