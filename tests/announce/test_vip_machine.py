@@ -7,7 +7,6 @@ import pytest
 from lbagent.announce.vip_machine import (
     BURST_S,
     CONFLICT_S,
-    LEAVE_S,
     PROBE_AGAIN_S,
     PROBE_S,
     PROBES,
@@ -176,7 +175,7 @@ def test_it_stops_soon_after_it_gave_the_lease_though_it_hears_nothing() -> None
     assert run.acts(0) == [Act.GIVE]
     run.machine.given(run.now, done=True)
     run.view = View(eligible=False, elects=True, fresh=True, holder="b", holder_dead_s=-1, preferred="b")
-    assert run.acts(LEAVE_S + 0.1) == [Act.WITHDRAW]
+    assert run.acts(0.95) == [Act.WITHDRAW]  # two nodes never answer for over a second
 
 
 def test_a_node_that_cannot_use_its_lease_gives_it_away() -> None:

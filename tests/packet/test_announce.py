@@ -56,7 +56,9 @@ def announcing_world(loaded_announcing_world: World) -> World:
 def announce(world: World, fam: Family, address: str, seconds: float = 30.0, device: int = 0) -> None:
     """Let a device announce an address for a while."""
     packed = fam.packed(address)
-    key = struct.pack("=I", device or world.net.lb0) + (packed if fam.version == 6 else bytes(10) + b"\xff\xff" + packed)
+    key = struct.pack("=I", device or world.net.lb0) + (
+        packed if fam.version == 6 else bytes(10) + b"\xff\xff" + packed
+    )
     until = time.monotonic_ns() + int(seconds * 1e9)
     world.put("lb_vip", [(key, struct.pack("=Q", until) + bytes.fromhex(VIP_MAC.replace(":", "")) + bytes(2))])
 
@@ -199,13 +201,31 @@ def test_who_asks_for_its_own_address_announces_it(announcing_world: World, fam:
 @HOOKS
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("hwtype", 2), ("ptype", 0x86DD), ("hwlen", 7), ("plen", 5), ("op", 2), ("op", 3), ("op", 0x0101), ("hwsrc", "03:00:00:00:00:01")],
+    [
+        ("hwtype", 2),
+        ("ptype", 0x86DD),
+        ("hwlen", 7),
+        ("plen", 5),
+        ("op", 2),
+        ("op", 3),
+        ("op", 0x0101),
+        ("hwsrc", "03:00:00:00:00:01"),
+    ],
 )
 def test_arp_that_is_no_question(announcing_world: World, hook: str, name: str, value: object) -> None:
     """An answer, another kind of address, a group that asks."""
     packet = bytearray(bytes(request(V4, V4.vip)))
-    at, size = {"hwtype": (14, 2), "ptype": (16, 2), "hwlen": (18, 1), "plen": (19, 1), "op": (20, 2), "hwsrc": (22, 6)}[name]
-    packet[at : at + size] = bytes.fromhex(value.replace(":", "")) if isinstance(value, str) else int(str(value)).to_bytes(size, "big")
+    at, size = {
+        "hwtype": (14, 2),
+        "ptype": (16, 2),
+        "hwlen": (18, 1),
+        "plen": (19, 1),
+        "op": (20, 2),
+        "hwsrc": (22, 6),
+    }[name]
+    packet[at : at + size] = (
+        bytes.fromhex(value.replace(":", "")) if isinstance(value, str) else int(str(value)).to_bytes(size, "big")
+    )
     assert_passed(announcing_world, hook, Ether(bytes(packet)))
 
 
@@ -217,7 +237,10 @@ def test_a_frame_that_a_group_has_sent(announcing_world: World, fam: Family, hoo
 
 
 @HOOKS
-@pytest.mark.parametrize("case", ["hop limit", "code", "checksum", "echo", "advertisement", "extension", "short", "sender is a group", "too long"])
+@pytest.mark.parametrize(
+    "case",
+    ["hop limit", "code", "checksum", "echo", "advertisement", "extension", "short", "sender is a group", "too long"],
+)
 def test_solicitations_that_are_not_valid(announcing_world: World, hook: str, case: str) -> None:
     """RFC 4861 §7.1.1."""
     packet = request(V6, V6.vip)
