@@ -320,7 +320,7 @@ class Announcer:
         """Return what stands in the way of announcing, a sentence each."""
         out = [f"addresses could not be announced: {self.problem}"] if self.problem else []
         if self.election is not None and self.election.failure:
-            out.append(f"Leases cannot be written: {self.election.failure}; what is announced stays announced")
+            out.append(f"Leases cannot be used: {self.election.failure}; what is announced stays announced")
         return out
 
     @property

@@ -109,7 +109,8 @@ class LeaseElection:
     @property
     def failure(self) -> str:
         """What stands in the way now, '' when nothing does."""
-        return self._failure
+        unread = self._reflector.failure
+        return self._failure or (str(unread.message) if unread else "")
 
     # --- writing ---
 

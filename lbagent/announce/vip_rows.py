@@ -27,6 +27,7 @@ _ADVICE = (
     ("no device of l2.devices", "see `ip link` and l2.devices"),
     ("no programs are on", "add --device, and see `lbagent status`"),
     ("a device of this node has the address", "take the address off the device, or out of the pool"),
+    ("Leases are not known", "see that the API server can be reached, and deploy/cloud/announce.yaml for the rights"),
     ("no endpoint", "see why no Pod of the Service is ready"),
 )
 
@@ -71,7 +72,12 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, str]:
     if refusal:
         return WITHDRAWN, "", refusal
     if view.elects and not view.fresh:
-        return STANDBY, "", "the API server does not answer, and only a leader goes on without it"
+        failure = announcer.election.failure if announcer.election else ""
+        return (
+            STANDBY,
+            "",
+            "Leases are not known now, and only a leader goes on without them" + (failure and f": {failure}"),
+        )
     if view.preferred not in ("", announcer.node):
         return STANDBY, "", f"{view.preferred} is to announce it"
     return STANDBY, "", "it is probed whether another host has the address"

@@ -59,6 +59,7 @@ def test_who_tells_of_itself_claims_the_address(op: int) -> None:
 def test_a_question_and_a_probe_claim_nothing() -> None:
     assert frames.arp_claim(bytes(Ether() / ARP(op=1, psrc="10.77.0.2", pdst="10.77.0.100"))) is None
     assert frames.arp_claim(frames.probe(V4, MAC)) is None
+    assert frames.arp_claim(bytes(Ether() / ARP(op=2, psrc="0.0.0.0", pdst="10.77.0.100"))) is None
     assert frames.arp_claim(frames.announcements(V4, MAC)[0][:41]) is None
 
 

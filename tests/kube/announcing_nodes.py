@@ -38,6 +38,12 @@ def give_rights(cluster: Cluster) -> None:
         cluster.plane.send("POST", collection(obj), obj)
 
 
+def take_rights(cluster: Cluster) -> None:
+    """Take that away."""
+    for obj in yaml.safe_load_all(RIGHTS.read_text()):
+        cluster.plane.send("DELETE", f"{collection(obj)}/{obj['metadata']['name']}")
+
+
 class Host:
     """A node: a namespace with a device on the link, a pod, an agent, and a proxy to the API server."""
 

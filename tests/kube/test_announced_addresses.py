@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.kube.announcing_nodes import Host, Link
+from tests.kube.announcing_nodes import Host, Link, give_rights, take_rights
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import MERGE
 from tests.lab import traffic
@@ -135,3 +136,33 @@ def test_addresses_are_spread_and_a_stranger_s_address_is_told_of(link: Link) ->
     (event,) = (each for each in link.cluster.events() if each["reason"] == "AddressInUse")
     assert event["involvedObject"]["name"] == f"web{len(ALL)}"
     assert link.client.mac("eth0").hex(":") in event["message"]
+
+
+def test_in_peace_a_node_writes_once_a_second_however_many_addresses_there_are(link: Link) -> None:
+    serve(link, *ALL)
+    for address in ALL:
+        link.until_led(address)
+    time.sleep(3)
+    before, began = writes(link), time.monotonic()
+    time.sleep(10)
+    assert writes(link) - before <= len(link.hosts) * (time.monotonic() - began + 1)
+
+
+def writes(link: Link) -> int:
+    return sum(request.verb in ("create", "update", "patch", "delete") for request in link.cluster.plane.requests())
+
+
+def test_without_the_rights_it_says_so(cluster: Cluster) -> None:
+    link = Link(cluster)
+    try:
+        host = link.add_host(1)
+        take_rights(cluster)
+        host.agent.start()
+        link.serve("web0", VIP, hosts=[host])
+        wait_for(lambda: "it is not allowed" in host.agent.cli("vip", "why", VIP, check=False).stdout, "the reason", 60)
+        assert "deploy/cloud/announce.yaml for the rights" in host.agent.cli("vip", "why", VIP, check=False).stdout
+        assert any(text.startswith("Leases cannot be used") for text in host.agent.json("status")["problems"])
+        give_rights(cluster)
+        link.until_led(VIP)
+    finally:
+        link.close()
