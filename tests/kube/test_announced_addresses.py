@@ -159,7 +159,7 @@ def test_without_the_rights_it_says_so(cluster: Cluster) -> None:
         take_rights(cluster)
         host.agent.start()
         link.serve("web0", VIP, hosts=[host])
-        wait_for(lambda: "it is not allowed" in host.agent.cli("vip", "why", VIP, check=False).stdout, "the reason", 60)
+        wait_for(lambda: "403 Forbidden" in host.agent.cli("vip", "why", VIP, check=False).stdout, "the reason", 60)
         assert "deploy/cloud/announce.yaml for the rights" in host.agent.cli("vip", "why", VIP, check=False).stdout
         assert any(text.startswith("Leases cannot be used") for text in host.agent.json("status")["problems"])
         give_rights(cluster)
