@@ -180,3 +180,17 @@ def test_a_wrong_file_at_the_start_is_a_wrong_configuration(fresh: Callable[...,
     )
     assert done.returncode == 2
     assert f"{pools}:2: pools[0].announce[0]: unknown value 'smoke'" in done.stderr
+
+
+def test_the_device_takes_solicitations_until_cleanup(announcing: Cluster) -> None:
+    """A real one drops groups that it was not told of; and it was told for longer than the agent lives."""
+
+    def groups() -> str:
+        argv = ["ip", "-n", announcing.lab.node.name, "maddr", "show", "dev", "wan"]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    assert "33:33:ff:00:01:00" in groups()
+    announcing.agent.kill()
+    assert "33:33:ff:00:01:00" in groups()
+    announcing.agent.cli("cleanup")
+    assert "33:33:ff:00:01:00" not in groups()
