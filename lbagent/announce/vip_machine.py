@@ -235,9 +235,7 @@ class VipMachine:
     def _lead(self, now: float, view: View) -> Iterator[Order]:
         own = self.settings.node
         if view.elects and view.fresh and view.holder != own:
-            if view.holder and view.holder_dead_s < 0:
-                self.phase, self._due = Phase.LEAVING, now + LEAVE_S
-            elif rule(view, self.settings) is Rule.NO:
+            if rule(view, self.settings) is Rule.NO:  # a live node took it, and answers already
                 yield from self._withdraw(now)
             elif (
                 now >= self._may_give

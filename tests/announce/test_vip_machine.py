@@ -201,3 +201,9 @@ def test_a_lease_that_was_deleted_is_written_again_while_the_programs_answer() -
     run.view = FREE
     assert run.acts(0) == [Act.CLAIM]
     assert run.machine.answers
+
+
+def test_what_another_node_took_is_not_answered_for_any_more() -> None:
+    run = leading()
+    run.view = View(eligible=True, elects=True, fresh=True, holder="b", holder_dead_s=-1.0, preferred="b")
+    assert run.acts(0) == [Act.WITHDRAW]
