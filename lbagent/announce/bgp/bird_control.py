@@ -31,6 +31,10 @@ class BirdUnreachable(LbError):
     """No BIRD answers on the socket, or none in time, or what answers is no BIRD."""
 
 
+class BirdHangs(BirdUnreachable):
+    """A process is there and does not answer."""
+
+
 class BirdRefused(ConfigError):
     """BIRD refused a command; its own words."""
 
@@ -95,36 +99,40 @@ class BirdControl:
         except BirdRefused:  # there is no BFD
             return {}
 
-    async def listener_pid(self) -> int:
+    def listener_pid(self) -> int:
         """Return the process that listens on the socket, which need not answer; 0 for one of another pid namespace.
 
-        The kernel says it (SO_PEERCRED, unix(7)), no file. Raises BirdUnreachable when none listens, TimeoutError when it has
-        not taken earlier connections.
+        The kernel says it (SO_PEERCRED, unix(7)), no file. Raises BirdUnreachable when none listens, BirdHangs.
         """
-        try:
-            async with asyncio.timeout(self._answer_s):
-                _, writer = await asyncio.open_unix_connection(self.path)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise BirdUnreachable(f"{self.path}: {error.strerror or error}") from None
-        sock = writer.get_extra_info("socket")
-        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        writer.close()
+        with self._connect() as sock:
+            found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return int(_CREDENTIALS.unpack(found)[0])
+
+    def _connect(self) -> socket.socket:
+        """Return a connection: a unix socket has one at once or never. asyncio takes a full backlog for a connection."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(self.path)
+        except BlockingIOError:
+            sock.close()
+            raise BirdHangs(f"{self.path}: BIRD takes no connection any more") from None
+        except OSError as error:
+            sock.close()
+            raise BirdUnreachable(f"{self.path}: {error.strerror or error}") from None
+        return sock
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Give a connection, for ANSWER_S at most."""
         try:
             async with asyncio.timeout(self._answer_s):
-                reader, writer = await asyncio.open_unix_connection(self.path, limit=MAX_LINE_BYTES)
+                reader, writer = await asyncio.open_unix_connection(sock=self._connect(), limit=MAX_LINE_BYTES)
                 try:
                     yield reader, writer
                 finally:
                     writer.close()
         except TimeoutError:
-            raise BirdUnreachable(f"{self.path}: BIRD gave no answer within {self._answer_s:g} s") from None
+            raise BirdHangs(f"{self.path}: BIRD gave no answer within {self._answer_s:g} s") from None
         except OSError as error:
             raise BirdUnreachable(f"{self.path}: {error.strerror or error}") from None
 

@@ -16,7 +16,7 @@ import signal
 import stat
 import subprocess
 
-from lbagent.announce.bgp.bird_control import BirdControl, BirdRefused, BirdUnreachable
+from lbagent.announce.bgp.bird_control import BirdControl, BirdHangs, BirdRefused, BirdUnreachable
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.private_folder import make_private
 
@@ -94,16 +94,16 @@ class BirdProcess:
         except OSError:
             return ""
 
-    async def is_running(self) -> bool:
+    def is_running(self) -> bool:
         """Say whether a process listens on the socket, also one that does not answer. It may be one of another pid namespace."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
         try:
-            self._pid = await self.control.listener_pid()
+            self._pid = self.control.listener_pid()
+        except BirdHangs:
+            return True
         except BirdUnreachable:
             return False
-        except TimeoutError:
-            return True
         return True
 
     async def start(self, *, recover: bool) -> None:
@@ -147,19 +147,19 @@ class BirdProcess:
 
     async def end(self) -> bool:
         """End the BIRD of this folder, if there is one; say whether there was one. Its peers withdraw its routes at once."""
-        if not await self.is_running():
+        if not self.is_running():
             return False
         with contextlib.suppress(BirdUnreachable, BirdRefused):
             await self.control.shut_down()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended(), END_S)
-        if await self.is_running():
+        if self.is_running():
             self.kill()
         log.info("bird ended", extra={"pid": self._pid})
         return True
 
     async def _ended(self) -> None:
-        while await self.is_running():  # noqa: ASYNC110 - what says it is another process
+        while self.is_running():  # noqa: ASYNC110 - what says it is another process
             await asyncio.sleep(STEP_S)
 
     def kill(self) -> None:

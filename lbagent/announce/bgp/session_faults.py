@@ -16,7 +16,7 @@ from lbagent.announce.bgp.bird_control import Protocol
 RECENT = timedelta(minutes=10)  # routers wait up to 5 minutes between two tries
 LOG_BYTES = 64 << 10  # the end of the log that is looked at
 # `2026-11-23 01:49:09.981 <RMT> peer_0a010001: Error: Bad peer AS: 64513`
-_LOG_LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?) <\w+> (?P<text>.*)")
+_LOG_LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?) <(?P<class>\w+)> (?P<text>.*)")
 _BAD_PEER_AS = re.compile(r"Bad peer AS: (\d+)")
 
 
@@ -86,6 +86,8 @@ def recent_errors(name: str, log: Iterable[str], now: datetime) -> list[str]:
         text = match["text"]
         if text in (f"Restarting protocol {name}", f"{name}: State changed to up", "Started"):
             found.clear()
-        elif text.startswith(f"{name}: ") and abs(now - datetime.fromisoformat(match["time"])) <= RECENT:
+        elif match["class"] == "TRACE" or not text.startswith(f"{name}: "):
+            continue
+        elif abs(now - datetime.fromisoformat(match["time"])) <= RECENT:
             found.append(text.removeprefix(f"{name}: "))
     return found

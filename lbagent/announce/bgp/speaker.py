@@ -97,12 +97,12 @@ class BgpSpeaker:
             if self._settings is None or self._routes is None:
                 continue
             checks += 1
-            if checks % CHECKS_A_LOOK and await self._bird.is_running():
+            if checks % CHECKS_A_LOOK and self._bird.is_running():
                 continue
             await self._apply()
             rows = await self.peers()
             self._note(rows)
-            silent = bool(rows) and not self._answers and await self._bird.is_running()
+            silent = bool(rows) and not self._answers and self._bird.is_running()
             unanswered = unanswered + 1 if silent else 0
             if unanswered >= UNANSWERED:
                 log.error("bird does not answer and is started again")
@@ -139,7 +139,7 @@ class BgpSpeaker:
         text = bird_config(
             settings, router_id=router_id, log_file=self._bird.log, sessions=self._sessions, routes=routes
         )
-        if not await self._bird.is_running():
+        if not self._bird.is_running():
             await self._start(text, recover=settings.graceful_restart)
         elif text == self._refused:
             raise ConfigError(self._refusal)
