@@ -10,6 +10,7 @@ from lbagent.agent.device_keeper import DeviceKeeper
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.announce.announcer import Announcer
+from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
@@ -42,6 +43,7 @@ class AgentComponents:
     node_servers: NodeServers | None = None
     announcer: Announcer | None = None  # with --announce
     pools: FollowedFile | None = None  # --announce
+    speaker: BgpSpeaker | None = None  # with a section `bgp`
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know

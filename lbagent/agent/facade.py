@@ -14,6 +14,7 @@ from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.types import (
     CgroupStatus,
     ConditionStatus,
@@ -275,6 +276,7 @@ class AgentFacade:
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
         out += components.announcer.problems() if components.announcer else ()
+        out += components.speaker.problems() if components.speaker else ()
         return out + components.problems
 
     def vips(self) -> Sequence[VipRow]:
@@ -284,6 +286,11 @@ class AgentFacade:
     def why_vip(self, name: str) -> VipAnswer:
         """Return why an address, or the addresses of a Service, are announced or not."""
         return why(require_announcer(self._components.announcer), name)
+
+    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
+        """Return the BGP sessions of this node, asked of BIRD now."""
+        speaker = self._components.speaker
+        return await speaker.peers() if speaker else []
 
     def settings(self) -> Mapping[str, object]:
         """Return the configuration in force, by key."""
@@ -325,6 +332,7 @@ class AgentFacade:
                 sources=tuple(map(self._sample, components.sources)),
                 devices=self._devices_attached(),
                 send_errors=components.network.send_errors(),
+                bgp_sessions=components.speaker.sessions_up if components.speaker else {},
                 started_at=self._started_at,
                 resident_bytes=metrics.resident_bytes(),
                 cpu_s=times.user + times.system,

@@ -115,6 +115,10 @@ class AgentClient:
         answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)
         return self._expect(answer.get("differences"), list)
 
+    def bgp_peers(self) -> list[dict[str, Any]]:
+        """Return the BGP sessions of the node."""
+        return self._list("/bgp/peers")
+
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = urlencode({"generation": generation, "timeout_s": timeout_s})

@@ -8,6 +8,7 @@ GET /v1/status                         Status
 GET /v1/vips                           list of VipRow
 GET /v1/vips/why?name=                 VipAnswer
 GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
+GET /v1/bgp/peers                      list of BgpPeerRow, asked of BIRD now
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
 """
@@ -74,6 +75,7 @@ class ApiServer:
             ("GET", "/vips"): self._vips,
             ("GET", "/vips/why"): self._why_vip,
             ("GET", "/wait"): self._wait,
+            ("GET", "/bgp/peers"): self._bgp_peers,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             (method, API_PREFIX + path): handler for (method, path), handler in routes.items()
@@ -213,6 +215,9 @@ class ApiServer:
             raise ConfigError("timeout_s must be a finite number")
         now = await self._view.wait_change(generation, max(0.0, min(timeout_s, MAX_WAIT_S)))
         return Response(200, msgspec.json.encode({"generation": now}))
+
+    async def _bgp_peers(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode(await self._view.bgp_peers()) + b"\n")
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)

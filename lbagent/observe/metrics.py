@@ -63,6 +63,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
     send_errors: Mapping[str, int] = {}  # by device: frames that XDP sent and it did not take
+    bgp_sessions: Mapping[str, bool] = {}  # by peer: whether it is established
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
     cpu_s: float = 0.0
@@ -209,6 +210,12 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
         "counter",
         "Frames that XDP sent and the device did not take.",
         [((("device", name),), count) for name, count in s.send_errors.items()],
+    )
+    yield MetricFamily(
+        "lbagent_bgp_session_up",
+        "gauge",
+        "Whether the BGP session with the router is established.",
+        [((("peer", peer),), up) for peer, up in s.bgp_sessions.items()],
     )
 
 
