@@ -32,6 +32,8 @@ from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources, event_sinks
 from lbagent.announce.announcer import Announcer, NodeView
+from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
+from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
 from lbagent.announce.lease_election import LeaseElection
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf.build import artifact, builder
@@ -232,6 +234,8 @@ class Agent:
         group.create_task(components.devices.run())
         if components.announcer is not None and components.pools is not None:
             start_announcer(components, components.announcer, components.pools, group)
+        else:
+            group.create_task(end_left_bird(config.state_dir))
         components.sweeper = Sweeper(
             components.maps,
             lambda: components.datapath.in_force if components.datapath else [],
@@ -313,6 +317,8 @@ def start_announcer(
     """Announce, and follow what decides over it: objects, devices, the file of pools."""
     components.loop.on_objects = announcer.objects_changed
     components.network.on_network = both(components.network.on_network, announcer.network_changed)
+    routes = build_routes(components, announcer)
+    group.create_task(routes.run())
     group.create_task(announcer.run())
     group.create_task(file.follow(lambda text: announcer.use_pools(parse_pools(text, file.path))))
 
@@ -340,3 +346,20 @@ def settle_memory() -> None:
     gc.set_threshold(*LATER)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def build_routes(components: AgentComponents, announcer: Announcer) -> BgpRoutes:
+    """Return what announces addresses by BGP; the announcer tells it which."""
+    config, network = components.config, components.network
+    folder = os.path.dirname(os.path.abspath(config.announce))
+    speaker = BgpSpeaker(config.state_dir, config.name_of_node, lambda: network.network, password_folder=folder)
+
+    def section() -> BgpSection | None:
+        if announcer.wanted is None:
+            return None
+        node = announcer.objects.nodes.get(announcer.node)
+        return BgpSection(announcer.pools.bgp, node.labels if node else {})
+
+    components.speaker = speaker
+    announcer.routes = BgpRoutes(speaker, section)
+    return announcer.routes

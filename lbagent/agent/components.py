@@ -16,6 +16,7 @@ from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.model.family import Family
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
@@ -43,7 +44,7 @@ class AgentComponents:
     node_servers: NodeServers | None = None
     announcer: Announcer | None = None  # with --announce
     pools: FollowedFile | None = None  # --announce
-    speaker: BgpSpeaker | None = None  # with a section `bgp`
+    speaker: BgpSpeaker | None = None  # with --announce
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know
@@ -61,3 +62,10 @@ class AgentComponents:
         usage = self.bpf.usage()
         usage["lb_nexthop"] = (self.network.table.used, self.network.table.capacity)
         return usage | (self.sweeper.usage() if self.sweeper else {})
+
+    def further_in_use(self) -> dict[Family, int]:
+        """Return the addresses of --snat-address that the node has, by family."""
+        has = self.network.network.has
+        return {
+            family: sum(has(address) for _, address in self.further.of_width(family.address_bytes)) for family in Family
+        }

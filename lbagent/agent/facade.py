@@ -36,7 +36,6 @@ from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
@@ -276,7 +275,6 @@ class AgentFacade:
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
         out += components.announcer.problems() if components.announcer else ()
-        out += components.speaker.problems() if components.speaker else ()
         return out + components.problems
 
     def vips(self) -> Sequence[VipRow]:
@@ -318,7 +316,7 @@ class AgentFacade:
                 backends=self._backend_counters(backends),
                 snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
                 snat_ports=_ports(components.config.snat_port_range),
-                snat_addresses=_further_in_use(components),
+                snat_addresses=components.further_in_use(),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
@@ -395,12 +393,3 @@ _REASONS = [reason for reason in Reason if reason]
 def _ports(first_and_last: tuple[int, int]) -> int:
     first, last = first_and_last
     return last - first + 1
-
-
-def _further_in_use(components: AgentComponents) -> dict[Family, int]:
-    """Return the addresses of --snat-address that the node has, by family."""
-    has = components.network.network.has
-    return {
-        family: sum(has(address) for _, address in components.further.of_width(family.address_bytes))
-        for family in Family
-    }

@@ -44,6 +44,12 @@ class RouteAnnouncer(Protocol):
     def set_routes(self, addresses: Collection[bytes]) -> None:
         """Announce exactly these from now on; returns at once."""
 
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each."""
+
 
 class NodeView(NamedTuple):
     """What the announcer asks of the rest of the agent; each is called when it is needed.
@@ -321,7 +327,7 @@ class Announcer:
         out = [f"addresses could not be announced: {self.problem}"] if self.problem else []
         if self.election is not None and self.election.failure:
             out.append(f"Leases cannot be used: {self.election.failure}; what is announced stays announced")
-        return out
+        return [*out, *(self.routes.problems() if self.routes else ())]
 
     @property
     def objects(self) -> ObjectSnapshot:

@@ -84,7 +84,8 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, str]:
 
 
 def _bgp_row(announcer: Announcer, vip: WantedVip) -> VipRow:
-    is_routed = announcer.routes is not None and vip.address in announcer.wanted_routes()
+    untold = announcer.routes.refusal() if announcer.routes else "no BGP speaker runs on this node"
+    is_routed = not untold and vip.address in announcer.wanted_routes()
     if is_routed:
         reason = ""
     elif refusal := announcer.bgp_refusal():
@@ -94,7 +95,7 @@ def _bgp_row(announcer: Announcer, vip: WantedVip) -> VipRow:
     elif not vip.admits(announcer.node):
         reason = NO_ENDPOINT_HERE
     else:
-        reason = "no BGP speaker runs on this node"
+        reason = untold
     state, node = (ANNOUNCED, announcer.node) if is_routed else (WITHDRAWN, "")
     return VipRow(format_ip(vip.address), vip.pool, "bgp", state, node, list(vip.services), reason)
 

@@ -32,7 +32,7 @@ VERBS = {
     ),
     "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: run, plan, pools, providers."),
     "vip": ("lbagent.cli.verbs.vip:vip", "Announced addresses: list, why."),
-    "bgp": ("lbagent.cli.verbs.bgp:bgp", "Announcement of addresses by BGP: peers."),
+    "bgp": ("lbagent.cli.verbs.vip:bgp", "Announcement of addresses by BGP: peers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),
     "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),

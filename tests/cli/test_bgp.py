@@ -19,7 +19,7 @@ def test_peers(lb: Run, agent: Agent) -> None:
     assert [line.split() for line in done.out.splitlines()] == [
         ["ADDRESS", "ASN", "STATE", "BFD", "ADVERTISED", "REASON"],
         ["172.31.77.1", "64513", "established", "up", "3", "-"],
-        ["fd00:77::1", "64513", "active", "off", "0", *"it refuses connections to TCP port 179".split()],
+        ["fd00:77::1", "64513", "active", "off", "0", *["it", "refuses", "connections", "to", "TCP", "port", "179"]],
     ]
     rows = json.loads(lb("bgp", "peers", "-o", "json").out)
     assert rows[0] == {"address": "172.31.77.1", "asn": 64513, "state": "established", "bfd": "up", "advertised": 3}

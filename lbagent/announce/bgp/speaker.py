@@ -28,7 +28,7 @@ from lbagent.sync.backoff import delays
 log = logging.getLogger(__name__)
 FOLDER = "bird"  # below the agent's state directory
 CHECK_S = 1.0  # how often it is seen whether BIRD runs
-CHECKS_A_LOOK = 3  # each so many checks sessions and password files are looked at
+CHECKS_A_LOOK = 3  # sessions that are up and password files are looked at each so many checks
 UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
 SETTLE_S = 10.0  # a session that is down for less is no problem yet
 
@@ -83,6 +83,12 @@ class BgpSpeaker:
         down = (f"BGP peer {peer}: {why}" for peer, (since, why) in self._down.items() if now - since >= SETTLE_S)
         return [*self._problems, *down]
 
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+        if not self._sessions:
+            return "; ".join(self._problems) or "no peer of the section bgp is for this node"
+        return "" if any(self.sessions_up.values()) else "no BGP session is established; see `lbagent bgp peers`"
+
     async def peers(self) -> list[BgpPeerRow]:
         """Return the sessions of this node, in the order of the file."""
         found, bfd = await self._look()
@@ -97,7 +103,7 @@ class BgpSpeaker:
             if self._settings is None or self._routes is None:
                 continue
             checks += 1
-            if checks % CHECKS_A_LOOK and self._bird.is_running():
+            if checks % CHECKS_A_LOOK and all(self.sessions_up.values()) and self._bird.is_running():
                 continue
             await self._apply()
             rows = await self.peers()

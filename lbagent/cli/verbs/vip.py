@@ -1,4 +1,4 @@
-"""`lbagent vip`: the addresses that nodes announce on their networks."""
+"""`lbagent vip`: the addresses that nodes announce. `lbagent bgp`: the sessions by which they do."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ VIPS = Listing(
     ),
     name=lambda row: str(row["address"]),
     key=lambda row: (row["address"], row["mode"]),
+)
+
+
+PEERS = Listing(
+    (
+        Column("ADDRESS", lambda row: row["address"]),
+        Column("ASN", lambda row: row["asn"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("BFD", lambda row: row["bfd"]),
+        Column("ADVERTISED", lambda row: row["advertised"]),
+        Column("REASON", lambda row: row.get("reason")),
+    ),
+    lambda row: str(row["address"]),
+    lambda row: row["address"],
 )
 
 
@@ -53,3 +67,20 @@ def why(name: str, socket: str) -> int:
     for line in answer["lines"]:
         click.echo(output.printable(line))
     return 0 if answer["announced"] else 1
+
+
+@click.group()
+def bgp() -> None:
+    """Announcement of addresses by BGP."""
+
+
+@bgp.command()
+@socket_option
+@form_option("table", "json", "yaml", "name")
+def peers(socket: str, form: str) -> None:
+    """List the routers that this node has BGP sessions with, as they are now; REASON says why one is not established."""
+    rows = AgentClient(socket).bgp_peers()
+    if not rows and form == "table":
+        click.echo("no BGP peer: the pools file has no section bgp, or none of its peers is for this node", err=True)
+    else:
+        output.show(PEERS, rows, Style(form))
