@@ -84,6 +84,10 @@ class BirdControl:
         """Let BIRD take a configuration file; what is refused changes nothing. Raises BirdRefused, BirdUnreachable."""
         await self.ask(f"configure {quoted(path, 'the path of the configuration')}")
 
+    async def enable(self, name: str) -> None:
+        """Let a protocol begin anew that BIRD has given up, by its name. Raises BirdRefused, BirdUnreachable."""
+        await self.ask(f"enable {quoted(name, 'the name')}")
+
     async def shut_down(self) -> None:
         """Let BIRD take leave of its peers (Cease) and end. Raises BirdUnreachable, BirdRefused."""
         await self.ask("down")

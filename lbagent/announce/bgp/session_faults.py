@@ -33,8 +33,15 @@ def fault(session: PeerSession, found: Protocol | None, log: Iterable[str], now:
     return _socket_words(session, last) or _state_words(session, found, last) or last or f"being set up ({found.state})"
 
 
+def is_given_up(found: Protocol | None) -> bool:
+    """Say whether BIRD does not try again by itself: the port of the node was taken."""
+    return found is not None and found.state == "down" and "No listening socket" in found.last_error
+
+
 def _socket_words(session: PeerSession, error: str) -> str:
     """Return words for what the kernel or BFD said; '' for other errors."""
+    if "No listening socket" in error:
+        return "the TCP port of this node (`port`) is taken; another BGP daemon runs here, as `ss -tlnp` shows"
     if "Connection refused" in error:
         port = session.peer.port
         return f"it refuses connections to TCP port {port}: no BGP there, or this node is not its neighbor"

@@ -6,6 +6,7 @@ Nothing is written before the first `set_routes`: until then a BIRD that an earl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -91,9 +92,7 @@ class BgpSpeaker:
 
     async def peers(self) -> list[BgpPeerRow]:
         """Return the sessions of this node, in the order of the file."""
-        found, bfd = await self._look()
-        lines = [] if all(each.is_up for each in found.values() if each.kind == "BGP") else self._log_lines()
-        return [self._row(session, found, bfd, lines) for session in self._sessions]
+        return self._rows(*await self._look())
 
     async def run(self) -> None:
         """Keep BIRD running and look at its sessions, for ever."""
@@ -106,8 +105,10 @@ class BgpSpeaker:
             if checks % CHECKS_A_LOOK and all(self.sessions_up.values()) and self._bird.is_running():
                 continue
             await self._apply()
-            rows = await self.peers()
+            found, bfd = await self._look()
+            rows = self._rows(found, bfd)
             self._note(rows)
+            await self._try_again(found)
             silent = bool(rows) and not self._answers and self._bird.is_running()
             unanswered = unanswered + 1 if silent else 0
             if unanswered >= UNANSWERED:
@@ -211,6 +212,17 @@ class BgpSpeaker:
             found, bfd = {}, {}
         self._answers = bool(found)
         return found, bfd
+
+    async def _try_again(self, found: Mapping[str, Protocol]) -> None:
+        """Begin the sessions anew that BIRD has given up."""
+        for session in self._sessions:
+            if session_faults.is_given_up(found.get(session.name)):
+                with contextlib.suppress(LbError):
+                    await self._bird.control.enable(session.name)
+
+    def _rows(self, found: Mapping[str, Protocol], bfd: Mapping[str, str]) -> list[BgpPeerRow]:
+        lines = [] if all(each.is_up for each in found.values() if each.kind == "BGP") else self._log_lines()
+        return [self._row(session, found, bfd, lines) for session in self._sessions]
 
     def _row(
         self, session: PeerSession, found: Mapping[str, Protocol], bfd: Mapping[str, str], lines: Sequence[str]

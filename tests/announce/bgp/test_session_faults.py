@@ -43,6 +43,7 @@ def test_a_session_that_is_up_has_no_fault() -> None:
         ("Socket: No route to host", "no host with this address answers"),
         ("Socket: Network is unreachable", "no route to it"),
         ("Socket: Connection reset by peer", "it hangs up without a reason"),
+        ("Error: No listening socket", "the TCP port of this node (`port`) is taken"),
         ("BFD session down", "BFD says that the way to it is broken"),
         ("Socket: Something new", "Socket: Something new"),
     ],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.announce.bgp.router_lab import NODE4, NODE6, TOR6, RouterLab
 from tests.lab.netns import wait_for
+from tests.lab.topology import end
 
 pytestmark = pytest.mark.root
 VIP4, OTHER4, VIP6 = "172.31.78.1", "172.31.78.2", "fd00:77::1"
@@ -241,3 +244,16 @@ def test_a_folder_that_others_may_enter_is_refused(lab: RouterLab) -> None:
     (problem,) = lab.announce(VIP4)
     assert "it is not a folder that only root may enter" in problem
     assert lab.bird_pid() == 0
+
+
+def test_a_port_that_another_process_has_is_said_and_tried_again(lab: RouterLab) -> None:
+    lab.start_router()
+    code = "import socket, time; s = socket.socket(); s.bind(('', 179)); s.listen(); print('ready', flush=True); time.sleep(600)"
+    other = lab.node.popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    started(lab)
+    lab.announce(VIP4)
+    lab.wait_reason("the TCP port of this node (`port`) is taken")
+    end(other)
+    lab.wait_routes(VIP4, timeout_s=60)
