@@ -132,8 +132,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     announce: Annotated[
         str,
         Meta(
-            description="File of address pools whose addresses this node announces on its networks (ARP, NDP); read again when"
-            " it changes."
+            description="File of address pools whose addresses this node announces on its networks (ARP, NDP) or by BGP;"
+            " read again when it changes."
         ),
     ] = ""
     masquerade_all: Annotated[
