@@ -71,6 +71,7 @@ def test_bird_parses_whatever_a_pools_file_may_say(
     assert text.count(" blackhole;") == len(routes)
     assert text.count("protocol bgp ") == len(peers)
     assert text.count("import none") == text.count("export filter announced")
+    assert text.count('  if proto != "vips4" && proto != "vips6" then reject;') == 1
     assert "protocol kernel" not in text
     assert "protocol pipe" not in text
 
