@@ -165,7 +165,7 @@ def test_the_file_is_read_again_and_faults_are_said(cluster: BgpCluster) -> None
     agent = cluster.agent
     agent.start()
     cluster.balanced()
-    (peer,) = agent.json("bgp", "peers")
+    (peer,) = wait_for(lambda: agent.json("bgp", "peers"), "the peer", 30)
     assert peer["state"] != "established"
     wait_for(lambda: "no BGP session is established" in cluster.vip(VIP4)["reason"], "the reason", 30)
     wait_for(lambda: any("BGP peer 10.77.0.2" in text for text in agent.api.status()["problems"]), "a problem", 60)

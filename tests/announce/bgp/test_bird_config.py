@@ -141,6 +141,8 @@ def test_what_is_no_number_is_never_syntax(number: object) -> None:
 
 
 def test_an_address_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError):
+        bird_config(SECTION, router_id=LOCAL6, log_file="/l", sessions=[], routes=[])
     for wrong in (b"", b"12345", b"0.0.0.0/0"):
         with pytest.raises(ValueError):
             bird_config(SECTION, router_id=ROUTER_ID, log_file="/l", sessions=[], routes=[wrong])
@@ -185,3 +187,4 @@ def test_bfd_that_crosses_routers_needs_the_local_address() -> None:
     assert "bfd { interval 300000 us; multiplier 3; };" in text
     assert "bfd" not in one_session(peer=far, local4=b"")
     assert "  direct;" in one_session()
+    assert "  local port 179 as 64512;" in one_session()  # an address that changes does not end a session
