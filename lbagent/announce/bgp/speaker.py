@@ -31,6 +31,7 @@ FOLDER = "bird"  # below the agent's state directory
 CHECK_S = 1.0  # how often it is seen whether BIRD runs
 CHECKS_A_LOOK = 3  # sessions that are up and password files are looked at each so many checks
 UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
+STEADY_S = 60.0  # a BIRD that ran for so long is started again at once
 SETTLE_S = 10.0  # a session that is down for less is no problem yet
 
 
@@ -86,9 +87,10 @@ class BgpSpeaker:
 
     def refusal(self) -> str:
         """Return why no router is told of the routes, '' when one is."""
-        if not self._sessions:
-            return "; ".join(self._problems) or "no peer of the section bgp is for this node"
-        return "" if any(self.sessions_up.values()) else "no BGP session is established; see `lbagent bgp peers`"
+        if any(self.sessions_up.values()):
+            return ""
+        down = "no BGP session is established; see `lbagent bgp peers`"
+        return "; ".join(self._problems) or (down if self._sessions else "no peer of the section bgp is for this node")
 
     async def peers(self) -> list[BgpPeerRow]:
         """Return the sessions of this node, in the order of the file."""
@@ -171,6 +173,8 @@ class BgpSpeaker:
         now = asyncio.get_running_loop().time()
         if now < self._start_at:
             raise ConfigError(self._start_failure)
+        if now > self._start_at + STEADY_S:
+            self._pauses = delays()
         self._start_at = now + next(self._pauses)
         recover = recover and bool(self._bird.last_config())
         self._bird.write(text)

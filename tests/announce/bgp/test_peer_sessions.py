@@ -11,6 +11,7 @@ import pytest
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.bird_process import NoBird, find_program
 from lbagent.announce.bgp.peer_sessions import PeerSessions
+from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.errors import ConfigError
 from lbagent.model.address import parse_ip
 from lbagent.net.routes import RouteTable
@@ -124,3 +125,32 @@ async def test_routes_wait_for_the_section_and_each_change_is_told_once(monkeypa
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_bird_that_does_not_start_is_tried_again_after_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = iter((0.3, 0.01, 0.3))
+    monkeypatch.setattr("lbagent.announce.bgp.speaker.delays", lambda: pauses)
+    monkeypatch.setattr("lbagent.announce.bgp.speaker.STEADY_S", 1000.0)
+    starts = []
+
+    def none() -> str:
+        starts.append(asyncio.get_running_loop().time())
+        raise NoBird("bird is not installed")
+
+    monkeypatch.setattr("lbagent.announce.bgp.bird_process.find_program", none)
+    speaker = BgpSpeaker(str(tmp_path), "n", lambda: NETWORK)
+    await speaker.use_settings(BgpSettings(64512, peers=(BgpPeer(parse_ip("10.1.0.1"), 1),)), {})
+    assert speaker.refusal() == "no peer of the section bgp is for this node"
+    for _ in range(3):
+        await speaker.set_routes([b"1111"])
+        assert speaker.problems() == ["bird is not installed"]
+        assert [row.reason for row in await speaker.peers()] == ["bird is not installed"]
+    assert len(starts) == 1
+    await asyncio.sleep(0.4)
+    await speaker.set_routes([])
+    assert len(starts) == 2
+    assert speaker.refusal() == "bird is not installed"
+    await speaker.stop(keep=False)
+    assert await speaker.peers() == []
