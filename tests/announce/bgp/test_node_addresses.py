@@ -39,7 +39,7 @@ def test_addresses_by_the_route_to_a_peer_further_away() -> None:
 
 def test_link_local_and_deprecated_addresses_are_no_next_hops() -> None:
     node = network(
-        own("10.1.0.2", 24), own("fe80::2", 64, source=False), own("fd01::2", 64, deprecated=True), own("fd01::3", 64)
+        own("10.1.0.2", 24), own("fd00::2", 64, source=False), own("fd01::2", 64, deprecated=True), own("fd01::3", 64)
     )
     assert local_addresses(node, parse_ip("10.1.0.1"))[1] == parse_ip("fd01::3")
 
