@@ -104,6 +104,7 @@ async def test_configure_names_the_file_and_tells_what_is_refused(tmp_path: Path
     ("greeting", "answer", "words"),
     [
         (b"SSH-2.0\n0001 x\n", b"", "is no BIRD"),
+        (b"0013 BIRD 2.0.12 ready.\n", b"", "is no BIRD"),
         (GREETING, b"1002-half", "broke off"),
         (GREETING, b"1002-" + b"x" * 200_000, "without an end"),
         (GREETING, b"1002-row\n" * 20, "has no end"),
