@@ -210,6 +210,7 @@ def test_a_configuration_that_bird_refuses_changes_nothing(lab: RouterLab) -> No
     assert lab.routes().keys() == {VIP4}
     time.sleep(5)
     assert lab.speaker_log().count("bgp problem") == 1
+    assert lab.bird_log().count("bird.conf.new:") == 1  # and it was not asked again
     assert lab.tell("settings", communities=[[7000, 1]]) == []
     wait_for(lambda: "(7000,1)" in lab.ask_router("show", "route", "all"), "the other community")
 
