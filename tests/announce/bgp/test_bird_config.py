@@ -66,7 +66,7 @@ def parses(bird: str, folder: Path, text: str) -> None:
 def test_bird_parses_whatever_a_pools_file_may_say(
     bird: str, tmp_path: Path, section: BgpSettings, peers: list[PeerSession], routes: set[bytes]
 ) -> None:
-    text = bird_config(section, router_id=ROUTER_ID, log_file="/tmp/x.log", sessions=peers, routes=routes)
+    text = bird_config(section, router_id=ROUTER_ID, log_file=str(tmp_path / "x.log"), sessions=peers, routes=routes)
     parses(bird, tmp_path, text)
     assert text.count(" blackhole;") == len(routes)
     assert text.count("protocol bgp ") == len(peers)
