@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from lbagent.maps import backend_codec
+from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
@@ -23,6 +24,7 @@ from lbagent.sync.target.shadow import PIN, Shadow, is_selectable, reference, st
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
+_NOT_COUNTED: tuple[int, Backend | None] = (0, None)
 IPV4_BYTES = Family.IPV4.address_bytes
 BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE"))
@@ -73,12 +75,12 @@ class BackendPlanner:
         self._former_users: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
         self._records = backend_codec.PathRecords()
 
-    def count(self, owner: int, change: FrontendChange) -> None:
-        """Add a change to the reference counts of the backends it touches."""
+    def count(self, owner: int, change: FrontendChange, old: FrontendEntries) -> None:
+        """Add a change, which replaces these entries, to the reference counts of the backends it touches."""
         before = reference_counts(change.old)
         if isinstance(change.old, PartialFrontend):
-            for ident in change.old.entries.backend_ids() - before.keys():
-                before[ident] = (0, None)  # just read from the maps: its backends are not counted yet
+            just_read = old.backend_ids() - before.keys()  # from the maps: its backends are not counted yet
+            before.update(dict.fromkeys(just_read, _NOT_COUNTED))
         if change.svc is not None:
             self._add(owner, change.svc, before)
         for ident, (weight, _) in before.items():

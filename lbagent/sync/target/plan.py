@@ -76,7 +76,7 @@ def planning(
             out.refused[owner] = error
             continue
         yield
-        backends.count(owner, change)
+        backends.count(owner, change, old)
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
@@ -198,7 +198,8 @@ def _service_steps(
 ) -> None:
     family = frontend.family
     if old.slots:
-        _slot_steps(steps, owner, frontend, old, new)
+        if old.slots != new.slots:
+            _slot_steps(steps, owner, frontend, old, new)
     else:
         _new_slot_steps(steps, owner, frontend, new)
     if old.has_table or new.members:

@@ -34,3 +34,4 @@ def test_parts_of_records():
     records = bytes(range(128))
     assert parts_of(records, 16, 8, 8) == b"".join(records[at + 8 : at + 16] for at in range(0, 128, 16))
     assert parts_of(records, 64, 0, 32) == records[:32] + records[64:96]
+    assert parts_of(records, 64, 16, 16) == records[16:32] + records[80:96]
