@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Spread, pinned, ratio
-from bench.kube import bulk_load, bulk_objects, change_storm, inside_node, kube_proxy, slice_changes
+from bench.kube import bulk_load, bulk_objects, change_storm, inside_node, kube_proxy, nft_commits, slice_changes
 from bench.kube.kube_node import POD, AgentOnNode, KubeNode, open_to_nodes
 from bench.kube.pod_client import answers, connect_us, gbit_per_s, in_turns, requests_per_s
 from bench.kube.pod_server import ANSWER_PORT, SINK_PORT
@@ -107,7 +107,7 @@ def _size(
         out["lbagent"] = _agent(agent, plane, count, changes, amount, is_largest=is_largest)
         agent.stop()  # its datapath stays; kube-proxy's start is not to share the CPUs with it
         if binary:
-            proxy = kube_proxy.KubeProxy(nodes["kube-proxy"], binary)
+            proxy = kube_proxy.TimedKubeProxy(nodes["kube-proxy"], binary)
             out["kube-proxy"] = _proxy(proxy, changes, amount)
         else:
             del nodes["kube-proxy"]
@@ -134,10 +134,10 @@ def _agent(
     return out
 
 
-def _proxy(proxy: kube_proxy.KubeProxy, changes: slice_changes.SliceChanges, amount: Amount) -> dict[str, Any]:
+def _proxy(proxy: kube_proxy.TimedKubeProxy, changes: slice_changes.SliceChanges, amount: Amount) -> dict[str, Any]:
     proxy.start_timed()
     out: dict[str, Any] = {"start_s": proxy.started_s, "cpu_s": proxy.start_cpu_s, "resident_mib": proxy.settled_mib()}
-    commits = kube_proxy.Commits(proxy.node)
+    commits = nft_commits.Commits(proxy.node)
     made = changes.make(commits, amount.proxy_changes, kube_proxy.MIN_SYNC_S + 0.2)
     commits.close()
     return {**out, "change": slice_changes.summary(made), "resident_after_changes_mib": proxy.settled_mib()}

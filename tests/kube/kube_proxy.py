@@ -43,21 +43,21 @@ class KubeProxy:
         assert self.process is not None
         return self.process.pid
 
-    def start(self) -> float:
-        """Start it and wait for the first sync of every family; return when kube-proxy says that was, in seconds since the epoch."""
+    def start(self, patience_s: float = FIRST_SYNC_S) -> float:
+        """Start it and wait so long for the first sync of every family; return when kube-proxy says that was, in seconds since the epoch."""
         with self.log.open("a") as log:
             self.process = self.lab.node.popen(self.argv, stdout=log, stderr=log)
         with self.lab.node.entered():
-            return wait_for(self._synced_at, "kube-proxy's first sync", FIRST_SYNC_S, 0.1)
+            return wait_for(self._synced_at, "kube-proxy's first sync", patience_s, 0.1)
 
     def _synced_at(self) -> float:
-        """Return when the family synced last that did so first; 0: one has not yet."""
+        """Return when the last of the families synced; 0: one has not yet."""
         if self.process is None or self.process.poll() is not None:
             raise LabError(f"kube-proxy ended\n{self.tail()}")
         with contextlib.suppress(OSError):
             text = urllib.request.urlopen(f"http://{METRICS}/metrics", timeout=10).read().decode()
             found = [float(each) for each in SYNCED.findall(text)]
-            return min(found) if len(found) == FAMILIES else 0.0
+            return max(found) if len(found) == FAMILIES else 0.0
         return 0.0
 
     def tail(self) -> str:

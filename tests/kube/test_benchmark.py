@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import report
-from bench.kube import change_storm, kube_proxy, kube_tables, measure
+from bench.kube import change_storm, kube_proxy, kube_tables, measure, nft_commits
 from tests.kube.programs import Programs
 from tests.lab.netns import Namespace, run
 
@@ -47,7 +47,7 @@ def space() -> object:
 
 
 def test_a_commit_of_nftables_is_heard_when_it_names_the_service(space: Namespace) -> None:
-    commits = kube_proxy.Commits(SimpleNamespace(lab=SimpleNamespace(node=space)))  # type: ignore[arg-type]
+    commits = nft_commits.Commits(SimpleNamespace(lab=SimpleNamespace(node=space)))  # type: ignore[arg-type]
 
     def commit(name: str) -> bool:
         rules = f"table ip kube-proxy {{ chain service-X-default/{name}/tcp/http {{ counter; }}; }}"

@@ -21,7 +21,6 @@ from tests.mutants.trial import Result, Survey, Surveys, Take, attempt, limit_ex
 SURVEY_S = 1800  # at most for all tests
 C_TESTS = ("packet",)
 SLOW_MODULES = {"test_race.py", "test_race_points.py", "test_fuzz.py"}  # the second compiles headers of its own
-MIGRATE_MODULE = "test_migrate.py"  # loads every program three times in each test: only for mutants of such files
 # the tests of a package, and of those that are built on it
 PYTHON_TESTS = {
     "sync": ("sync", "scenario"),
@@ -69,9 +68,7 @@ class Run:
     def _items(self, session: pytest.Session, folders: Sequence[str]) -> list[pytest.Item]:
         wanted = [ROOT / "tests" / name for name in folders]
         found = [item for item in session.items if any(folder in Path(item.path).parents for folder in wanted)]
-        left_out = set() if any("migrate" in mutant.path for mutant in self.c.values()) else {MIGRATE_MODULE}
-        left_out |= SLOW_MODULES
-        return [item for item in found if self.slow or not (_is_slow(item) or Path(item.path).name in left_out)]
+        return [item for item in found if self.slow or not (_is_slow(item) or Path(item.path).name in SLOW_MODULES)]
 
     def _take_switches(self) -> frozenset[int]:
         reached = frozenset(self.switch.reached)

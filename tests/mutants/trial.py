@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ SLACK_S, SLACK_FACTOR = (
     30.0,
     20,
 )  # seconds of processor time: a test may take so much longer with a mutant, and load programs
+CHEAP_S = 0.6  # a module whose slowest test takes longer has programs of its own to load
 BUSY = 20  # so much longer all may take by the wall clock: other processes want the processors too
 
 
@@ -55,13 +57,34 @@ class Surveys:
         return [name for name, survey in self.found.items() if not survey.passed]
 
     def tests_of(self, path: str, reached: int | None) -> list[str]:
-        """Return the tests that come there (None: all), those that killed other mutants of the file first, then the fastest."""
+        """Return the tests that come there (None: all), those that killed other mutants of the file first.
+
+        Then the modules whose fixtures cost little: one test of each function, the fastest first, then a second of each, as cases of one
+        function mostly see the same mutants. The other modules one by one: fixtures are made anew when a test of another module comes between.
+        """
         names = [
             name
             for name, survey in self.found.items()
             if survey.passed and (reached is None or reached in survey.reached)
         ]
-        return sorted(names, key=lambda name: (-self.killers.get((path, name), 0), self.found[name].seconds))
+        names.sort(key=lambda name: self.found[name].seconds)
+        costs = self._module_costs()
+        turns: Counter[str] = Counter()
+        keys: dict[str, tuple[object, ...]] = {}
+        for name in names:
+            module, function = name.split("::", maxsplit=1)[0], name.split("[", maxsplit=1)[0]
+            cost = costs[module] if costs[module] > CHEAP_S else 0.0
+            keys[name] = (-self.killers.get((path, name), 0), cost, module if cost else "", turns[function])
+            turns[function] += 1
+        return sorted(names, key=lambda name: keys[name])
+
+    def _module_costs(self) -> dict[str, float]:
+        """Return how long the slowest test of each module took, seconds: the one that made the fixtures of all."""
+        out: dict[str, float] = {}
+        for name, survey in self.found.items():
+            module = name.split("::", maxsplit=1)[0]
+            out[module] = max(out.get(module, 0.0), survey.seconds)
+        return out
 
     def killed(self, path: str, name: str) -> None:
         """Note that a test killed a mutant of a file."""

@@ -143,7 +143,7 @@ def chain(*headers: Packet) -> bytes:
     return craft.frame(packet / TcpLayer(**PORTS))
 
 
-def options(*units: int) -> bytes:
+def options(*units: int, label: int = 0) -> bytes:
     """Return a TCP SYN behind destination options of so many units of eight bytes each, padded (RFC 8200 §4.2)."""
     following = [60] * (len(units) - 1) + [6]
     headers = b"".join(
@@ -151,7 +151,7 @@ def options(*units: int) -> bytes:
         for header, count in zip(following, units, strict=True)
     )
     segment = IPv6(src=V6.client, dst=V6.vip) / TcpLayer(**PORTS)
-    packet = IPv6(src=V6.client, dst=V6.vip, nh=60) / Raw(headers + bytes(segment)[40:])
+    packet = IPv6(src=V6.client, dst=V6.vip, nh=60, fl=label) / Raw(headers + bytes(segment)[40:])
     return craft.frame(packet)
 
 
@@ -164,6 +164,16 @@ def test_extension_headers_are_stepped_over_up_to_a_bound(world: World, hook: st
         assert out.packet[54 : 54 + 8 * sum(good)] == options(*good)[54 : 54 + 8 * sum(good)]
     for bad in ((1,) * 7, (25, 26), (20, 20, 11)):
         goes_up_as_it_came(world, hook, options(*bad))
+
+
+def test_behind_too_many_of_them_nothing_is_read(world: World, hook: str) -> None:
+    """Flow label and length of the IPv6 header read like a service's port, if that is where the segment were looked for."""
+    frame = options(25, 26, label=0x1F)
+    port = int.from_bytes(frame[17:19], "big")
+    serve(world, V6)
+    world.service(V6, V6.vip, port, TCP, [world.backend(V6, V6.remote(2), 8080)])
+    assert world.run(hook, options(1)).forwarded  # a segment of TCP, whose protocol is still known
+    goes_up_as_it_came(world, hook, frame)
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])

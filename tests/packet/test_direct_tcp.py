@@ -449,6 +449,16 @@ def test_a_process_of_the_node_challenges(world: World, fam: Family, hook: str) 
     assert expect.source(out) == (fam.vip, 80)
 
 
+def test_a_segment_of_no_connection_opens_none(one: Scene) -> None:
+    """A port with the same mark has a direct connection; a segment of this one without a SYN passes untouched, as the pod may know it."""
+    service = one.caller.service
+    Caller(one.caller.world, service, service.family.client2, SAME_MARK, one.caller.hook).establish()
+    Direct(one.caller.world, one.pod, service.family.client2, SAME_MARK, one.caller.hook).open()
+    flows = len(table.flows(one.caller.world, service.family))
+    assert one.direct.passes("PA", counted=1)
+    assert len(table.flows(one.caller.world, service.family)) == flows
+
+
 def test_a_connection_that_was_opened_anew(one: Scene) -> None:
     """The pod may not know yet that the one before has ended: its client hears that from the frontend."""
     one.caller.send("FA")

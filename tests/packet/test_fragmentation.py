@@ -14,6 +14,7 @@ from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, NODE2_MAC, Family
 from tests.packet.test_fragments import _frame, pieces
+from tests.packet.test_handover import LOST_CLIENT
 from tests.packet.world import TC_INGRESS, TCP, UDP, XDP, BackendRow, Outcome, World
 
 V4 = craft.V4
@@ -140,9 +141,9 @@ def test_for_a_pod_the_stack_cuts(world: World, hook: str, proto: int) -> None:
         expect.handed_up_to(world.run(hook, frame), frame, backend)
 
 
-def reply_of(world: World, vip: str, proto: int, backend: BackendRow) -> bytes:
+def reply_of(world: World, vip: str, proto: int, backend: BackendRow, client: str = V4.client) -> bytes:
     """Open a flow to the VIP and return a large answer to it."""
-    out = world.run(TC_INGRESS, craft.frame(craft.segment(V4, proto, V4.client, 40000, vip, 80)))
+    out = world.run(TC_INGRESS, craft.frame(craft.segment(V4, proto, client, 40000, vip, 80)))
     return expect.remote_reply(V4, proto, backend, expect.source(out)[1], "A", load=bytes(1450), id=99)
 
 
@@ -207,6 +208,21 @@ def test_a_reply_that_cannot_be_cut(world: World, proto: int, vip: str) -> None:
         assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
         seen = expect.parsed(out)
         assert (seen.icmp, seen.mtu) == ((3, 4), MTU)
+
+
+@pytest.mark.parametrize("vip", [V4.vip, V4.node], ids=["vip", "node_port"])
+def test_a_large_reply_to_a_client_without_neighbour(world: World, vip: str) -> None:
+    """Fragments have no MAC address to go to: as what cannot be cut."""
+    client = LOST_CLIENT[4]
+    world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=MTU)
+    backend = world.backend(V4, V4.remote(1), 8080)
+    service = world.service(V4, vip, 80, TCP, [backend])
+    frame = reply_of(world, vip, TCP, backend, client)
+    out = world.run(TC_INGRESS, frame, world.net.lb1)
+    if vip == V4.vip:
+        expect.replied_in_place(out, expect.translated(frame, dst=client, dport=40000), service)
+    else:
+        assert out.counted == {Reason.ANSWER_TOO_BIG: 1}
 
 
 @pytest.mark.parametrize(("options", "fits"), [(0, True), (12, False)], ids=["plain", "timestamps"])

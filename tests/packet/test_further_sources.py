@@ -241,6 +241,18 @@ def test_an_address_that_the_node_lacks_is_not_used(further_world: World, fam: F
     assert table.held_slots(further_world, fam) == held
 
 
+@pytest.mark.parametrize("field", ["address", "port", "proto"])
+def test_a_record_of_another_backend_is_passed_over(further_world: World, fam: Family, hook: str, field: str) -> None:
+    """Between two writes a record may still be that of the backend whose id this one has now: no new flow takes it."""
+    crowd = Crowd(further_world, fam, hook)
+    other = {"address": fam.remote(2), "port": 8081, "proto": UDP}[field]
+    before = dataclasses.replace(crowd.backend, **{field: other})
+    further_world.further(before, NUMBERS[fam.version][0], TEXTS[fam.version][0])
+    crowd.establish(5)
+    assert crowd.clients[-1].source[0] == TEXTS[fam.version][1]
+    crowd.check()
+
+
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 def test_an_address_that_was_taken_away(further_world: World, fam: Family, hook: str, proto: int) -> None:
     """Only its flows end, as those of a backend that is gone: TCP hears a RST, UDP goes on from another address."""

@@ -69,3 +69,25 @@ def test_a_flow_in_the_second_bucket_is_told_apart_as_well(loaded_two_buckets_wo
         assert talks[1].source[0] == fam.node, n
         for talk in talks:
             assert talk.is_answered("SA"), n
+
+
+def test_a_gone_flow_in_the_first_bucket_hides_none_in_the_second(
+    loaded_two_buckets_world: TimedWorld, fam: Family
+) -> None:
+    """The backend was taken away and came back at its address; the client's port has a flow to each, in either bucket: the reply is the new one's."""
+    rounds = 0
+    for n in range(24):
+        world = loaded_two_buckets_world.reset()
+        first = caller(world, fam, XDP, local=True)
+        for other in range(6):
+            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
+        old = dataclasses.replace(first, port=50000 + n)
+        old.establish()
+        assert old.backend is not None
+        world.remove_backend(old.backend)
+        back = world.backend(fam, old.backend.address, old.backend.port, local=True)
+        new = Caller(world, world.service(fam, fam.vip2, 80, backends=[back]), port=old.port)
+        if new.send("S").counted == {Reason.FWD_LOCAL: 1} and len(table.flows(world, fam)) == ENTRIES:
+            assert new.is_answered("SA"), n
+            rounds += 1
+    assert rounds >= 12
