@@ -26,7 +26,8 @@ installed() {
 }
 
 # python3-bpfcc brings libbpfcc, LLVM and libbpf: to build the programs, never to run them
-packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certificates"
+# miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certificates miniupnpd-nftables"
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \

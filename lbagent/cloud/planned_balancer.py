@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from lbagent.model.address import format_ip
 
@@ -19,6 +20,15 @@ class Action(StrEnum):
     REFUSE = "refuse"
 
 
+class PlannedMapping(Struct, frozen=True):
+    """A port mapping of a router."""
+
+    protocol: str
+    external_port: int
+    internal_port: int
+    description: str
+
+
 class PlannedBalancer(Struct, frozen=True, kw_only=True):
     """A row. `service` is NAMESPACE/NAME, `name` what the provider calls the balancer, `nodes` where its packets may go."""
 
@@ -29,6 +39,7 @@ class PlannedBalancer(Struct, frozen=True, kw_only=True):
     pool: str = ""
     nodes: tuple[str, ...] = ()
     source_ranges: tuple[str, ...] = ()
+    mappings: tuple[PlannedMapping, ...] = ()
     message: str = ""
     has_problem: bool = False  # it keeps or has something, and not all that it asks for
 
@@ -38,14 +49,14 @@ class PlannedBalancer(Struct, frozen=True, kw_only=True):
         return self.action is Action.REFUSE or self.has_problem
 
     def as_row(self) -> dict[str, Any]:
-        """Return the row as `-o json` prints it; `mappings` are those of a router, which a pool has not."""
+        """Return the row as `-o json` prints it."""
         return {
             "service": self.service,
             "action": self.action.value,
             "name": self.name,
             "addresses": [format_ip(address) for address in self.addresses],
             "pool": self.pool,
-            "mappings": [],
+            "mappings": [asdict(each) for each in self.mappings],
             "nodes": list(self.nodes),
             "source_ranges": list(self.source_ranges),
             "message": self.message,

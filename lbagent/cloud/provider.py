@@ -82,11 +82,14 @@ class NotSupported(LbError):
 
 
 class Refusal(LbError):
-    """What a Service asks for cannot be given: a Warning Event with this reason. It is not tried again until something changes."""
+    """What a Service asks for cannot be given: a Warning Event with this reason. It is not tried again until something changes.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `status` is what the Service has now, where that is another one; None: its status stays as it is.
+    """
+
+    def __init__(self, reason: str, message: str, *, status: LoadBalancerStatus | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.status = reason, status
 
 
 class LoadBalancer(ABC):
@@ -211,6 +214,14 @@ class ClientBuilder(Protocol):
     @property
     def lb_class(self) -> str:
         """The loadBalancerClass that is served; '': Services without one."""
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name, as `ensure` has it."""
+
+    @property
+    def node_name(self) -> str:
+        """The node that this process runs on, '' where --node-name does not say it."""
 
     def client(self) -> KubeClient:
         """Return the client."""

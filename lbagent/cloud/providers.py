@@ -11,14 +11,21 @@ from lbagent.cloud import pool_provider
 from lbagent.cloud.builtin.fake_provider import FakeProvider
 from lbagent.cloud.builtin.none_provider import NoneProvider
 from lbagent.cloud.builtin.pool_balancers import PoolProvider
+from lbagent.cloud.edge import edge_plan
+from lbagent.cloud.edge.edge_config import read_edge_config
+from lbagent.cloud.edge.edge_provider import EdgeProvider
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
 from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
 from lbagent.errors import ConfigError, LbError
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.read_pools import read_pools
+from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
 
 GROUP = "lbagent.cloud_providers"
-Plan = Callable[[ObjectSnapshot, str], list[PlannedBalancer]]  # objects, class -> rows by namespace and name
+MAX_BYTES = 4 << 20  # of a configuration
+Plan = Callable[
+    [ObjectSnapshot, str, str], list[PlannedBalancer]
+]  # objects, class, cluster -> rows by namespace and name
 
 
 class Provider(NamedTuple):
@@ -39,20 +46,29 @@ def _pool_plan(config: str) -> Plan:
     if not config:
         raise ConfigError("--config: provider pool needs the file that names its pools")
     file = read_pools(config)
-    return lambda objects, lb_class: pool_provider.plan(file, objects, lb_class)
+    return lambda objects, lb_class, _cluster: pool_provider.plan(file, objects, lb_class)
 
 
 def _no_plan(_config: str) -> Plan:
-    def plan(objects: ObjectSnapshot, _class: str) -> list[PlannedBalancer]:
+    def plan(objects: ObjectSnapshot, _class: str, _cluster: str) -> list[PlannedBalancer]:
         message = "provider none has no balancers"
         return [PlannedBalancer(service=key, action=Action.IGNORE, message=message) for key in sorted(objects.services)]
 
     return plan
 
 
+def _edge_plan(path: str) -> Plan:
+    with with_file_name(path):
+        config = read_edge_config(read_config(path) or "")
+    return lambda objects, lb_class, cluster: edge_plan.plan(config, objects, lb_class, cluster)
+
+
 BUILTIN = {
     "none": Provider("No balancers: Services stay as they are.", lambda: NoneProvider, _no_plan),
     "pool": Provider("Addresses of pools, named in the file of --config.", lambda: PoolProvider, _pool_plan),
+    "edge": Provider(
+        "Port mappings at the router of a home or branch (UPnP IGD, NAT-PMP).", lambda: EdgeProvider, _edge_plan
+    ),
     "fake": Provider("Records what it is asked for, and answers as --config says: for tests.", lambda: FakeProvider),
 }
 
@@ -81,6 +97,23 @@ def summaries() -> dict[str, str]:
     for each in _plug_ins():
         found.setdefault(each.name, f"A plug-in: {_place(each)}.")
     return found
+
+
+def read_config(path: str) -> str | None:
+    """Return the text of a file, None for no path. Raises ConfigError."""
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return decode_text(data, path)
+    except UnreadableManifest as error:
+        raise ConfigError(str(error.message)) from None
 
 
 @contextmanager

@@ -77,6 +77,16 @@ class ServicePort(Struct, frozen=True, gc=False):
     index: int = 0
 
 
+class BalancerPort(Struct, frozen=True, gc=False):
+    """A port of a Service as it is written, unchecked; 0 and '' are: none."""
+
+    name: str = ""
+    protocol: str = "TCP"
+    port: int = 0
+    node_port: int = 0
+    target_port: int | str = 0
+
+
 class Balancer(Struct, frozen=True, gc=False):
     """What a Service says to what gives it addresses (lbagent/cloud): of type LoadBalancer, or with its finalizer left.
 
@@ -95,12 +105,16 @@ class Balancer(Struct, frozen=True, gc=False):
     pods: str = ""
     uid: str = ""
     status: tuple[bytes, ...] = ()
+    ports: tuple[BalancerPort, ...] = ()
+    session_affinity: str = "None"
+    publish_not_ready: bool = False
 
 
 class Service(Struct, frozen=True, gc=False):
     """A v1 Service, checked. `ignored` says why it has no frontend at all ('' = it may have some).
 
     `created` is seconds since 1970, 0 = unknown. `ingress` holds only addresses that this node must answer for (ipMode VIP).
+    `node_port_ranges`: the source ranges hold at its node ports, too, which a router sends packets to (provider edge).
     `ranges_given` stays True when every source range was bad or of the other family: a VIP is never opened by a mistake.
     """
 
@@ -121,6 +135,7 @@ class Service(Struct, frozen=True, gc=False):
     source_ranges: tuple[CIDR, ...] = ()
     ranges_given: bool = False
     ranges_deny: bool = False
+    node_port_ranges: bool = False
     health_check_node_port: int = 0
     algorithm: Algorithm = Algorithm.RANDOM
     dsr: bool = False

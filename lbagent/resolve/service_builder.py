@@ -110,7 +110,9 @@ class ServiceBuilder:
         checked: tuple[bytes, ...] = (),
     ) -> SVC:
         service = self._service
-        check = want.type is SVCType.LOAD_BALANCER and service.ranges_given
+        check = service.ranges_given and (
+            want.type is SVCType.LOAD_BALANCER or (want.type is SVCType.NODE_PORT and service.node_port_ranges)
+        )
         dsr = service.dsr and want.is_routable
         nat = _nat_policy(service, frontend)
         flags = ServiceFlags.from_param(

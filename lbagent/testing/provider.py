@@ -60,6 +60,8 @@ class FakeCluster:
     """A cluster in memory: what a provider gets as its client_builder."""
 
     lb_class = ""
+    cluster_name = CLUSTER
+    node_name = ""
 
     def __init__(self, nodes: Sequence[str] = ("n1", "n2")) -> None:
         self.events: list[WrittenEvent] = []

@@ -211,6 +211,7 @@ def test_pools_and_providers(planner: Planner) -> None:
     assert [row["name"] for row in json.loads(planner.lb("cloud", "providers", "-o", "json").out)] == [
         "none",
         "pool",
+        "edge",
         "fake",
     ]
 

@@ -65,7 +65,7 @@ def refused(lb: Run, config: Path, *arguments: str) -> str:  # noqa: F811
 def test_an_unknown_provider(lb: Run, no_agent: None, config: Path, install: Install) -> None:  # noqa: F811
     install("theirs", mine="their_provider:Mine")
     text = refused(lb, config, "--provider", "poll")
-    assert text == "--provider: unknown provider 'poll'; there are: none, pool, fake, mine"
+    assert text == "--provider: unknown provider 'poll'; there are: none, pool, edge, fake, mine"
 
 
 def test_two_of_one_name(lb: Run, no_agent: None, config: Path, install: Install) -> None:  # noqa: F811

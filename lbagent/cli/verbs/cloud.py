@@ -14,12 +14,20 @@ from lbagent.errors import ConfigError
 if TYPE_CHECKING:
     from lbagent.sources.folder.manifest_files import ManifestFiles
 
+
+def _mappings(row: Row) -> str:
+    """Return the ports of a row: of the router, and where they lead."""
+    each = "{external_port}/{protocol}->{internal_port}".format
+    return ",".join(each(**mapping) for mapping in row["mappings"])
+
+
 PLANNED = Listing(
     (
         Column("SERVICE", lambda row: row["service"], cut=True),
         Column("ACTION", lambda row: row["action"]),
         Column("ADDRESSES", lambda row: ",".join(row["addresses"])),
         Column("POOL", lambda row: row["pool"]),
+        Column("MAPPINGS", _mappings),
         Column("MESSAGE", lambda row: row["message"], cut=True),
     ),
     name=lambda row: str(row["service"]),
@@ -45,7 +53,7 @@ PROVIDERS = Listing(
 )
 LEASE = "A leader that is not heard of for so long is replaced (15s)."
 RETRY = "Pause after the first failure of a Service; it doubles (5s)."
-CONFIG = "The provider's configuration; of pool: the file of pools."
+CONFIG = "The provider's configuration; of pool: the file of pools; edge needs none."
 
 
 @click.group()
@@ -104,10 +112,9 @@ def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, 
     """
     from lbagent.cloud.providers import provider
 
-    del cluster_name  # no provider that is there names balancers by it
     planned = provider(name).make_plan(config)
     loaded = _load(folder)
-    rows = planned(loaded.snapshot(), lb_class)
+    rows = planned(loaded.snapshot(), lb_class, cluster_name)
     problems = loaded.problems()
     for message in problems:
         click.echo(str(message), err=True)

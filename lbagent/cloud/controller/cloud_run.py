@@ -185,6 +185,16 @@ class Term:
         """The class that is served."""
         return self._settings.lb_class
 
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name."""
+        return self._settings.cluster_name
+
+    @property
+    def node_name(self) -> str:
+        """The node of --node-name."""
+        return self._settings.node_name
+
     def client(self) -> KubeClient:
         """Return the client."""
         return self._client

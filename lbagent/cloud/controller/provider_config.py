@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lbagent.cloud.providers import with_file_name
+from lbagent.cloud.providers import read_config, with_file_name
 from lbagent.errors import ConfigError
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks at the file
-MAX_BYTES = 4 << 20
 
 
 class ConfigFile:
@@ -47,20 +45,3 @@ class ConfigFile:
             else:
                 self.text = now
                 log.info("the configuration was read again", extra={"file": self.path})
-
-
-def read_config(path: str) -> str | None:
-    """Return the text of a file, None for no path. Raises ConfigError."""
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return decode_text(data, path)
-    except UnreadableManifest as error:
-        raise ConfigError(str(error.message)) from None

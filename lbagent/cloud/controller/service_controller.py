@@ -211,22 +211,22 @@ class ServiceController:
             return
         except Refusal as refusal:
             self._write_event(record, refusal.reason, str(refusal), True)
+            if refusal.status is not None:
+                await self._write_status(key, service, refusal.status)
             return
         finally:
             self._metrics.reached(key)
         if not isinstance(status, LoadBalancerStatus):
             raise LbError("service status returned by EnsureLoadBalancer is nil")
-        await self._write_status(key, service, status, is_adopted=is_adopted)
+        if await self._write_status(key, service, status) or not is_adopted:
+            self._write_event(record, "EnsuredLoadBalancer", "Ensured load balancer", False)
 
-    async def _write_status(
-        self, key: str, service: WatchedService, status: LoadBalancerStatus, *, is_adopted: bool
-    ) -> None:
+    async def _write_status(self, key: str, service: WatchedService, status: LoadBalancerStatus) -> bool:
+        """Write a status; return whether it is another one than before."""
         record = service.record
         notes = {**record.annotations, **status.annotations}
         self._known[key] = replace(record, annotations=notes, status=status)  # so that its own write is no change
-        has_changed = await self._writer.set_status(service, status, self._balancers.owned_annotations)
-        if has_changed or not is_adopted:
-            self._write_event(record, "EnsuredLoadBalancer", "Ensured load balancer", False)
+        return await self._writer.set_status(service, status, self._balancers.owned_annotations)
 
     # --- nodes ---
 
@@ -246,6 +246,9 @@ class ServiceController:
         try:
             await self._balancers.update(self._cluster, service.record, nodes)
         except ImplementedElsewhere:
+            return True
+        except Refusal as refusal:
+            self._write_event(service.record, refusal.reason, str(refusal), True)
             return True
         except Exception as error:  # noqa: BLE001 - whatever a provider raises
             return await self._fail_nodes(key, service, nodes, error)

@@ -10,15 +10,24 @@ from lbagent.model.family import Family
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.report import present
 from lbagent.objects.decode.wire import Meta, ServiceSpec
-from lbagent.objects.records import Balancer
+from lbagent.objects.records import Balancer, BalancerPort
 
 CLEANUP = "service.kubernetes.io/load-balancer-cleanup"  # finalizer; source: k8s.io/cloud-provider service/helpers
+ROUTER_TYPE, ROUTER_IGD = (
+    "midokura.com/load-balancer-type",
+    "upnp-igd",
+)  # asks for a router's port mappings (cloud/edge)
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def has_finalizer(meta: Meta) -> bool:
     """Return whether a balancer may be left to clean up."""
     return bool(meta.finalizers) and CLEANUP in (meta.finalizers or ())
+
+
+def is_behind_router(meta: Meta) -> bool:
+    """Return whether a Service asks for port mappings of a router: its clients come by its node ports."""
+    return any((found or {}).get(ROUTER_TYPE) == ROUTER_IGD for found in (meta.annotations, meta.labels))
 
 
 def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
@@ -37,7 +46,15 @@ def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
         pods=",".join(f"{key}={selector[key]}" for key in sorted(selector)),
         uid=meta.uid or "",
         status=_status(raw),
+        ports=tuple(_port(port) for _, port in present(spec.ports)),
+        session_affinity=spec.sessionAffinity or "None",
+        publish_not_ready=spec.publishNotReadyAddresses is True,
     )
+
+
+def _port(port: wire.Port) -> BalancerPort:
+    target = port.targetPort if isinstance(port.targetPort, int | str) else 0
+    return BalancerPort(port.name or "", port.protocol or "TCP", port.port or 0, port.nodePort or 0, target)
 
 
 def _texts(given: Mapping[Any, Any] | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from lbagent.model.family import Family
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
-from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer
+from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer, is_behind_router
 from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
 from lbagent.objects.decode.report import Report, annotation, label, present
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
@@ -69,6 +69,7 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         source_ranges=ranges,
         ranges_given=given,
         ranges_deny=deny,
+        node_port_ranges=given and is_behind_router(meta),
         health_check_node_port=_health_port(spec, report) if local and kind == "LoadBalancer" else 0,
         algorithm=algorithm,
         dsr=dsr,

@@ -31,6 +31,7 @@ class Port(Struct, gc=False):
     protocol: str | None = None
     port: int | None = None
     nodePort: int | None = None  # noqa: N815
+    targetPort: Any = None  # noqa: N815
 
 
 class ClientIP(Struct, gc=False):
@@ -63,6 +64,7 @@ class ServiceSpec(Struct, gc=False):
     ipFamilyPolicy: str | None = None  # noqa: N815
     loadBalancerClass: str | None = None  # noqa: N815
     loadBalancerIP: str | None = None  # noqa: N815
+    publishNotReadyAddresses: Any = None  # noqa: N815
     selector: dict[Any, Any] | None = None
 
 

@@ -1,0 +1,302 @@
+"""The balancers of provider `edge`: what `ensure` and `ensure_deleted` mean for a router, and the poll that keeps it true.
+
+Nothing is kept on disk: descriptions at the router say what an earlier process made. What is refused to a Service that has
+mappings leaves these as they are; one that asks for none any more loses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from lbagent.cloud.edge import edge_rules
+from lbagent.cloud.edge.edge_config import EdgeConfig
+from lbagent.cloud.edge.edge_rules import NoNode
+from lbagent.cloud.edge.mapping_keeper import HeldByOtherNode, MappingKeeper
+from lbagent.cloud.edge.protocols.port_mapping import (
+    Gateway,
+    GatewayFailure,
+    GatewayRefusal,
+    GatewayUnreachable,
+    MappingConflict,
+    PortMapping,
+    is_public,
+)
+from lbagent.cloud.edge.service_view import ServiceView
+from lbagent.cloud.provider import (
+    ClientBuilder,
+    Ingress,
+    LoadBalancer,
+    LoadBalancerStatus,
+    Node,
+    Refusal,
+    RetryAfter,
+    Service,
+)
+from lbagent.errors import LbError
+
+log = logging.getLogger(__name__)
+UNREACHABLE = "GatewayUnreachable"
+REFUSED, CONFLICT, PRIVATE, LABEL = (
+    "LoadBalancerRefused",
+    "PortConflict",
+    "PrivateExternalAddress",
+    "LabelInPlaceOfAnnotation",
+)
+
+
+class Claim(Struct):
+    """What a Service has: mappings, and the address that it was told. `trouble`: what could not be kept at the last poll."""
+
+    uid: str
+    mappings: tuple[PortMapping, ...]
+    address: str = ""
+    trouble: str = ""
+
+
+class EdgeBalancers(LoadBalancer):
+    """A balancer is a set of port mappings; its address is the router's."""
+
+    def __init__(self, config: EdgeConfig) -> None:
+        self.config = config
+        self.claims: dict[str, Claim] = {}  # by NAMESPACE/NAME
+        self.view = ServiceView(config)
+        self.keeper = MappingKeeper(config, self.view.is_wanted)
+        self._builder: ClientBuilder | None = None
+        self._waiting: dict[str, tuple[PortMapping, ...]] = {}  # for ports that another one has
+        self._pending: set[str] = set()  # Services whose `ensure` found no router, or none with an address
+        self._is_swept = False  # what the router had when it was found is looked at
+        self._down = "no poll yet"  # why there is no router, '' while there is one
+
+    def begin(self, builder: ClientBuilder) -> None:
+        """Take what the controller knows."""
+        self._builder = builder
+        self.keeper.cluster = builder.cluster_name
+        self.view.begin(builder)
+
+    def use(self, config: EdgeConfig) -> None:
+        """Take another configuration, and have every Service looked at with it."""
+        self.config = self.view.config = config
+        self.keeper.use(config)
+        self._is_swept = False
+        self._sync(self.view.asking())
+
+    # --- the part of a provider ---
+
+    def name(self, cluster: str, service: Service) -> str:
+        """Return `CLUSTER/NAMESPACE/NAME`."""
+        return edge_rules.balancer_name(cluster, service)
+
+    async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
+        """Return the status of what was made, or what is in the Service's; what is at the router alone is found by the poll."""
+        claim = self.claims.get(service.key)
+        if claim is not None and claim.uid == service.uid:
+            return LoadBalancerStatus(_ingress(claim.address, service.status))
+        return service.status if service.status.ingress else None
+
+    async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
+        """Map the ports. Raises Refusal; GatewayUnreachable, GatewayFailure and RetryAfter for what may be better later."""
+        self._waiting.pop(service.key, None)
+        if problem := edge_rules.why_not_asked(self.config, service):
+            await self._give_up(cluster, service, problem)
+        wanted = self._wanted(cluster, service, nodes)
+        if edge_rules.is_asked_by_label(service):
+            self._write(
+                service, LABEL, f"{edge_rules.TYPE} is a label, which counts; other programs read the annotation"
+            )
+        try:
+            address = await self._map(service, wanted)
+        except GatewayUnreachable as error:
+            self._pending.add(service.key)
+            self._lose(error)
+            raise
+        except GatewayFailure:
+            self._pending.add(service.key)
+            raise
+        self._pending.discard(service.key)
+        self.claims[service.key] = Claim(service.uid, wanted, address)
+        if not is_public(address):
+            text = f"the gateway's WAN address {address} is private: hosts of the Internet do not reach it"
+            self._write(service, PRIVATE, text)
+        return LoadBalancerStatus(_ingress(address, service.status))
+
+    async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
+        """Map the ports to the node that is chosen of these. Raises as `ensure`."""
+        if service.key not in self.claims:
+            raise LbError(f"cannot update load balancer {self.name(cluster, service)!r}: not found")
+        await self.ensure(cluster, service, nodes)
+
+    async def ensure_deleted(self, cluster: str, service: Service) -> None:
+        """Remove the mappings of a Service. Without a router the Service goes nevertheless: the poll removes them later."""
+        claim = self.claims.pop(service.key, None)
+        self._waiting.pop(service.key, None)
+        self._pending.discard(service.key)
+        prefix = f"{self.name(cluster, service)}/"
+        self.keeper.cluster = self.keeper.cluster or cluster
+        try:
+            gateway = await self.keeper.connect()
+            known = claim.mappings if claim else self._possible(gateway, cluster, service)
+            nodes = {gateway.local_address, *self.view.addresses()}
+            await self.keeper.remove_all(
+                known, lambda mapping: mapping.description.startswith(prefix) and mapping.client in nodes
+            )
+        except (GatewayUnreachable, GatewayFailure, GatewayRefusal) as error:
+            self._is_swept = False
+            fields = {"service": service.key, "error": str(error)}
+            log.warning("mappings are left until the gateway removes them, or their leases end", extra=fields)
+        self.claims.pop(service.key, None)  # what a poll took over meanwhile
+        self._sync(list(self._waiting))
+
+    # --- one Service ---
+
+    async def _give_up(self, cluster: str, service: Service, problem: str) -> None:
+        """Remove what a Service has that asks for nothing any more; raise the Refusal that says why."""
+        there = {each.ip for each in service.status.ingress if each.ip}
+        if there and not self._address():
+            with suppress(GatewayUnreachable):
+                await self.keeper.connect()
+        had = service.key in self.claims or self._address() in there
+        if had:
+            await self.ensure_deleted(cluster, service)
+        raise Refusal(REFUSED, f"{problem}: no port is mapped", status=LoadBalancerStatus() if had else None)
+
+    def _wanted(self, cluster: str, service: Service, nodes: Sequence[Node]) -> tuple[PortMapping, ...]:
+        """Return the mappings that a Service is to have. Raises Refusal."""
+        if problem := edge_rules.why_refused(service):
+            raise Refusal(REFUSED, problem)
+        try:
+            client = self.view.client(nodes)
+        except NoNode as error:
+            raise Refusal(REFUSED, str(error)) from None
+        return edge_rules.mappings_of(cluster, service, client)
+
+    async def _map(self, service: Service, wanted: tuple[PortMapping, ...]) -> str:
+        """Have the mappings at the router; return its WAN address."""
+        gateway = await self.keeper.connect()
+        if problem := self.view.why_not_local(wanted, gateway.local_address):
+            raise Refusal(REFUSED, problem)
+        if not self._address():
+            raise GatewayFailure(f"{gateway.name} has no WAN address, or does not say it because it is private")
+        claim = self.claims.get(service.key)
+        try:
+            await self.keeper.replace(claim.mappings if claim else (), wanted)
+        except MappingConflict as error:
+            if error.owner:
+                self._waiting[service.key] = wanted
+            raise Refusal(CONFLICT, str(error)) from None
+        except GatewayRefusal as error:
+            raise Refusal(REFUSED, str(error)) from None
+        except HeldByOtherNode as error:
+            raise RetryAfter(str(error), error.seconds) from None
+        return self._address()
+
+    def _possible(self, gateway: Gateway, cluster: str, service: Service) -> tuple[PortMapping, ...]:
+        """Return what an earlier process may have made, also for a router that lists nothing."""
+        if not (gateway.says_owners or service.status.ingress):
+            return ()
+        mappings = edge_rules.mappings_of(cluster, service, gateway.local_address)
+        return tuple(each for each in mappings if each.protocol in edge_rules.PROTOCOLS and each.internal_port)
+
+    def _address(self) -> str:
+        return self.config.external_ip or self.keeper.external_address
+
+    # --- the poll ---
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look at the router once a poll, until `stop`."""
+        while not stop.is_set():
+            try:
+                await self.poll()
+            except GatewayUnreachable as error:
+                self._lose(error)
+            except GatewayFailure as error:
+                log.warning("the gateway fails", extra={"error": str(error)})
+            except Exception:
+                log.exception("a poll of the gateway failed")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.config.poll_s):
+                    await stop.wait()
+
+    async def poll(self) -> None:
+        """Look at everything once. Raises GatewayUnreachable."""
+        has_moved = await self.keeper.look_at_address()
+        if self._down or has_moved:
+            self._down = ""
+            self._sync(list(self._pending))
+        if not self._is_swept:
+            self._adopt(await self.keeper.sweep())
+            self._is_swept = True
+        for key, claim in list(self.claims.items()):
+            await self._keep(key, claim)
+        for key, mappings in list(self._waiting.items()):
+            if all([await self.keeper.is_free(mapping) for mapping in mappings]):
+                self._waiting.pop(key, None)
+                self._sync([key])
+        address = self._address()
+        for key, claim in list(self.claims.items()):
+            if address not in ("", claim.address):
+                claim.address = address  # told once, also where `ensure` refuses
+                self._sync([key])
+
+    def _adopt(self, mappings: Iterable[PortMapping]) -> None:
+        """Take over what Services have whose `ensure` was refused, or comes later: it is kept as it is until then."""
+        found: dict[str, list[PortMapping]] = {}
+        for mapping in mappings:
+            owner = edge_rules.owner_of(mapping.description)
+            if owner and owner.service not in self.claims and mapping.client in self.view.addresses():
+                found.setdefault(owner.service, []).append(mapping)
+        for key, each in found.items():
+            service = self.view.service(key)
+            if service is not None and not edge_rules.why_not_asked(self.config, service):
+                address = next((entry.ip for entry in service.status.ingress), self._address())
+                self.claims[key] = Claim(service.uid, tuple(each), address)
+
+    async def _keep(self, key: str, claim: Claim) -> None:
+        """Look at a Service's mappings; what cannot be kept is told once, by its `ensure`."""
+        trouble = ""
+        for mapping in claim.mappings:
+            try:
+                await self.keeper.keep(mapping, lambda: self.claims.get(key) is claim)
+            except (MappingConflict, GatewayRefusal, GatewayFailure, HeldByOtherNode) as error:
+                trouble = str(error)
+        if trouble and trouble != claim.trouble:
+            self._sync([key])
+        claim.trouble = trouble
+
+    def _lose(self, error: Exception) -> None:
+        if str(error) != self._down:
+            log.warning("no gateway answers: it is searched", extra={"error": str(error)})
+        for key in () if self._down else self.claims:
+            if service := self.view.service(key):
+                self._write(service, UNREACHABLE, f"{error}; the mappings stay until their leases end")
+        self._down, self._is_swept = str(error), False
+        self.keeper.lose()
+
+    # --- what others are told ---
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the router answered when it was asked last."""
+        return not self._down
+
+    def count(self) -> int:
+        """Return how many mappings are at the router, as far as is known."""
+        return sum(len(claim.mappings) for claim in self.claims.values() if not claim.trouble)
+
+    def _sync(self, keys: Iterable[str]) -> None:
+        if self._builder is not None:
+            for key in keys:
+                self._builder.sync(key)
+
+    def _write(self, service: Service, reason: str, text: str) -> None:
+        if self._builder is not None:
+            self._builder.write_event(service, reason, text, warning=True)
+
+
+def _ingress(address: str, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
+    """Return the entry of an address; one that is there already stays as it is, with its mode."""
+    return (next((each for each in status.ingress if each.ip == address), Ingress(ip=address)),)

@@ -1,0 +1,115 @@
+"""The configuration of provider `edge`: nothing, or YAML; checked records, or one message with line and field."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from ipaddress import IPv4Address
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
+from lbagent.errors import ConfigError
+from lbagent.pools.field_checks import FieldChecks
+from lbagent.sources.manifest import yamldoc
+from lbagent.sources.manifest.yamldoc import YamlError
+from lbagent.wrong_value import shown
+
+CONFIG = "--config"  # stands for the file's name
+MIN_POLL_S, MAX_POLL_S = 1.0, 3600.0
+MIN_LEASE_S, MAX_LEASE_S = 30.0, 604800.0  # WANIPConnection:2 has no longer ones
+LOOKS_PER_LEASE = 3  # a lease is renewed when half of it is left, and looked at once a poll
+
+
+class NodeChoice(StrEnum):
+    """Which node the router sends packets to."""
+
+    EXACT_ONE = "exact-one"
+    SELF = "self"
+    FIRST_READY = "first-ready"
+
+
+class Protocol(StrEnum):
+    """How routers are asked."""
+
+    UPNP = "upnp"
+    NAT_PMP = "nat-pmp"
+
+
+class EdgeConfig(Struct, frozen=True):
+    """A checked configuration; `node` None is `self` where --node-name is given, else `exact-one`."""
+
+    gateway: Url | None = None
+    node: NodeChoice | None = None
+    lease_s: int = 3600
+    poll_s: float = 30.0
+    external_ip: str = ""
+    protocols: tuple[Protocol, ...] = (Protocol.UPNP, Protocol.NAT_PMP)
+    accept_labels: bool = False
+
+
+class _Entry(Struct, forbid_unknown_fields=True, rename={"external_ip": "externalIP", "accept_labels": "acceptLabels"}):
+    gateway: str = ""
+    node: str = ""
+    lease: str | int = "3600s"
+    poll: str | int = "30s"
+    external_ip: str = ""
+    protocols: list[str] | None = None
+    accept_labels: bool = False
+
+
+T = TypeVar("T", bound=StrEnum)
+_KEYS = [each.encode_name for each in fields(_Entry)]
+
+
+def read_edge_config(text: str) -> EdgeConfig:
+    """Read the text of a configuration. Raises ConfigError."""
+    try:
+        documents = [value for _, value in yamldoc.load(text) if value is not None]
+    except YamlError as error:
+        raise ConfigError(f"{CONFIG}:{error.line}: not YAML: {error.problem}") from None
+    if len(documents) > 1:
+        raise ConfigError(f"{CONFIG}: one document is wanted, not {len(documents)}")
+    checks = FieldChecks(text, CONFIG)
+    entry = checks.converted(documents[0] if documents else {}, _Entry, _KEYS)
+    poll_s = checks.seconds(entry.poll, ("poll",), MIN_POLL_S, MAX_POLL_S)
+    lease_s = checks.seconds(entry.lease, ("lease",), 0, MAX_LEASE_S)
+    if lease_s and lease_s < max(MIN_LEASE_S, LOOKS_PER_LEASE * poll_s):
+        least = f"{max(MIN_LEASE_S, LOOKS_PER_LEASE * poll_s):g}s"
+        checks.refuse(("lease",), f"{entry.lease!r} is less than {least} (three times `poll`); 0 is for ever")
+    return EdgeConfig(
+        checks.value(parse_url, entry.gateway, ("gateway",)) if entry.gateway else None,
+        _word(checks, "node", entry.node, NodeChoice) if entry.node else None,
+        int(lease_s),
+        poll_s,
+        checks.value(_ipv4, entry.external_ip, ("externalIP",)) if entry.external_ip else "",
+        _protocols(checks, entry.protocols),
+        entry.accept_labels,
+    )
+
+
+def _protocols(checks: FieldChecks, words: list[str] | None) -> tuple[Protocol, ...]:
+    if words is None:
+        return tuple(Protocol)
+    if not words:
+        checks.refuse(("protocols",), "at least one of upnp, nat-pmp is wanted")
+    found = []
+    for index, word in enumerate(words):
+        found.append(_word(checks, "protocols", word, Protocol, index))
+    checks.unique(words, lambda index: ("protocols", index))
+    return tuple(found)
+
+
+def _word(checks: FieldChecks, field: str, word: str, kind: type[T], *at: int) -> T:
+    try:
+        return kind(word)
+    except ValueError:
+        checks.refuse((field, *at), f"unknown value {shown(word)}; one of {', '.join(kind)} is possible")
+
+
+def _ipv4(text: str) -> str:
+    try:
+        return str(IPv4Address(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IPv4 address") from None

@@ -1,0 +1,1 @@
+"""What is said to routers: SSDP, descriptions, SOAP (UPnP IGD), NAT-PMP. Nothing here knows Services."""

@@ -1,0 +1,63 @@
+"""The description of a UPnP device: which of its services makes port mappings, and where that is asked.
+
+Source: UPnP Device Architecture 1.1, 2.3; InternetGatewayDevice:1 and :2.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urljoin
+
+from msgspec import Struct
+
+from lbagent.cloud.edge.protocols.bounded_xml import BadXml, parse_xml
+from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
+
+SERVICE_TYPES = tuple(
+    f"urn:schemas-upnp-org:service:{name}"
+    for name in ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")  # the first one is asked first
+)
+
+
+class WanConnection(Struct, frozen=True):
+    """A service that makes port mappings."""
+
+    service_type: str
+    control: Url
+
+
+class DeviceDescription(Struct, frozen=True):
+    """What a device calls itself, and its services that make port mappings."""
+
+    name: str
+    connections: tuple[WanConnection, ...]
+
+
+def read_description(data: bytes, url: Url) -> DeviceDescription:
+    """Read the description that came from a URL. Raises ValueError; a control URL of another host is refused."""
+    try:
+        root = parse_xml(data)
+    except BadXml as error:
+        raise ValueError(f"its description is no good XML: {error}") from None
+    base = root.text_of("URLBase") or str(url)
+    found: dict[tuple[str, str], WanConnection] = {}
+    for service in root.every("service"):
+        kind = service.text_of("serviceType")
+        if kind in SERVICE_TYPES:
+            control = _control_url(base, service.text_of("controlURL"), url)
+            found.setdefault((kind, str(control)), WanConnection(kind, control))
+    if not found:
+        raise ValueError("its description names no WANIPConnection or WANPPPConnection")
+    device = root.child("device")
+    name = device.text_of("friendlyName") if device else ""
+    ordered = sorted(found.values(), key=lambda each: SERVICE_TYPES.index(each.service_type))
+    return DeviceDescription("".join(filter(str.isprintable, name))[:64], tuple(ordered))
+
+
+def _control_url(base: str, text: str, url: Url) -> Url:
+    try:
+        found = parse_url(urljoin(base, text))
+    except ValueError as error:
+        raise ValueError(f"its control URL: {error}") from None
+    if found.host != url.host:
+        raise ValueError(f"its control URL {found} is of another host")
+    return found
