@@ -250,9 +250,9 @@ class Agent:
         await components.conditions.look()  # `status` tells the truth from the first moment on
         group.create_task(components.conditions.run())
         group.create_task(keep_watchdog())
-        settle_memory()
         components.started = self._started = True
         notify("READY=1")
+        settle_memory()
         if bpf.ready.is_set():
             state = bpf.state
             found = {"services": len({svc.name for svc in state.services}), "generation": state.generation}

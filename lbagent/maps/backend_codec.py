@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 from msgspec import Struct
 
 from lbagent.maps import prefilter
@@ -9,7 +12,6 @@ from lbagent.maps.layout import (
     HOST_ORDER,
     LB4_BACKEND,
     LB4_PATH,
-    LB6_BACKEND,
     LB6_PATH,
     NEXTHOPS,
     PATH_FURTHER_SHIFT,
@@ -25,25 +27,35 @@ from lbagent.model.further_sources import FurtherAddress
 # Plain ints: 100,000 records are made at a start.
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(int, PathFlag)
 _L4_MASK, _TCP, _UDP = (kind << PATH_L4_SHIFT for kind in (max(PathL4), PathL4.TCP, PathL4.UDP))
+_EXTERNAL = Scope.EXTERNAL
 _ANY_KEPT = _LOCAL | _WAS_LOCAL | _KEEPS_POD
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
 
 def backend_value(address: L3n4Addr, state: BackendState) -> bytes:
     """Return the row of a backend. The zone byte stays 0: zone names have no numbers of their own (docs/maps.md)."""
-    layout = LB4_BACKEND if len(address.address) == 4 else LB6_BACKEND
-    number = address.protocol.number
-    return layout.codec.pack(
-        address.address, address.port.to_bytes(2, "big"), number, state.to_flags(), address.cluster_id, 0, b""
-    )
+    return address.address + _after_address(address.port, address.protocol, address.cluster_id, state)
+
+
+@lru_cache(maxsize=1024)
+def _after_address(port: int, protocol: L4Type, cluster: int, state: BackendState) -> bytes:
+    """Return what follows the address in a backend's row, in both families: 100,000 backends have few ports and states."""
+    row = LB4_BACKEND.codec.pack(bytes(4), port.to_bytes(2, "big"), protocol.number, state.to_flags(), cluster, 0, b"")
+    return row[4:]
 
 
 def backend_of(value: bytes) -> tuple[L3n4Addr, BackendState]:
     """Return address and state of a backend row."""
-    layout = LB4_BACKEND if len(value) == LB4_BACKEND.size else LB6_BACKEND
-    address, port, number, flags, cluster, _, _ = layout.codec.unpack(value)
-    found = L3n4Addr(address, int.from_bytes(port, "big"), L4Type.from_number(number), Scope.EXTERNAL, cluster)
-    return found, BackendState.from_flags(flags)
+    width = 4 if len(value) == LB4_BACKEND.size else 16
+    port, protocol, cluster, state = _read_after_address(value[width:])
+    return L3n4Addr(value[:width], port, protocol, _EXTERNAL, cluster), state
+
+
+@lru_cache(maxsize=1024)
+def _read_after_address(end: bytes) -> tuple[int, L4Type, int, BackendState]:
+    """Take apart what `_after_address` makes."""
+    _, port, number, flags, cluster, _, _ = LB4_BACKEND.codec.unpack(bytes(4) + end)
+    return int.from_bytes(port, "big"), L4Type.from_number(number), cluster, BackendState.from_flags(flags)
 
 
 class PathRecord(Struct, frozen=True, gc=False):
@@ -95,12 +107,21 @@ def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
     They are that of its replies, and of a pod those of what is sent to it directly (docs/datapath.md, "Direct conversations").
     A remote backend needs them where pods of this node keep their address.
     """
+    kinds = _bit_kinds(flags)
+    if not kinds:
+        return ()
+    position = prefilter.filter_position(address)
+    return tuple([bit_at(position) for bit_at in kinds])
+
+
+@lru_cache(maxsize=256)
+def _bit_kinds(flags: int) -> tuple[Callable[[int], int], ...]:
     if not may_keep_client(flags):
         return ()
-    replies, direct = prefilter.source_bit(address), prefilter.direct_bit(address)
     if flags & _HOST or flags & _L4_MASK not in (_TCP, _UDP):
-        return (replies,)
-    return (replies, direct) if flags & _L4_MASK == _TCP else (replies, direct, prefilter.datagram_bit(address))
+        return (prefilter.source_bit_at,)
+    for_tcp = (prefilter.source_bit_at, prefilter.direct_bit_at)
+    return for_tcp if flags & _L4_MASK == _TCP else (*for_tcp, prefilter.datagram_bit_at)
 
 
 def filter_bits(record: bytes) -> tuple[int, ...]:
@@ -109,6 +130,25 @@ def filter_bits(record: bytes) -> tuple[int, ...]:
     if not flags & _ANY_KEPT:
         return ()
     return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], flags)
+
+
+def filter_bits_of_each(records: bytes | bytearray, size: int) -> list[int]:
+    """Return the bits that path records of one size need, which lie side by side: those of each, so some come again."""
+    column = records[FLAGS_AT[size] :: size]
+    by_flags = {flags: kinds for flags in set(column) if (kinds := _bit_kinds(flags))}
+    if not by_flags:
+        return []
+    positions = prefilter.filter_positions(records, size, 4 if size == LB4_PATH.size else 16)
+    out: list[int] = []
+    for flags, kinds in by_flags.items():
+        same = (
+            positions
+            if len(set(column)) == 1
+            else [at for at, each in zip(positions, column, strict=True) if each == flags]
+        )
+        for bit_at in kinds:
+            out += map(bit_at, same)
+    return out
 
 
 def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
@@ -129,6 +169,16 @@ def further_number(record: bytes) -> int:
     return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_FURTHER_SHIFT
 
 
+def further_count(records: bytes, size: int) -> int:
+    """Return how many of the path records that lie side by side are live ones of further source addresses."""
+    high = META_AT[size] + 4 + (HOST_ORDER == "little")  # the byte of `nexthop` that the number is in
+    column = records[high::size]
+    if max(column, default=0) < 1 << PATH_FURTHER_SHIFT - 8:
+        return 0
+    flags = records[FLAGS_AT[size] :: size]
+    return sum(bool(flag & _LIVE and byte >> PATH_FURTHER_SHIFT - 8) for flag, byte in zip(flags, column, strict=True))
+
+
 def path_tombstone(record: bytes) -> bytes:
     """Return the record of a backend taken away: not live, next generation, so that no flow takes a later one for it.
 
@@ -146,6 +196,36 @@ def path_of(record: bytes) -> PathRecord:
     address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
     hop, further = nexthop % NEXTHOPS, nexthop >> PATH_FURTHER_SHIFT
     return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, further)
+
+
+class PathRecords:
+    """Makes the records of backends that were never local: after the address nearly all are one of a few."""
+
+    def __init__(self) -> None:
+        # With the PathInfo, so that its id is no other's as long as the record is kept.
+        self._ends: dict[tuple[int, int, int, L4Type, int, bool], tuple[PathInfo, bytes]] = {}
+
+    def make(self, backend: Backend, info: PathInfo, gen: int, *, selectable: bool) -> bytes:
+        """Return what `path_value` does."""
+        address = backend.address
+        key = (id(info), len(address.address), address.port, address.protocol, gen, selectable)
+        known = self._ends.get(key)
+        if known is None:
+            record = path_value(backend, info, gen, selectable=selectable)
+            known = self._ends[key] = (info, record[len(address.address) :])
+        return address.address + known[1]
+
+
+def with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
+    """Return the record with or without PathFlag.SELECTABLE."""
+    flags = record[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
+    return record[:flags_at] + bytes((flags,)) + record[flags_at + 1 :]
+
+
+def endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
+    """Return what the flows of a record are translated to. Its source address may change only in a backend's first record."""
+    path = path_of(record)
+    return path.address, path.port, path.protocol, path.snat if path.further else b""
 
 
 # Where the meta word (port, gen, flags, nexthop, mtu) lies, by record size: one aligned store publishes it.

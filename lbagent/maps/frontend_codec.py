@@ -23,6 +23,7 @@ from lbagent.maps.layout import (
     TARGET_SECONDS_MASK,
     U16,
     U32,
+    u32_values,
 )
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.family import Family
@@ -54,7 +55,8 @@ class FrontendEntries(Struct):
 
     def backend_ids(self) -> set[int]:
         """Return the backends its slots name."""
-        return {U32.unpack_from(value)[0] for slot, value in self.slots.items() if slot}
+        slots = b"".join([value for slot, value in self.slots.items() if slot])
+        return set(u32_values(slots)[:: _SERVICE.size // U32.size])
 
 
 NO_ENTRIES = FrontendEntries(0, {})  # of a frontend that is not there; do not change it

@@ -247,6 +247,11 @@ class KernelMaps:
         with kernel_errors("mmap", map_name):
             windows.store(self.fds[map_name], words, self.specs[map_name].value_size)
 
+    def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
+        """Store parts of records of a mmapable array, each word by one aligned store. Raises KernelError."""
+        with kernel_errors("mmap", map_name):
+            windows.store_parts(self.fds[map_name], offset, stride, parts, width, self.specs[map_name].value_size)
+
     # --- counters ---
 
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:

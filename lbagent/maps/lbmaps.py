@@ -81,6 +81,9 @@ class LBMaps(Protocol):
     def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
         """Store (offset, 8 bytes) words of a mmapable array in order, each by one aligned store no program sees torn."""
 
+    def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
+        """Store parts of `width` bytes that lie side by side at offset, offset + stride, ...: `store` without an object a word."""
+
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
 

@@ -114,6 +114,12 @@ class MemoryMaps:
         with memoryview(self._array(map_name)) as view:
             windows.store_words(view, 0, words)
 
+    def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
+        """Store parts of records."""
+        end = offset + windows.parts_span(parts, stride, width)
+        with memoryview(self._array(map_name)) as view, view[offset:end] as span:
+            windows.store_parts_in(span, stride, parts, width)
+
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes."""
         with memoryview(self._array("lb_metrics")) as view:
@@ -222,6 +228,12 @@ class FaultyMaps:
         for done, word in enumerate(words):
             with self._write(map_name, done):
                 self.inner.store(map_name, [word])
+
+    def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
+        """Store word by word."""
+        each = ((part, at) for part in range(len(parts) // width) for at in range(0, width, 8))
+        words = ((offset + part * stride + at, parts[part * width + at :][:8]) for part, at in each)
+        self.store(map_name, words)
 
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Read."""

@@ -85,6 +85,33 @@ def store_words(view: memoryview, base: int, words: Iterable[tuple[int, bytes]])
     return done
 
 
+def store_parts(fd: int, offset: int, stride: int, parts: bytes, width: int, limit: int) -> None:
+    """Store parts of `width` bytes, side by side here, at offset, offset + stride, ...: each 8-byte word by one machine store."""
+    at_once = max(SPAN_BYTES // stride, 1)
+    for first in range(0, len(parts) // width, at_once):
+        piece = parts[first * width : (first + at_once) * width]
+        length = parts_span(piece, stride, width)
+        with window(fd, offset + first * stride, length, limit) as view:
+            store_parts_in(view, stride, piece, width)
+
+
+def parts_span(parts: bytes, stride: int, width: int) -> int:
+    """Return how many bytes there are from the first part's first to the last part's last."""
+    return (len(parts) // width - 1) * stride + width
+
+
+def store_parts_in(view: memoryview, stride: int, parts: bytes, width: int) -> None:
+    """Store parts through a view of their span.
+
+    Python copies a slice with a step item by item, which are 8 bytes here; one without would be copied as a whole, in any pieces.
+    """
+    if stride <= 8:
+        raise ValueError(f"words {stride} bytes apart are not stored one by one")
+    with view.cast("Q") as cells, memoryview(parts) as raw, raw.cast("Q") as words:
+        for at in range(width // 8):
+            cells[at :: stride // 8] = words[at :: width // 8]
+
+
 def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[int, int]]:
     """Return packets and bytes by index, summed over the rows of `row` bytes that make up lb_metrics."""
     if not indexes:

@@ -6,10 +6,13 @@ A bit is a number, counted from the start of the map in little-endian words.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 
 from lbagent.maps.layout import FILTER_BITS, FILTER_DST_BYTES
 
 _U64 = (1 << 64) - 1
+_FACTOR4 = 0x9E3779B1
 
 
 def filter_position(address: bytes) -> int:
@@ -24,7 +27,17 @@ def filter_position(address: bytes) -> int:
         word ^= word >> 32 ^ low
         return (word * 0xBF58476D1CE4E5B9 & _U64) >> (64 - FILTER_BITS)
     word = int.from_bytes(address, "little")
-    return ((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
+    return ((word * _FACTOR4) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
+
+
+def filter_positions(records: bytes | bytearray, record: int, width: int) -> list[int]:
+    """Return the positions of the addresses, `width` bytes each, with which records that lie side by side begin."""
+    if width != 4 or record % 4:
+        return [filter_position(bytes(records[at : at + width])) for at in range(0, len(records), record)]
+    words = array("I", records)[:: record // 4]
+    if sys.byteorder == "big":
+        words.byteswap()
+    return [(word * _FACTOR4 & 0xFFFFFFFF) >> (32 - FILTER_BITS) for word in words]
 
 
 def vip_bit(address: bytes) -> int:
@@ -39,14 +52,29 @@ def snat_bits(address: bytes) -> tuple[int, int]:
 
 def direct_bit(address: bytes) -> int:
     """Return the bit that without `vip_bit` says "a local backend itself"."""
-    return 2 * filter_position(address) + 1
+    return direct_bit_at(filter_position(address))
+
+
+def direct_bit_at(position: int) -> int:
+    """Return `direct_bit` of the addresses at a position."""
+    return 2 * position + 1
 
 
 def source_bit(address: bytes) -> int:
     """Return the bit "source is a local backend"."""
-    return FILTER_DST_BYTES * 8 + filter_position(address)
+    return source_bit_at(filter_position(address))
+
+
+def source_bit_at(position: int) -> int:
+    """Return `source_bit` of the addresses at a position."""
+    return FILTER_DST_BYTES * 8 + position
 
 
 def datagram_bit(address: bytes) -> int:
     """Return the bit that with `direct_bit` says "a local backend of UDP": its neighbour as a source."""
-    return FILTER_DST_BYTES * 8 + (filter_position(address) ^ 1)
+    return datagram_bit_at(filter_position(address))
+
+
+def datagram_bit_at(position: int) -> int:
+    """Return `datagram_bit` of the addresses at a position."""
+    return FILTER_DST_BYTES * 8 + (position ^ 1)

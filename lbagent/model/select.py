@@ -124,7 +124,7 @@ def select(
     Deterministic: the order of the endpoints matters only between equal duplicates. Without a Local policy this
     node's set is never used: `with_local` False leaves it empty.
     """
-    ordered = sorted(deduplicate(endpoints), key=_SLOT_ORDER)
+    ordered = _in_slot_order(deduplicate(endpoints))
     active = [endpoint for endpoint in ordered if endpoint_state(endpoint) is BackendState.ACTIVE]
     fallback = [endpoint for endpoint in ordered if _may_fall_back(endpoint)] if len(active) < len(ordered) else []
     near = _topology(active, node_name, zone)
@@ -132,11 +132,19 @@ def select(
     if with_local:
         here = [endpoint for endpoint in active if endpoint.local] or [each for each in fallback if each.local]
         local = _arrange(ordered, here, lambda endpoint: endpoint.local)
-    cluster = _arrange(ordered, [endpoint for endpoint in active if near(endpoint)] or fallback, near)
+    nearby = active if near is _everywhere else [endpoint for endpoint in active if near(endpoint)]
+    cluster = _arrange(ordered, nearby or fallback, near)
     return Selection(cluster, local, bool(active or fallback))
 
 
+def _in_slot_order(endpoints: list[EndpointInfo]) -> list[EndpointInfo]:
+    """Return the endpoints in the order of `L3n4Addr.sort_key`."""
+    ports = {(len(info.address.address), info.address.protocol, info.address.scope) for info in endpoints}
+    return sorted(endpoints, key=_ADDRESS_AND_PORT if len(ports) == 1 else _SLOT_ORDER)
+
+
 _SLOT_ORDER = attrgetter("address.sort_key")
+_ADDRESS_AND_PORT = attrgetter("address.address", "address.port")  # what is left of it within one family and protocol
 
 
 def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool]:
@@ -174,7 +182,11 @@ def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicat
         return lambda endpoint: _names(endpoint, endpoint.node_hints, node_name)
     if zone and _hinted(active, zone, lambda endpoint: endpoint.zone_hints):
         return lambda endpoint: _names(endpoint, endpoint.zone_hints, zone)
-    return lambda _: True
+    return _everywhere
+
+
+def _everywhere(_: EndpointInfo) -> bool:
+    return True
 
 
 def _hinted(active: list[EndpointInfo], here: str, hints: Callable[[EndpointInfo], tuple[str, ...]]) -> bool:

@@ -23,6 +23,7 @@ ETHERNET_ADDRESS = 6  # bytes
 UNKNOWN_HOP = 0  # the program asks the kernel's FIB
 NO_OUTPUT = 0  # no index of a device: packets stay on this node
 ANY_DEVICE = -1  # no index of a device
+RECENT = 1024  # answers kept: the ports of an address are asked for one soon after the other
 LOOPBACK = 1  # the index of `lo` in every network namespace
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
@@ -62,6 +63,7 @@ class PathFinder:
         self.outputs: set[int] = set()  # devices by which remote backends are reached: their replies come in there
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
+        self._recent: dict[tuple[bytes, str], PathInfo] = {}  # of the backends asked for last, by address and node
         self._faults: dict[int, str] = {}  # by id of a route: why no packet takes it, '' when one does
         self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all that take it
         self._pods = frozenset(
@@ -73,6 +75,15 @@ class PathFinder:
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
+        key = (backend.address.address, backend.node_name)
+        known = self._recent.get(key)
+        if known is None:
+            if len(self._recent) >= RECENT:
+                self._recent.clear()
+            known = self._recent[key] = self._find_path(backend)
+        return known
+
+    def _find_path(self, backend: Backend) -> PathInfo:
         address, network = backend.address.address, self.network
         if network.is_own(address):
             return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))

@@ -22,6 +22,7 @@ class SharedStates:
 
     def __init__(self) -> None:
         self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
+        self._shared: set[L3n4Addr] = set()  # backends with several users
         self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
         self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
         self._filtered_out: dict[L3n4Addr, set[str]] = {}  # owners that filter a backend out which has no row
@@ -83,6 +84,7 @@ class SharedStates:
                 continue
             if now == owner:
                 continue
+            self._shared.add(address)
             if isinstance(now, str):
                 now = users[address] = tuple(sorted((now, owner)))
             elif owner not in now:
@@ -104,11 +106,15 @@ class SharedStates:
             return set()
         rest = tuple(user for user in users if user != owner)
         self._users[address] = rest[0] if len(rest) == 1 else rest
+        if len(rest) == 1:
+            self._shared.discard(address)
         return set(rest)
 
     def with_shared_states(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
         """Return the rows with the shared states of their backends; the same object when none differs."""
         changed: dict[L3n4Addr, BackendState] = {}
+        if not self._states.get(owner) and self._shared.isdisjoint(self._used.get(owner, ())):
+            return rows  # all are ACTIVE, and no one else's
         for address in self._used.get(owner, ()):
             users = self._users[address]
             if not isinstance(users, str):

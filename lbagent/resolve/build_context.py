@@ -29,6 +29,7 @@ class BuildContext(Struct, frozen=True, gc=False):
 
         §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
         """
-        address, here = info.address.address, self.node
-        name = self.nodes.get(address, info.node_name)
-        return name, (name == here.name) if name else address in here.addresses
+        name, here, nodes = info.node_name, self.node, self.nodes
+        if nodes:
+            name = nodes.get(info.address.address, name)
+        return name, (name == here.name) if name else info.address.address in here.addresses

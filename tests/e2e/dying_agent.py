@@ -78,7 +78,14 @@ def store(self: KernelMaps, map_name: str, words: Iterable[tuple[int, bytes]]) -
         DyingMaps.store(self, map_name, [word])
 
 
-for method in (put_batch, delete_many, set_maglev, delete_maglev, store):
+def store_parts(self: KernelMaps, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
+    for part in range(len(parts) // width):
+        for at in range(0, width, 8):
+            word = parts[part * width + at :][:8]
+            store(self, map_name, [(offset + part * stride + at, word)])
+
+
+for method in (put_batch, delete_many, set_maglev, delete_maglev, store, store_parts):
     setattr(KernelMaps, method.__name__, method)
 
 if __name__ == "__main__":

@@ -144,3 +144,42 @@ def test_a_path_tells_the_protocol(word, protocol):
         be(1, f"10.0.0.1:80/{word}"), PathInfo(local=True), 0, selectable=True, was_local=True
     )
     assert backend_codec.path_of(record).protocol is protocol
+
+
+PATHS = st.builds(
+    PathInfo, local=st.booleans(), host=st.booleans(), keeps_pod=st.booleans(), snat=st.just(bytes((10, 0, 0, 9)))
+)
+
+
+@given(st.lists(st.tuples(ADDRESSES, PATHS, st.booleans(), st.booleans(), st.integers(0, 9)), max_size=30))
+def test_bits_and_further_records_of_many_are_those_of_each(found):
+    for size in (16, 64):
+        records = []
+        for address, info, was_local, is_gone, number in found:
+            record = backend_codec.path_value(Backend(1, address), info, 0, selectable=True, was_local=was_local)
+            if number:
+                record = backend_codec.further_value(record, FurtherAddress(number, bytes(len(address.address))), 0)
+            records.append(backend_codec.path_tombstone(record) if is_gone else record)
+        records = [record for record in records if len(record) == size]
+        joined = b"".join(records)
+        bits = [bit for record in records for bit in backend_codec.filter_bits(record)]
+        assert sorted(backend_codec.filter_bits_of_each(joined, size)) == sorted(bits)
+        further = sum(backend_codec.path_of(r).live and backend_codec.further_number(r) > 0 for r in records)
+        assert backend_codec.further_count(joined, size) == further
+
+
+INFOS = (PathInfo(bytes(4), 1, 1500), PathInfo(bytes((10, 0, 0, 9)), 2, 1400, keeps_pod=True), PathInfo(local=True))
+ASKED = st.tuples(
+    st.sampled_from(["10.1.0.1:80", "10.1.0.2:80/UDP", "10.1.0.1:81", "[fd00::1]:80", "[fd00::2]:80"]),
+    st.sampled_from(INFOS),
+    st.integers(0, 2),
+    st.booleans(),
+)
+
+
+@given(st.lists(ASKED, max_size=40))
+def test_records_that_are_made_alike_are_those_made_one_by_one(asked):
+    records = backend_codec.PathRecords()
+    for text, info, gen, selectable in asked:
+        expected = backend_codec.path_value(be(1, text), info, gen, selectable=selectable)
+        assert records.make(be(1, text), info, gen, selectable=selectable) == expected

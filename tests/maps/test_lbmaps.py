@@ -128,6 +128,34 @@ def test_words_are_stored_at_their_offsets_wherever_they_lie(maps):
         cells.release()
 
 
+@pytest.mark.parametrize(("name", "stride", "at", "width"), [("lb4_path", 16, 8, 8), ("lb6_path", 64, 0, 32)])
+def test_parts_of_records_are_stored_as_their_words_would_be(maps, name, stride, at, width):
+    parts = bytes(number % 251 for number in range(40 * width))
+    maps.store_parts(name, 3 * stride + at, stride, parts, width)
+    with maps.window(name, 0, 50 * stride) as view:
+        records = [bytes(view[n * stride : (n + 1) * stride]) for n in range(50)]
+    empty = bytes(stride)
+    assert records[:3] + records[43:] == [empty] * 10
+    for n, record in enumerate(records[3:43]):
+        assert record == empty[:at] + parts[n * width : (n + 1) * width] + empty[at + width :], n
+
+
+def test_words_side_by_side_are_not_stored_as_parts(maps):
+    """Python would copy them all at once, in any pieces."""
+    with pytest.raises(ValueError, match="one by one"):
+        maps.store_parts("lb_filter", 0, 8, bytes(32), 8)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_fault_among_parts_leaves_the_words_before(maps, width):
+    faulty = FaultyMaps(maps, before=fail_at(5, KernelError("mmap", 12, "lb6_path")))
+    with pytest.raises(KernelError) as caught:
+        faulty.store_parts("lb6_path", 0, 64, b"\1" * (3 * 32), width)
+    assert caught.value.done == 5
+    with maps.window("lb6_path", 0, 12 * 64) as view:
+        assert bytes(view).count(1) == 5 * 8
+
+
 def test_counters_start_at_nothing(maps):
     assert maps.counters([0, 256 + 7]) == [(0, 0), (0, 0)]
     maps.zero_counters([0, 256 + 7])

@@ -1,5 +1,6 @@
 """The bits of an address lie where the programs look for them."""
 
+import random
 import socket
 import struct
 
@@ -45,6 +46,13 @@ def test_filter_bits_lie_where_the_program_looks():
     assert prefilter.source_bit(address) == 2 * (1 << 20) + position
     assert position % 2 == 1
     assert prefilter.datagram_bit(address) == 2 * (1 << 20) + position - 1, "the neighbour's"
+
+
+@pytest.mark.parametrize(("record", "width"), [(16, 4), (4, 4), (6, 4), (64, 16)])
+def test_positions_of_many_are_those_of_each(record, width):
+    records = random.Random(1).randbytes(record * 50)
+    each = [filter_position(records[at : at + width]) for at in range(0, len(records), record)]
+    assert prefilter.filter_positions(records, record, width) == each
 
 
 def test_both_halves_of_an_ipv6_address_count():

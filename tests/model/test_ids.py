@@ -178,10 +178,11 @@ def test_each_group_of_backends_gets_ids() -> None:
     assert found == {"selectable": [(1, 1)], "unselectable": [(2, 2)], "slotless": [(3, 3)]}
 
 
-def test_only_the_kept_ids_stay_in_use() -> None:
+def test_only_the_claimed_ids_stay_in_use() -> None:
     ids: IdAllocator[str] = IdAllocator(limit=4)
     ids.restore([("a", 1), ("b", 2), ("c", 3)])
-    ids.keep(["a", "stranger", "c"])
+    assert [ids.allocate(key) for key in ("c", "a")] == [3, 1]
+    ids.release_unclaimed()
     assert sorted(ids.in_use()) == ["a", "c"]
     assert ids.allocate("d") == 2
     with pytest.raises(IdsExhausted):

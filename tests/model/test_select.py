@@ -266,3 +266,22 @@ def test_everybody_has_one_place(members: list[EndpointInfo], random: Any) -> No
 def test_without_a_local_policy_nobody_asks_for_the_set_of_this_node() -> None:
     assert select([_endpoint(1, LOCAL)], with_local=False).local == EndpointSet()
     assert _numbers(select([_endpoint(1, LOCAL)]).local.selectable) == [1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans()), max_size=12), st.booleans()
+)
+def test_slots_are_in_the_order_of_addresses(found, is_mixed):
+    """Also where endpoints are of both families or of several protocols, which those of one port of a Service are not."""
+    endpoints = [
+        EndpointInfo(
+            L3n4Addr(
+                bytes([number] * (16 if is_mixed and is_long else 4)),
+                80 + port,
+                L4Type.UDP if is_mixed and is_udp else L4Type.TCP,
+            )
+        )
+        for number, port, is_long, is_udp in found
+    ]
+    slots = [endpoint.address for endpoint in select(endpoints).cluster.selectable]
+    assert slots == sorted({endpoint.address for endpoint in endpoints}, key=lambda address: address.sort_key)

@@ -9,7 +9,7 @@ import pytest
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
-from lbagent.net.paths import LOOPBACK, NO_OUTPUT, Hop, PathFinder, PathSettings, gateways
+from lbagent.net.paths import LOOPBACK, NO_OUTPUT, RECENT, Hop, PathFinder, PathSettings, gateways
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {
@@ -224,3 +224,20 @@ def test_remote_outputs_without_a_program_are_named() -> None:
 def test_equal_answers_are_one_object() -> None:
     found = finder()
     assert found(backend("192.0.2.1")) is found(backend("192.0.2.2"))
+
+
+def test_an_answer_that_is_kept_is_that_of_the_address_and_its_node() -> None:
+    found = finder()
+    assert [found(backend("10.0.0.7", node)).local for node in ("other", "me", "other", "me")] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_few_answers_are_kept() -> None:
+    found = finder()
+    for number in range(3 * RECENT):
+        assert found(backend(f"192.0.{number >> 8}.{number & 255}")).nexthop == 11
+    assert len(found._recent) <= RECENT

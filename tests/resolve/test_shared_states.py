@@ -48,6 +48,17 @@ def test_the_most_alive_of_all_states_is_shared() -> None:
     assert not shared.has(X)
 
 
+def test_rows_of_one_owner_differ_until_another_has_the_backend() -> None:
+    shared = SharedStates()
+    rows = (row(1, be(X)), row(2, unselectable=(be(X, QUARANTINED),)))
+    shared.update("one", rows)
+    assert shared.with_shared_states("one", rows) is rows
+    shared.update("two", (row(3, be(X)),))
+    assert states(shared.with_shared_states("one", rows)) == [ACTIVE, ACTIVE]
+    shared.update("two", ())
+    assert shared.with_shared_states("one", rows) is rows
+
+
 def test_who_says_the_same_again_touches_those_it_shares_with_once_each() -> None:
     shared = SharedStates()
     for owner in ("one", "two", "three"):

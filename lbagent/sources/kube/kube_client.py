@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
-from lbagent.sources.kube import credentials_command
+from lbagent.sources.kube import bare_packages, credentials_command
 from lbagent.sources.kube.kube_settings import KubeSettings
 
 CONNECT_S = 5.0
@@ -261,6 +261,7 @@ def _credentials_folder(settings: KubeSettings) -> str | None:
 
 
 def _load_package() -> tuple[Any, Any]:
+    bare_packages.put_in_place("kubernetes", "kubernetes.aio")
     from kubernetes.aio import client, config
     from kubernetes.aio.config import exec_provider, kube_config
 

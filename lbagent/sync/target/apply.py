@@ -20,12 +20,13 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.sync.target.backends import reference_counts
-from lbagent.sync.target.replay import body_words, entries_by_owner, meta_words, replay
+from lbagent.sync.target.replay import entries_by_owner, parts_of, replay
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import PartialFrontend
 from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
+META_BYTES = 8  # of a path record: one word
 ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
 
 
@@ -93,7 +94,7 @@ class _Run:
             try:
                 self._DO[step.kind](self, step, start, stop)
             except LbError as error:
-                done = min(done, error.done // _words_each(step)) if isinstance(error, KernelError) else 0
+                done = min(done, error.done) if isinstance(error, KernelError) else 0
                 self._fail(step, index, start + done, error)
                 stop = start + done + 1
             self._note(step, start, start + done)
@@ -149,10 +150,23 @@ class _Run:
         self.maps.delete_maglev(step.map, list(step.numbers(start, stop)))
 
     def _path_body(self, step: Step, start: int, stop: int) -> None:
-        self.maps.store(step.map, body_words(step, start, stop))
+        size = len(step.values) // len(step.owners)
+        self._store_parts(step, start, stop, 0, backend_codec.META_AT[size])
 
     def _path_meta(self, step: Step, start: int, stop: int) -> None:
-        self.maps.store(step.map, meta_words(step, start, stop))
+        size = len(step.values) // len(step.owners)
+        self._store_parts(step, start, stop, backend_codec.META_AT[size], META_BYTES)
+
+    def _store_parts(self, step: Step, start: int, stop: int, at: int, width: int) -> None:
+        """Store `width` bytes of path records from `at` on. A failure leaves in its `done` how many records have all of them."""
+        size, done = len(step.values) // len(step.owners), 0
+        for first, records in step.runs(start, stop):
+            try:
+                self.maps.store_parts(step.map, first * size + at, size, parts_of(records, size, at, width), width)
+            except KernelError as error:
+                error.done = done + error.done * 8 // width
+                raise
+            done += len(records) // size
 
     def _filter(self, step: Step, start: int, stop: int) -> None:
         self._store_bits(list(step.numbers(start, stop)), on=True)
@@ -163,16 +177,14 @@ class _Run:
     def _store_bits(self, bits: Sequence[int], *, on: bool) -> None:
         """Store the words with these bits, sorted, changed. A failure leaves in its `done` how many bits are changed."""
         shadow = self.shadow
-        for bit in bits:
-            shadow.set_bit(bit, on)
+        shadow.change_bits(bits, on=on)
         words = sorted({bit >> 6 for bit in bits})
         try:
             self.maps.store("lb_filter", [(at * 8, shadow.filter[at * 8 : at * 8 + 8]) for at in words])
         except LbError as error:
             stored = frozenset(words[: error.done] if isinstance(error, KernelError) else ())
             undone = [bit for bit in bits if bit >> 6 not in stored]
-            for bit in undone:
-                shadow.set_bit(bit, not on)
+            shadow.change_bits(undone, on=not on)
             if isinstance(error, KernelError):
                 error.done = len(bits) - len(undone)
             raise
@@ -183,21 +195,21 @@ class _Run:
         if start == stop:
             return
         self.result.written[step.map] += stop - start
-        family, ids = Family.of_map(step.map), step.numbers
+        family, shadow = Family.of_map(step.map), self.shadow
         if family is None:
             return
         if step.kind is Kind.PATH_META:
-            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
-                self.shadow.set_path(family, ident, value)
+            for first, records in step.runs(start, stop):
+                shadow.set_paths(family, first, records)
         elif step.kind is Kind.PATH_BODY:
-            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
-                self.shadow.set_path_body(family, ident, value)
+            for first, records in step.runs(start, stop):
+                shadow.set_path_bodies(family, first, records)
         elif step.map.endswith("_backend") and step.kind is Kind.PUT:
-            for ident, value in zip(ids(start, stop), step.each_value(start, stop), strict=True):
-                self.shadow.set_row(family, ident, value)
+            for first, rows in step.runs(start, stop):
+                shadow.set_rows(family, first, rows)
         elif step.map.endswith("_backend"):
-            for ident in ids(start, stop):
-                self.shadow.set_row(family, ident, None)
+            for ident in step.numbers(start, stop):
+                shadow.delete_row(family, ident)
 
     def commit(self) -> Cooperative[None]:
         """Take over what each change has become."""
@@ -267,11 +279,6 @@ class _Run:
 
 
 _NO_COUNT = (0, None)
-
-
-def _words_each(step: Step) -> int:
-    """Return how many words of a store are one entry."""
-    return backend_codec.META_AT[len(step.values) // len(step.owners)] // 8 if step.kind is Kind.PATH_BODY else 1
 
 
 __all__ = ["Applied", "apply"]

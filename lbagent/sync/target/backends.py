@@ -5,12 +5,12 @@ A backend exists while any service names it; its state is the most alive one any
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from msgspec.structs import replace
-
 from lbagent.maps import backend_codec
+from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo, backend_counter
 from lbagent.model.backend import Backend, BackendState
@@ -19,11 +19,13 @@ from lbagent.model.family import Family
 from lbagent.model.further_sources import further_stride
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.sync.target.further_paths import further_records, live_further_ids
+from lbagent.sync.target.further_paths import further_records, live_further_ids, path_record
 from lbagent.sync.target.shadow import PIN, Shadow, is_selectable, reference, state_of
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
+_NOT_COUNTED: tuple[int, Backend | None] = (0, None)
+IPV4_BYTES = Family.IPV4.address_bytes
 BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE"))
 
@@ -51,6 +53,10 @@ class _FamilyMaps:
         self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
         self.meta_at = backend_codec.META_AT[size]
         self.backend_map, self.path_map = family.map("backend"), family.map("path")
+        self.unused = max(self.backend_rows.end, self.paths.end)  # from this id on there is nothing in either
+        self.no_row = bytes(self.backend_rows.record)
+        self.new: list[int] = []  # ids of backends that are planned many at a time
+        self.records = bytearray()  # path records as they shall be, side by side: for their bits of the prefilter
         self.backend_in = steps.at(Phase.BACKEND_IN, self.backend_map)
         self.path_body = steps.at(Phase.PATH_BODY, self.path_map)
         self.path_in = steps.at(Phase.PATH_IN, self.path_map)
@@ -62,18 +68,19 @@ class BackendPlanner:
     def __init__(self, shadow: Shadow, paths: Callable[[Backend], PathInfo], steps: Steps) -> None:
         self._shadow, self._paths, self._steps = shadow, paths, steps
         self._families = {family: _FamilyMaps(shadow, family, steps) for family in Family}
+        self._four, self._six = self._families[Family.IPV4], self._families[Family.IPV6]
         self._refs: dict[int, int] = {}
         self._seen: dict[int, Backend] = {}  # as the new services have it
         self._users: dict[int, Owner] = {}  # changes that need it
         self._former_users: dict[int, Owner] = {}  # changes whose slots may name it until they are applied
-        self.bits: dict[int, None] = {}  # filter bits that are needed in the end
+        self._records = backend_codec.PathRecords()
 
-    def count(self, owner: int, change: FrontendChange) -> None:
-        """Add a change to the reference counts of the backends it touches."""
+    def count(self, owner: int, change: FrontendChange, old: FrontendEntries) -> None:
+        """Add a change, which replaces these entries, to the reference counts of the backends it touches."""
         before = reference_counts(change.old)
         if isinstance(change.old, PartialFrontend):
-            for ident in change.old.entries.backend_ids() - before.keys():
-                before[ident] = (0, None)  # just read from the maps: its backends are not counted yet
+            just_read = old.backend_ids() - before.keys()  # from the maps: its backends are not counted yet
+            before.update(dict.fromkeys(just_read, _NOT_COUNTED))
         if change.svc is not None:
             self._add(owner, change.svc, before)
         for ident, (weight, _) in before.items():
@@ -81,18 +88,18 @@ class BackendPlanner:
             self._former_users[ident] = _also(self._former_users.get(ident), owner)
 
     def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
-        refs, users = self._refs, self._users
+        refs, users, known = self._refs, self._users, self._shadow.refs
         for group, chosen in ((svc.selectable, True), (svc.unselectable, False), (svc.slotless, False)):
             for backend in group:
                 ident, weight = backend.id, reference(backend.state, chosen)
-                found = before.pop(ident, None)
+                found = before.pop(ident, None) if before else None
                 old_weight = 0
                 if found is not None:
                     old_weight = found[0]
                     if old_weight == weight and found[1] == backend:
                         continue
                     self._former_users[ident] = _also(self._former_users.get(ident), owner)
-                now = self._now(ident)
+                now = refs[ident] if ident in refs else known.get(ident, 0)
                 refs[ident] = weight if now == old_weight else now - old_weight + weight  # one object for equal refs
                 self._seen[ident] = backend
                 users[ident] = _also(users[ident], owner) if ident in users else owner
@@ -103,18 +110,65 @@ class BackendPlanner:
 
     def planning(self) -> Cooperative[dict[int, int]]:
         """Add the steps of every backend touched; return the new reference counts."""
+        unused = min(maps.unused for maps in self._families.values())
         for number, (ident, refs) in enumerate(self._refs.items()):
             if not refs:
                 for maps in self._families.values():
                     self._remove(maps, ident)
-            else:
+            elif ident < unused or not self._is_new(ident):
                 self._keep(ident, refs)
             if number % BETWEEN_YIELDS == 0:
+                yield
+        for maps in self._families.values():
+            for at in range(0, len(maps.new), BETWEEN_YIELDS):
+                self._add_new(maps, maps.new[at : at + BETWEEN_YIELDS])
                 yield
         if self._shadow.needs_full_sync and self._shadow.prune:
             for maps, ident in self._unreferenced():
                 self._remove(maps, ident)
         return self._refs
+
+    def filter_bits(self) -> list[int]:
+        """Return the filter bits that the backends planned so far need, some more than once."""
+        return [
+            bit
+            for maps in self._families.values()
+            for bit in backend_codec.filter_bits_of_each(maps.records, maps.paths.record)
+        ]
+
+    def _is_new(self, ident: int) -> bool:
+        """Return whether a backend comes to an id that nothing ever had, and note it."""
+        backend = self._seen.get(ident)
+        if backend is None or ident < (maps := self._maps_of(backend)).unused:
+            return False
+        maps.new.append(ident)
+        return True
+
+    def _add_new(self, maps: _FamilyMaps, idents: list[int]) -> None:
+        """Plan all entries of backends that have none: what `_keep` does of one that has, without a look for each."""
+        backends, states = [self._seen[ident] for ident in idents], [_state(self._refs[ident]) for ident in idents]
+        infos = list(map(self._paths, backends))
+        if self._shadow.further_paths or any(info.further for info in infos):
+            for ident in idents:
+                self._keep(ident, self._refs[ident])
+            return
+        make, value = self._records.make, backend_codec.backend_value
+        rows = [
+            value(backend.address, state)
+            for backend, (state, _) in zip(backends, states, strict=True)
+            if state is not None  # always: the plan has counted its state
+        ]
+        records = [
+            make(backend, info, 0, selectable=selectable)
+            for backend, info, (_, selectable) in zip(backends, infos, states, strict=True)
+        ]
+        owners, keys, joined = [self._users[ident] for ident in idents], array("I", idents).tobytes(), b"".join(records)
+        counters = array("I", map(backend_counter, idents)).tobytes()
+        self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").extend(owners, counters)
+        maps.backend_in.extend(owners, keys, b"".join(rows))
+        maps.path_body.extend(owners, keys, joined)
+        maps.path_in.extend(owners, keys, joined)
+        maps.records += joined
 
     def _keep(self, ident: int, refs: int) -> None:
         backend = self._seen.get(ident)
@@ -123,7 +177,7 @@ class BackendPlanner:
             return  # only pinned: as it is until the service that pins it gets through
         maps = self._maps_of(backend) if backend else self._maps_with(ident)
         old = maps.backend_rows.get(ident)
-        known = not maps.backend_rows.is_clear(ident)
+        known = old != maps.no_row
         if backend is None and not known:
             return  # its row never got written: the service that wants it is planned again
         address = backend.address if backend else backend_codec.backend_of(old)[0]
@@ -138,7 +192,7 @@ class BackendPlanner:
         self._path(maps, ident, backend, selectable)
 
     def _maps_of(self, backend: Backend) -> _FamilyMaps:
-        return self._families[backend.address.family]
+        return self._four if len(backend.address.address) == IPV4_BYTES else self._six
 
     def _maps_with(self, ident: int) -> _FamilyMaps:
         four = self._families[Family.IPV4]
@@ -152,23 +206,28 @@ class BackendPlanner:
 
     def _path(self, maps: _FamilyMaps, ident: int, backend: Backend | None, selectable: bool) -> None:
         old, flags_at = maps.paths.get(ident), maps.flags_at
-        lives = old[flags_at] & _LIVE
         if backend is None:
-            if not lives:
+            if not old[flags_at] & _LIVE:
                 return
-            new = _with_selectable(old, flags_at, selectable)
+            new = backend_codec.with_selectable(old, flags_at, selectable)
             self._store(maps, ident, ident, old, new)
             for other, record in live_further_ids(self._shadow, maps.family, ident):
                 if not selectable:  # the next plan that knows the backend lets new flows in again
-                    self._store(maps, ident, other, record, _with_selectable(record, flags_at, False))
+                    self._store(maps, ident, other, record, backend_codec.with_selectable(record, flags_at, False))
             return
         info = self._paths(backend)
-        new = path_record(backend, info, old, selectable=selectable)
-        if backend_codec.may_keep_client(new[flags_at]):
-            self.bits.update(dict.fromkeys(backend_codec.filter_bits(new)))
-        self._store(maps, ident, ident, old, new)
+        new = self._records.make(backend, info, old[maps.gen_at], selectable=selectable)
+        if new != old:
+            new = path_record(backend, info, old, selectable=selectable)
+        maps.records += new
+        if new != old:
+            self._store(maps, ident, ident, old, new)
+        if info.further or self._shadow.further_paths:
+            self._further_paths(maps, ident, new, info)
+
+    def _further_paths(self, maps: _FamilyMaps, ident: int, new: bytes, info: PathInfo) -> None:
         for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
-            if not record[flags_at] & _LIVE:
+            if not record[maps.flags_at] & _LIVE:
                 self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(
                     self._owner(ident, False), U32.pack(backend_counter(other))
                 )
@@ -181,7 +240,7 @@ class BackendPlanner:
             return
         key, owner = U32.pack(number), self._owner(ident, False)
         lives = old[flags_at] & new[flags_at] & _LIVE
-        if lives and _endpoint(old) != _endpoint(new):
+        if lives and backend_codec.endpoint(old) != backend_codec.endpoint(new):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
             self._steps.at(Phase.PATH_RESET, maps.path_map).add(owner, key, backend_codec.path_tombstone(old))
         if new[:meta_at] != old[:meta_at]:
@@ -215,7 +274,9 @@ class BackendPlanner:
     def _unreferenced(self) -> Iterator[tuple[_FamilyMaps, int]]:
         """Yield what restore found in the maps and no service names in that family."""
         for maps in self._families.values():
-            for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()}):
+            backends = ((ident, self._seen.get(ident)) for ident, refs in self._refs.items() if refs)
+            planned = {ident for ident, backend in backends if backend and self._maps_of(backend) is maps}
+            for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()} - planned):
                 if not self._named(self._backend_of(ident, maps), maps):
                     yield maps, ident
 
@@ -239,39 +300,10 @@ def _state(refs: int) -> tuple[BackendState | None, bool]:
     return state_of(refs), is_selectable(refs)
 
 
-def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
-    """Return the path record a backend that is reached so should have; `old` is the one under its id.
-
-    A path keeps its source address as long as it may (`PathInfo.kept`): the backend knows its flows by that. Flows keep the mode
-    they were made with. Where a live backend is no longer local, those that kept the client's address need its replies to be
-    looked at until it is gone, so its record remembers what it was.
-    """
-    size, address = len(old), backend.address.address
-    flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
-    mine = bool(flags & _LIVE) and old.startswith(address)
-    if mine and info.kept:
-        source = old[len(address) : 2 * len(address)]
-        if source != info.snat and source in info.kept:
-            info = replace(info, snat=source)
-    was_local = mine and backend_codec.may_keep_client(flags)
-    return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
-
-
-def _with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
-    flags = record[flags_at] & ~_SELECTABLE | (_SELECTABLE if selectable else 0)
-    return record[:flags_at] + bytes((flags,)) + record[flags_at + 1 :]
-
-
 def _also(owner: Owner | None, another: int) -> Owner:
     if owner is None:
         return another
     return (*owner, another) if isinstance(owner, tuple) else (owner, another)
-
-
-def _endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
-    """Return what the flows of a record are translated to. Its source address may change only in a backend's first record."""
-    path = backend_codec.path_of(record)
-    return path.address, path.port, path.protocol, path.snat if path.further else b""
 
 
 def each_backend(state: State) -> Iterator[Backend]:

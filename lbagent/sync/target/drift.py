@@ -16,8 +16,8 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.state import State
-from lbagent.sync.target.backends import each_backend, path_record
-from lbagent.sync.target.further_paths import further_records
+from lbagent.sync.target.backends import each_backend
+from lbagent.sync.target.further_paths import further_records, path_record
 from lbagent.sync.target.record_array import RecordArray
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import ShadowFrontend, map_entries, strays_of

@@ -1,20 +1,41 @@
-"""The path records of a backend's further source addresses (--snat-address): which there are, and what they should be. Pure.
+"""What the path record of a backend should be, and those of further source addresses (--snat-address). Pure.
 
-Each is that of the first address with another source, so what is planned for a backend is planned for them with it.
+Each of these is that of the first address with another source, so what is planned for a backend is planned for them with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from lbagent.maps import backend_codec
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import PathInfo
+from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER, further_stride
 from lbagent.sync.target.shadow import Shadow
 
 _LIVE = int(PathFlag.LIVE)
+
+
+def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
+    """Return the path record a backend that is reached so should have; `old` is the one under its id.
+
+    A path keeps its source address as long as it may (`PathInfo.kept`): the backend knows its flows by that. Flows keep the mode
+    they were made with. Where a live backend is no longer local, those that kept the client's address need its replies to be
+    looked at until it is gone, so its record remembers what it was.
+    """
+    size, address = len(old), backend.address.address
+    flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
+    mine = bool(flags & _LIVE) and old.startswith(address)
+    if mine and info.kept:
+        source = old[len(address) : 2 * len(address)]
+        if source != info.snat and source in info.kept:
+            info = replace(info, snat=source)
+    was_local = mine and backend_codec.may_keep_client(flags)
+    return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
 
 
 def further_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[tuple[int, int, bytes]]:

@@ -6,6 +6,7 @@ read from the maps (restart, resync) is compared whole.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -63,7 +64,7 @@ def planning(
     out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
     capacity = MapCapacity(shadow)
     backends = BackendPlanner(shadow, paths, steps)
-    bits: dict[int, None] = {}
+    bits: set[int] = set()
     for owner, change in enumerate(changes):
         old = map_entries(change.old) if change.old is not None else NO_ENTRIES
         new = frontend_codec.encode(change.svc) if change.svc is not None else NO_ENTRIES
@@ -75,17 +76,18 @@ def planning(
             out.refused[owner] = error
             continue
         yield
-        backends.count(owner, change)
+        backends.count(owner, change, old)
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
-        _stray_steps(steps, owner, new, strays_of(change.old), shadow)
+        if strays := strays_of(change.old):
+            _stray_steps(steps, owner, new, strays, shadow)
         if change.svc is not None:
-            bits[prefilter.vip_bit(change.frontend.address)] = None
+            bits.add(prefilter.vip_bit(change.frontend.address))
     out.refs = yield from backends.planning()
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in prefilter.snat_bits(address))
-    _filter_steps(steps, shadow, [*bits, *backends.bits, *(out.snat_bits or ())])
+    _filter_steps(steps, shadow, [*bits, *backends.filter_bits(), *(out.snat_bits or ())])
     _orphan_steps(steps, shadow)
     out.steps = steps.ordered()
     return out
@@ -97,7 +99,7 @@ def plan_paths(shadow: Shadow, backends: Iterable[Backend], paths: PathLookup) -
     planner = BackendPlanner(shadow, paths, steps)
     for backend in backends:
         planner.path_only(backend)
-    _filter_steps(steps, shadow, [*planner.bits])
+    _filter_steps(steps, shadow, planner.filter_bits())
     return Plan([], steps.ordered(), {})
 
 
@@ -175,9 +177,10 @@ class MapCapacity:
         family = frontend.family
         needs = {
             family.map("service"): len(new.slots) - len(old.slots),
-            "lb_affinity_match": len(new.affinity - old.affinity if new.id == old.id else new.affinity),
-            family.map("source_range"): len(new.ranges - old.ranges),
         }
+        if new.affinity or new.ranges:
+            needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
+            needs[family.map("source_range")] = len(new.ranges - old.ranges)
         for name, needed in needs.items():
             used, limit = self._used.get(name, 0), self._specs[name].max_entries
             if needed > 0 and used + needed > limit:
@@ -194,10 +197,17 @@ def _service_steps(
     steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
 ) -> None:
     family = frontend.family
-    _slot_steps(steps, owner, frontend, old, new)
-    _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
-    _affinity_steps(steps, owner, old, new)
-    range_steps(steps, owner, family, old, new)
+    if old.slots:
+        if old.slots != new.slots:
+            _slot_steps(steps, owner, frontend, old, new)
+    else:
+        _new_slot_steps(steps, owner, frontend, new)
+    if old.has_table or new.members:
+        _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
+    if old.affinity or new.affinity:
+        _affinity_steps(steps, owner, old, new)
+    if old.ranges or new.ranges:  # verdicts are of ranges
+        range_steps(steps, owner, family, old, new)
     name, ident = family.map("reverse_nat"), U32.pack
     if new.reverse and (new.id != old.id or new.reverse != old.reverse):
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
@@ -222,6 +232,17 @@ def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntri
     for slot in have:
         if slot not in new.slots:
             steps.at(Phase.SLOT_OUT if slot else Phase.MASTER_OUT, name).add(owner, head + number(slot) + tail)
+
+
+def _new_slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, new: FrontendEntries) -> None:
+    """Do what `_slot_steps` does for a frontend that has none."""
+    name = frontend.family.map("service")
+    head, tail = frontend_codec.service_key_parts(frontend)
+    slots = dict(new.slots)
+    if master := slots.pop(0, b""):
+        steps.at(Phase.MASTER_IN, name).add(owner, head + bytes(2) + tail, master)
+    keys = b"".join([head + number + tail for number in map(U16.pack, slots)])
+    steps.at(Phase.SLOT_IN, name).extend([owner] * len(slots), keys, b"".join(slots.values()))
 
 
 def _selectable(rows: FrontendEntries) -> int:
@@ -274,9 +295,8 @@ def _stray_steps(
 
 
 def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
-    missing = sorted({bit for bit in bits if not shadow.bit(bit)})
-    for bit in missing:
-        steps.at(Phase.FILTER_IN, "lb_filter").add(NO_OWNER, U32.pack(bit))
+    missing = shadow.unset(bits)
+    steps.at(Phase.FILTER_IN, "lb_filter").extend([NO_OWNER] * len(missing), array("I", missing).tobytes())
 
 
 def _orphan_steps(steps: Steps, shadow: Shadow) -> None:

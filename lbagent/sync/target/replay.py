@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from lbagent.maps import backend_codec, frontend_codec
+from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U32
 from lbagent.sync.target.shadow_frontend import map_entries, strays_of
@@ -14,24 +14,15 @@ from lbagent.sync.target.steps import FrontendChange, Kind, Phase, Plan, Step
 
 Stray = tuple[str, bytes]  # map, key
 
-# --- words ---
+# --- parts of records ---
 
 
-def body_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Yield every word of the records but the meta word."""
-    size = len(step.values) // len(step.owners)
-    parts = range(0, backend_codec.META_AT[size], 8)
-    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
-        for at in parts:
-            yield ident * size + at, record[at : at + 8]
-
-
-def meta_words(step: Step, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the meta word of the records."""
-    size = len(step.values) // len(step.owners)
-    meta = backend_codec.META_AT[size]
-    for ident, record in zip(step.numbers(start, stop), step.each_value(start, stop), strict=True):
-        yield ident * size + meta, record[meta : meta + 8]
+def parts_of(records: bytes, size: int, at: int, width: int) -> bytes:
+    """Return the `width` bytes from `at` on of each of the records of `size` bytes that lie side by side."""
+    if width == 8:
+        with memoryview(records) as raw, raw.cast("Q") as words:
+            return words[at // 8 :: size // 8].tobytes()
+    return b"".join([records[start : start + width] for start in range(at, len(records), size)])
 
 
 # --- what a failed change has got ---

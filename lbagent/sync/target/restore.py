@@ -74,22 +74,18 @@ def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
     addresses: list[L3n4Addr] = []
     idents = array("I")
     for keys, values, count in maps.batches(name):
-        for i, ident in enumerate(u32_values(keys)):
-            if ident >= maps.sizes.backends:
-                continue
-            value = values[i * size : (i + 1) * size]
-            found.shadow.restore_row(family, ident, value)
-            addresses.append(backend_codec.backend_of(value)[0])
-            idents.append(ident)
+        each = zip(u32_values(keys), range(0, len(values), size), strict=True)
+        rows = {ident: values[at : at + size] for ident, at in each if ident < maps.sizes.backends}
+        found.shadow.restore_rows(family, rows)
+        addresses += [backend_codec.backend_of(row)[0] for row in rows.values()]
+        idents.extend(rows)
         found.shadow.count(name, count)
     found.backend_ids += zip(addresses, _side_by_side(idents), strict=True)
 
 
 def _read_paths(maps: LBMaps, family: Family, shadow: Shadow) -> None:
-    size = shadow.paths[family].record
-    for start, piece in _pieces(maps, family.map("path"), size):
-        for at in range(0, len(piece), size):
-            shadow.restore_path(family, start + at // size, piece[at : at + size])
+    for start, piece in _pieces(maps, family.map("path"), shadow.paths[family].record):
+        shadow.restore_paths(family, start, piece)
 
 
 def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:

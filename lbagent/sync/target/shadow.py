@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import BACKEND, PATH, PathFlag
+from lbagent.maps.layout import BACKEND, PATH
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -22,7 +22,6 @@ from lbagent.model.service import SVC
 from lbagent.sync.target.record_array import RecordArray, zeroed_memory
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend, entry_counts
 
-_LIVE = int(PathFlag.LIVE)
 _FIELD = 24  # bits of one counter in a backend's refs
 _MASK = (1 << _FIELD) - 1
 _STATES = 4
@@ -48,7 +47,7 @@ class Shadow:
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.further_paths = 0  # live path records of further source addresses
         self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
-        self.filter_refs: dict[int, int] = {}  # by bit: frontends at the address, local backends with it
+        self.filter_refs: Counter[int] = Counter()  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: dict[int, float] = {}  # without users: to be cleared at that time, in seconds; 0: not set yet
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
@@ -62,14 +61,14 @@ class Shadow:
         """Say that what follows was found in the maps: the next plan compares all of it."""
         self.needs_full_sync = True
 
-    def restore_row(self, family: Family, ident: int, value: bytes) -> None:
-        """Note a backend row that was found; `count` it by map."""
-        self.backend_rows[family].set(ident, value)
+    def restore_rows(self, family: Family, rows: Mapping[int, bytes]) -> None:
+        """Note backend rows that were found, by id; `count` them by map."""
+        self.backend_rows[family].set_each(rows)
 
-    def restore_path(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record that was found, and the filter bits of a local backend."""
-        self.paths[family].set(ident, record)
-        self._count_path(record, 1)
+    def restore_paths(self, family: Family, first: int, records: bytes) -> None:
+        """Note path records that were found, of ids that follow each other, and the filter bits of local backends."""
+        self.paths[family].set(first, records)
+        self._count_paths(records, self.paths[family].record, 1)
 
     def restore_filter(self, words: bytes) -> None:
         """Note the whole prefilter."""
@@ -87,7 +86,7 @@ class Shadow:
     def end_restore(self) -> None:
         """Keep the counters of the prefilter side by side: they outlive all else that is read, and would hold its memory."""
         refs = self.filter_refs
-        self.filter_refs = dict(zip(array("I", refs).tolist(), refs.values(), strict=True))
+        self.filter_refs = Counter(dict(zip(array("I", refs).tolist(), refs.values(), strict=True)))
 
     def keep_unreferenced(self) -> None:
         """Leave backends that no service names in the maps, from now on."""
@@ -136,42 +135,51 @@ class Shadow:
 
     def set_references(self, refs: Mapping[int, int]) -> None:
         """Replace the reference counts of these backend ids; 0 forgets one."""
-        self.refs.update((ident, count) for ident, count in refs.items() if count)
-        for ident, count in refs.items():
-            if not count:
-                self.refs.pop(ident, None)
+        self.refs.update(refs)
+        if not all(refs.values()):
+            for ident in [ident for ident, count in refs.items() if not count]:
+                del self.refs[ident]
 
     def pin(self, ident: int, counted: int) -> None:
         """Turn what a frontend counted for a backend into a pin: its slots may name the backend, in no known state."""
         self.refs[ident] = self.refs.get(ident, 0) - counted + PIN
 
-    def set_row(self, family: Family, ident: int, value: bytes | None) -> None:
-        """Note a backend row; None is its deletion."""
+    def set_rows(self, family: Family, first: int, values: bytes) -> None:
+        """Note backend rows, side by side, of ids that follow each other."""
         rows = self.backend_rows[family]
-        had = not rows.is_clear(ident)
-        rows.set(ident, value) if value else rows.clear(ident)
-        self.count(family.map("backend"), bool(value) - had)
+        count = len(values) // rows.record
+        had = count - sum(map(rows.is_clear, range(first, first + count))) if first < rows.end else 0
+        rows.set(first, values)
+        self.count(family.map("backend"), count - had)
 
-    def set_path(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record, and the filter bits of a local backend."""
+    def delete_row(self, family: Family, ident: int) -> None:
+        """Note that a backend row was deleted."""
+        rows = self.backend_rows[family]
+        self.count(family.map("backend"), int(rows.is_clear(ident)) - 1)
+        rows.clear(ident)
+
+    def set_paths(self, family: Family, first: int, records: bytes) -> None:
+        """Note path records, side by side, of ids that follow each other, and the filter bits of local backends."""
         paths = self.paths[family]
-        old = paths.get(ident)
-        paths.set(ident, record)
-        self._count_path(old, -1)
-        self._count_path(record, 1)
+        old = paths.run(first, len(records) // paths.record)
+        paths.set(first, records)
+        self._count_paths(old, paths.record, -1)
+        self._count_paths(records, paths.record, 1)
 
-    def _count_path(self, record: bytes, step: int) -> None:
-        """Count a path record in (1) or out (-1): among the further ones, and at its filter bits."""
-        if record[backend_codec.FLAGS_AT[len(record)]] & _LIVE:
-            if backend_codec.further_number(record):
-                self.further_paths += step
-            for bit in backend_codec.filter_bits(record):
+    def _count_paths(self, records: bytes, size: int, step: int) -> None:
+        """Count path records in (1) or out (-1): among the further ones, and at their filter bits."""
+        self.further_paths += step * backend_codec.further_count(records, size)
+        bits = backend_codec.filter_bits_of_each(records, size)
+        if step == 1 and self.stale_bits.keys().isdisjoint(bits):
+            self.filter_refs.update(bits)
+        else:
+            for bit in bits:
                 self.count_filter(bit, step)
 
-    def set_path_body(self, family: Family, ident: int, record: bytes) -> None:
-        """Note a path record of which all but the meta word was stored."""
+    def set_path_bodies(self, family: Family, first: int, records: bytes) -> None:
+        """Note path records of which all but the meta word was stored."""
         paths = self.paths[family]
-        paths.set_start(ident, record[: backend_codec.META_AT[paths.record]])
+        paths.set_starts(first, records, backend_codec.META_AT[paths.record])
 
     def finish_plan(self, services: tuple[SVC, ...], unwritten: set[L3n4Addr], *, complete: bool) -> None:
         """Take note that a State was planned and applied, but for `unwritten`.
@@ -194,10 +202,21 @@ class Shadow:
         """Return a bit of the prefilter."""
         return self.filter[number >> 3] >> (number & 7) & 1
 
+    def unset(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the bits that are not set, sorted."""
+        words = self.filter
+        return sorted({number for number in numbers if not words[number >> 3] >> (number & 7) & 1})
+
     def set_bit(self, number: int, on: bool) -> None:
         """Change a bit of the prefilter."""
-        mask = 1 << (number & 7)
-        self.filter[number >> 3] = self.filter[number >> 3] | mask if on else self.filter[number >> 3] & ~mask
+        self.change_bits((number,), on=on)
+
+    def change_bits(self, numbers: Iterable[int], *, on: bool) -> None:
+        """Change bits of the prefilter."""
+        words = self.filter
+        for number in numbers:
+            mask = 1 << (number & 7)
+            words[number >> 3] = words[number >> 3] | mask if on else words[number >> 3] & ~mask
 
     def set_bits(self) -> Iterator[int]:
         """Yield every bit of the prefilter that is set."""

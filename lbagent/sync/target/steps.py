@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from enum import Enum, IntEnum, auto
+from itertools import pairwise
+from operator import sub
 
 from msgspec import Struct, field
 
@@ -110,6 +112,12 @@ class Step(Struct):
         self.keys += key
         self.values += value
 
+    def extend(self, owners: list[Owner], keys: bytes, values: bytes = b"") -> None:
+        """Append entries whose keys, and values, lie side by side."""
+        self.owners += owners
+        self.keys += keys
+        self.values += values
+
     def key(self, index: int) -> bytes:
         """Return the key of an entry."""
         size = len(self.keys) // len(self.owners)
@@ -128,11 +136,14 @@ class Step(Struct):
         """Return keys start..stop, which are numbers."""
         return array("I", self.keys[start * 4 : stop * 4])
 
-    def each_value(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the values start..stop."""
-        size = len(self.values) // len(self.owners)
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (first key, values side by side) of those of the entries start..stop whose keys, numbers, follow each other."""
+        size, numbers = len(self.values) // len(self.owners), self.numbers(start, stop)
         values = bytes(self.values[start * size : stop * size])
-        return (values[at : at + size] for at in range(0, len(values), size))
+        steps = enumerate(map(sub, numbers[1:], numbers), 1)
+        ends = [at for at, step in steps if step != 1] + [len(numbers)]
+        for first, end in pairwise([0, *ends]):
+            yield numbers[first], values[first * size : end * size]
 
 
 class FrontendChange(Struct):

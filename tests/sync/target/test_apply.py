@@ -10,7 +10,7 @@ from lbagent.errors import KernelError, MapFull
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.layout import PathFlag
+from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
@@ -21,6 +21,7 @@ from lbagent.model.service import CIDR, Algorithm
 from lbagent.sync.target import plan
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.drift import drift
+from lbagent.sync.target.steps import NO_OWNER, Phase, Plan, Steps
 from tests.sync.target import plans
 from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
 
@@ -443,3 +444,13 @@ def test_what_was_carried_out_is_gone_without_a_garbage_collection():
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_fault_in_a_later_run_of_ids_leaves_the_records_before_it_known():
+    node, steps = sized(backends=16), Steps()
+    for ident in (1, 2, 5, 6):
+        steps.at(Phase.PATH_IN, "lb4_path").add(NO_OWNER, U32.pack(ident), bytes((10, 0, 0, ident)) * 4)
+    faulty = FaultyMaps(node.maps, before=fail_at(3, KernelError("mmap", 12, "lb4_path")))
+    done = apply(Plan([], steps.ordered(), {}), faulty, node.shadow)
+    assert list(node.shadow.paths[Family.IPV4].used()) == [1, 2, 5]
+    assert (done.written["lb4_path"], len(done.errors)) == (3, 1)

@@ -93,13 +93,25 @@ def test_records_are_found_in_every_piece_of_memory():
     for ident in (0, 255, 256, 511, 999):
         records.set(ident, bytes(15) + b"\1")
     assert list(records.used()) == [0, 255, 256, 511, 999]
-    records.set_start(256, b"\2\3")
+    records.set_starts(256, b"\2\3" + bytes(14), 8)
     assert records.get(256) == b"\2\3" + bytes(13) + b"\1"
     records.clear(256)
     assert records.is_clear(256)
     assert not records.is_clear(255)
     assert list(records.used()) == [0, 255, 511, 999]
     assert records.get(1000) == b""
+
+
+def test_records_are_set_many_at_a_time():
+    records = RecordArray(16, 100)
+    assert records.end == 0
+    records.set(3, b"\1" * 16 + b"\2" * 16)
+    assert (records.run(3, 2), records.end) == (b"\1" * 16 + b"\2" * 16, 5)
+    records.set_each({9: b"\3" * 16, 7: b"\4" * 16})
+    assert (records.get(9), records.get(8), records.get(7), records.end) == (b"\3" * 16, bytes(16), b"\4" * 16, 10)
+    records.set_starts(8, b"\5" * 48, 8)
+    assert records.run(8, 3) == b"\5" * 8 + bytes(8) + b"\5" * 8 + b"\3" * 8 + b"\5" * 8 + bytes(8)
+    assert records.end == 11
 
 
 def test_words_beside_each_other_are_stored_each_by_itself():

@@ -1,0 +1,52 @@
+"""A package whose own code must not run, and what is still found in it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from lbagent.sources.kube import bare_packages
+
+
+@pytest.fixture
+def loud(tmp_path, monkeypatch):
+    """A package with a package in it; the code of both breaks the import."""
+    inner = tmp_path / "lbagent_test_loud" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("raise ImportError('the code of the package ran')\n")
+    (inner / "useful.py").write_text("from lbagent_test_loud import beside\nANSWER = beside.ANSWER\n")
+    (inner.parent / "beside.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield "lbagent_test_loud"
+    for name in [name for name in sys.modules if name.startswith("lbagent_test_loud")]:
+        del sys.modules[name]
+
+
+def test_a_module_is_found_without_the_code_of_its_packages(loud):
+    bare_packages.put_in_place(loud, f"{loud}.inner")
+    assert importlib.import_module(f"{loud}.inner.useful").ANSWER == 42
+
+
+def test_what_asks_the_package_for_a_module_gets_it(loud):
+    bare_packages.put_in_place(loud)
+    assert sys.modules[loud].beside.ANSWER == 42
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = sys.modules[loud].nothing
+
+
+def test_a_package_that_is_loaded_stays():
+    before = sys.modules["pytest"]
+    bare_packages.put_in_place("pytest", "no_such_package")
+    assert sys.modules["pytest"] is before
+    assert "no_such_package" not in sys.modules
+
+
+def test_the_client_leaves_the_synchronous_one_out():
+    """Its own process, because another test may have loaded it."""
+    code = "import sys; from lbagent.sources.kube import kube_client as k; k._load_package(); sys.exit('requests' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
