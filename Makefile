@@ -17,7 +17,7 @@ FOCUS ?= \[sig-network\]
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
-	  '  setup, and with it every target but clean: the first time about 63 MB by apt (BCC with LLVM, iproute2, nftables;' \
+	  '  setup, and with it every target but clean: the first time about 64 MB by apt (BCC with LLVM, iproute2, nftables, BIRD;' \
 	  '  and 10 MB of package lists) and 55 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \

@@ -27,7 +27,8 @@ installed() {
 
 # python3-bpfcc brings libbpfcc, LLVM and libbpf: to build the programs, never to run them
 # miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
-packages="python3-bpfcc python3-venv iproute2 nftables ethtool make ca-certificates miniupnpd-nftables"
+# bird2 is what the tests of BGP announce by, and their router
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables"
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \
@@ -47,6 +48,13 @@ done
 if [ -n "$missing" ]; then
     [ "$(id -u)" = 0 ] || fail "these packages are missing:$missing. Run this with sudo to install them."
     say "apt: installing$missing"
+    case "$missing " in
+    *" bird2 "*)
+        # the package starts a BIRD of its own, which this machine has no use for; `systemctl unmask bird` allows it
+        bird_unit=/etc/systemd/system/bird.service
+        [ -e "$bird_unit" ] || [ -L "$bird_unit" ] || { mkdir -p "${bird_unit%/*}" && ln -s /dev/null "$bird_unit"; }
+        ;;
+    esac
     export DEBIAN_FRONTEND=noninteractive
     # a fresh cloud image may still be running its own apt
     apt-get -o DPkg::Lock::Timeout=300 -qq update || fail "apt-get update failed; is there a network?"

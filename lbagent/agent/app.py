@@ -31,6 +31,10 @@ from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources, event_sinks
+from lbagent.announce.announcer import Announcer, NodeView
+from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
+from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
+from lbagent.announce.lease_election import LeaseElection
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.bpf.build import artifact, builder
 from lbagent.bpf.build.artifact import Artifact
@@ -47,8 +51,13 @@ from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.objects.object_event import MessageEvents
+from lbagent.objects.records import ObjectSnapshot
 from lbagent.observe import log as logs
+from lbagent.pools.followed_file import FollowedFile
+from lbagent.pools.read_pools import PoolsFile, parse_pools
 from lbagent.resolve import Resolver
+from lbagent.sources.kube.kube_client import KubeClient
+from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
 
@@ -137,6 +146,8 @@ class Agent:
         """Take the lock, open the maps, read what an earlier agent left. Blocks for some milliseconds."""
         config = self._config
         operator, sources = build_sources(config)
+        pools = FollowedFile(config.announce)
+        announced = parse_pools(pools.text, config.announce) if pools.text is not None else None
         require_kernel()
         mounted = pins.ensure_pin_dir(config.bpffs)
         root = pins.pin_dir(config.bpffs)
@@ -173,10 +184,13 @@ class Agent:
                 "restored": bpf.restored,
             },
         )
-        return AgentComponents(
+        components = AgentComponents(
             config, maps, network, sources, operator, loop, bpf, events=events,
             further=further, lock=lock, mounted_bpffs=mounted, problems=resized.problems,
         )  # fmt: skip
+        if announced is not None:
+            components.announcer, components.pools = build_announcer(components, announced), pools
+        return components
 
     # --- running ---
 
@@ -218,6 +232,10 @@ class Agent:
         await components.devices.start(components.network.network)
         components.network.on_network = both(components.devices.follow, follow_node_ports)
         group.create_task(components.devices.run())
+        if components.announcer is not None and components.pools is not None:
+            start_announcer(components, components.announcer, components.pools, group)
+        else:
+            group.create_task(end_left_bird(config.state_dir))
         components.sweeper = Sweeper(
             components.maps,
             lambda: components.datapath.in_force if components.datapath else [],
@@ -268,6 +286,43 @@ def node_port_follower(components: AgentComponents) -> Callable[[NodeNetwork], N
     return follow
 
 
+def build_announcer(components: AgentComponents, pools: PoolsFile) -> Announcer:
+    """Return what announces addresses. With a Kubernetes API, Leases say which node does; without one this node does."""
+    config, loop, network = components.config, components.loop, components.network
+    election = None
+    if config.has_kubernetes:
+        folder = os.path.join(config.state_dir, "announce")  # the source's credentials are the source's to remove
+        settings = KubeSettings(kubeconfig=config.kubeconfig, node_name=config.name_of_node, state_dir=folder)
+        election = LeaseElection(KubeClient(settings), config.name_of_node, pools.l2.lease_duration_s)
+
+    def objects() -> ObjectSnapshot | None:
+        is_complete = not loop.waiting and all(source.trusted or source.listed for source in components.sources)
+        return loop.inbox.store.snapshot() if is_complete else None
+
+    around = NodeView(
+        objects,
+        lambda: network.network,
+        lambda: components.devices.announcing_devices() if components.devices else (),
+        lambda: network.watcher.neighbours().carriers,
+    )
+    return Announcer(
+        config.name_of_node, pools, components.maps, around,
+        election=election, events=components.events, external_ips=config.external_ips,
+    )  # fmt: skip
+
+
+def start_announcer(
+    components: AgentComponents, announcer: Announcer, file: FollowedFile, group: asyncio.TaskGroup
+) -> None:
+    """Announce, and follow what decides over it: objects, devices, the file of pools."""
+    components.loop.on_objects = announcer.objects_changed
+    components.network.on_network = both(components.network.on_network, announcer.network_changed)
+    routes = build_routes(components, announcer)
+    group.create_task(routes.run())
+    group.create_task(announcer.run())
+    group.create_task(file.follow(lambda text: announcer.use_pools(parse_pools(text, file.path))))
+
+
 def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], None]:
     """Return a function that tells all of them."""
 
@@ -291,3 +346,20 @@ def settle_memory() -> None:
     gc.set_threshold(*LATER)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def build_routes(components: AgentComponents, announcer: Announcer) -> BgpRoutes:
+    """Return what announces addresses by BGP; the announcer tells it which."""
+    config, network = components.config, components.network
+    folder = os.path.dirname(os.path.abspath(config.announce))
+    speaker = BgpSpeaker(config.state_dir, config.name_of_node, lambda: network.network, password_folder=folder)
+
+    def section() -> BgpSection | None:
+        if announcer.wanted is None:
+            return None
+        node = announcer.objects.nodes.get(announcer.node)
+        return BgpSection(announcer.pools.bgp, node.labels if node else {})
+
+    components.speaker = speaker
+    announcer.routes = BgpRoutes(speaker, section)
+    return announcer.routes

@@ -9,14 +9,18 @@ from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
+from lbagent.announce.announcer import Announcer
+from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.model.family import Family
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
+from lbagent.pools.followed_file import FollowedFile
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
@@ -38,6 +42,9 @@ class AgentComponents:
     sweeper: Sweeper | None = None
     conditions: ConditionMonitor | None = None
     node_servers: NodeServers | None = None
+    announcer: Announcer | None = None  # with --announce
+    pools: FollowedFile | None = None  # --announce
+    speaker: BgpSpeaker | None = None  # with --announce
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know
@@ -55,3 +62,10 @@ class AgentComponents:
         usage = self.bpf.usage()
         usage["lb_nexthop"] = (self.network.table.used, self.network.table.capacity)
         return usage | (self.sweeper.usage() if self.sweeper else {})
+
+    def further_in_use(self) -> dict[Family, int]:
+        """Return the addresses of --snat-address that the node has, by family."""
+        has = self.network.network.has
+        return {
+            family: sum(has(address) for _, address in self.further.of_width(family.address_bytes)) for family in Family
+        }

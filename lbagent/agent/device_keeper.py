@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from lbagent.agent.layer_settings import socket_cgroup
-from lbagent.bpf.hooks import XDP, Hook, TargetKind
+from lbagent.bpf.hooks import INGRESS_MODES, XDP, Hook, TargetKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import devices, no_such_device
@@ -99,6 +99,14 @@ class DeviceKeeper:
         self._done = None
         if self._network is not None:
             await self._attach(self._network)
+
+    def announcing_devices(self) -> frozenset[str]:
+        """Return the devices whose programs answer for announced addresses, by name."""
+        return frozenset(
+            item.target.name
+            for item in self.attached
+            if item not in self.lost and item.target.kind is TargetKind.DEVICE and item.hook in INGRESS_MODES.values()
+        )
 
     async def _attach(self, network: NodeNetwork) -> None:
         async with self.busy:

@@ -12,7 +12,9 @@ import lbagent
 from lbagent.agent.conditions.check_devices import reverse_path_problems
 from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.operator_states import OperatorStates, unwritable
+from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.types import (
     CgroupStatus,
     ConditionStatus,
@@ -23,6 +25,8 @@ from lbagent.api.types import (
     SourceStatus,
     Status,
     TargetStatus,
+    VipAnswer,
+    VipRow,
 )
 from lbagent.bpf.hooks import TargetKind
 from lbagent.config import options
@@ -32,7 +36,6 @@ from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
@@ -51,7 +54,6 @@ COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
 MAX_SHOWN_MESSAGES = 1000  # of a source
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class AgentFacade:
@@ -272,7 +274,21 @@ class AgentFacade:
         if reason := unwritable(components.config.state_dir):
             folder = components.config.state_dir
             out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
+        out += components.announcer.problems() if components.announcer else ()
         return out + components.problems
+
+    def vips(self) -> Sequence[VipRow]:
+        """Return the addresses that are to be announced."""
+        return vip_rows(require_announcer(self._components.announcer))
+
+    def why_vip(self, name: str) -> VipAnswer:
+        """Return why an address, or the addresses of a Service, are announced or not."""
+        return why(require_announcer(self._components.announcer), name)
+
+    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
+        """Return the BGP sessions of this node, asked of BIRD now."""
+        speaker = self._components.speaker
+        return await speaker.peers() if speaker else []
 
     def settings(self) -> Mapping[str, object]:
         """Return the configuration in force, by key."""
@@ -300,7 +316,7 @@ class AgentFacade:
                 backends=self._backend_counters(backends),
                 snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
                 snat_ports=_ports(components.config.snat_port_range),
-                snat_addresses=_further_in_use(components),
+                snat_addresses=components.further_in_use(),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
@@ -314,10 +330,13 @@ class AgentFacade:
                 sources=tuple(map(self._sample, components.sources)),
                 devices=self._devices_attached(),
                 send_errors=components.network.send_errors(),
+                bgp_sessions=components.speaker.sessions_up if components.speaker else {},
                 started_at=self._started_at,
-                resident_bytes=_resident_bytes(),
+                resident_bytes=metrics.resident_bytes(),
                 cpu_s=times.user + times.system,
                 kube_proxy=_kube_proxy_sample(components),
+                announced=announced_vips(components.announcer),
+                takeovers=components.announcer.takeovers if components.announcer else None,
             )
         )
 
@@ -374,17 +393,3 @@ _REASONS = [reason for reason in Reason if reason]
 def _ports(first_and_last: tuple[int, int]) -> int:
     first, last = first_and_last
     return last - first + 1
-
-
-def _further_in_use(components: AgentComponents) -> dict[Family, int]:
-    """Return the addresses of --snat-address that the node has, by family."""
-    has = components.network.network.has
-    return {
-        family: sum(has(address) for _, address in components.further.of_width(family.address_bytes))
-        for family in Family
-    }
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * PAGE

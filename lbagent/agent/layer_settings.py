@@ -66,6 +66,7 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
         timeout_udp_s=config.timeout_udp,
         timeout_closing_s=config.timeout_closing,
         further=further,
+        announce=bool(config.announce),
         netns_cookie=netns_cookie() if config.socket_lb else 0,
     )
 

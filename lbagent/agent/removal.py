@@ -1,4 +1,4 @@
-"""`lbagent cleanup`: take programs, links, pins and marked neighbours away. Works without an agent and after a crash."""
+"""`lbagent cleanup`: take programs, links, pins and marked neighbours away, end BIRD. Works without an agent, and after a crash."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
+from lbagent.announce import vip_map
+from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.bpf.load import datapath
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
@@ -17,8 +19,8 @@ from lbagent.net import neighbours
 from lbagent.net.paths import Hop
 
 
-def cleanup(bpffs: str) -> list[str]:
-    """Remove everything an agent left under `bpffs` and return what went, one line each; nothing there is fine.
+def cleanup(bpffs: str, state_dir: str) -> list[str]:
+    """Remove everything an agent left under `bpffs`, end its BIRD, and return what went, one line each; nothing there is fine.
 
     Programs go before maps, so that no packet meets half of it. Raises Conflict while an agent runs, ConfigError for a folder
     of ordinary files, KernelError.
@@ -29,20 +31,27 @@ def cleanup(bpffs: str) -> list[str]:
     except PermissionError as error:
         raise kernel_error("read", error.errno or 0, str(root)) from None
     if not present:
-        return []
+        return []  # nor is its BIRD ended: without these pins it may be another agent's, which runs
     if not is_bpffs(root):
         raise ConfigError(f"--bpffs {bpffs}: {root} is not on a bpf file system; nothing was removed")
     lock = AgentLock(root)
     lock.take()
     try:
-        return _remove(root)
+        return _end_bird(state_dir) + _remove(root)
     finally:
         lock.release()
 
 
+def _end_bird(state_dir: str) -> list[str]:
+    """End the BIRD that announces addresses by BGP, before the programs go that serve them."""
+    return ["ended bird"] if asyncio.run(end_left_bird(state_dir)) else []
+
+
 def _remove(root: Path) -> list[str]:
     hops = _owned_neighbours(root)
+    announced = _announced(root)
     gone = remove_pins(root)
+    vip_map.release(announced)
     count = asyncio.run(neighbours.release(hops)) if hops else 0
     if count:
         gone.append(f"released {count} neighbours")
@@ -56,6 +65,15 @@ def _owned_neighbours(root: Path) -> set[Hop]:
             return neighbours.owned(maps)
     except LbError:  # pins that are incomplete, or of another schema: what can be removed is removed
         return set()
+
+
+def _announced(root: Path) -> dict[vip_map.Place, bytes]:
+    """Return the addresses that the agent of these pins announces, by device."""
+    try:
+        with KernelMaps.open(root.parent, create=False) as maps:
+            return vip_map.read(maps)
+    except LbError:
+        return {}
 
 
 def remove_pins(root: Path) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lbagent.api.types import Status
+from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.api.types import Status, VipAnswer, VipRow
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.state import State
@@ -104,6 +105,18 @@ class AgentApi(Protocol):
 
         Raises KernelError, and TimedOut before the first State is in the maps.
         """
+        ...
+
+    def vips(self) -> Sequence[VipRow]:
+        """Return the addresses that are to be announced, by address and mode. Raises NotFound without --announce."""
+        ...
+
+    def why_vip(self, name: str) -> VipAnswer:
+        """Return why an address, or the addresses of Service NAMESPACE/NAME, are announced or not. Raises NotFound."""
+        ...
+
+    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
+        """Return the BGP sessions of this node, in the order of the pools file; none without its section `bgp`."""
         ...
 
     def settings(self) -> Mapping[str, object]:

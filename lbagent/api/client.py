@@ -102,10 +102,22 @@ class AgentClient:
         """Return how the agent is."""
         return self._expect(self._request("GET", "/status"), dict)
 
+    def vips(self) -> list[dict[str, Any]]:
+        """Return the addresses that are to be announced: VipRow (api/types.py)."""
+        return self._list("/vips")
+
+    def why_vip(self, name: str) -> dict[str, Any]:
+        """Return why an address, or a Service's addresses, are announced or not: VipAnswer (api/types.py)."""
+        return self._expect(self._request("GET", f"/vips/why?{urlencode({'name': name})}"), dict)
+
     def verify(self) -> list[str]:
         """Return in what the maps differ from what the agent wrote and wants."""
         answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)
         return self._expect(answer.get("differences"), list)
+
+    def bgp_peers(self) -> list[dict[str, Any]]:
+        """Return the BGP sessions of the node."""
+        return self._list("/bgp/peers")
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""

@@ -5,7 +5,10 @@ GET /v1/backends                       list of BackendRow, flows counted now
 PUT /v1/backends/state                 SetState -> list of BackendRow
 PUT /v1/backends/clear-state           ClearState -> Cleared
 GET /v1/status                         Status
+GET /v1/vips                           list of VipRow
+GET /v1/vips/why?name=                 VipAnswer
 GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
+GET /v1/bgp/peers                      list of BgpPeerRow, asked of BIRD now
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
 """
@@ -69,7 +72,10 @@ class ApiServer:
             ("PUT", "/backends/clear-state"): self._clear_state,
             ("GET", "/status"): self._status,
             ("GET", "/verify"): self._verify,
+            ("GET", "/vips"): self._vips,
+            ("GET", "/vips/why"): self._why_vip,
             ("GET", "/wait"): self._wait,
+            ("GET", "/bgp/peers"): self._bgp_peers,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             (method, API_PREFIX + path): handler for (method, path), handler in routes.items()
@@ -191,6 +197,12 @@ class ApiServer:
     async def _verify(self, _: Request) -> Response:
         return Response(200, msgspec.json.encode({"differences": list(await self._view.verify())}))
 
+    async def _vips(self, _: Request) -> Response:
+        return Response(200, json_list(iter(self._view.vips())))
+
+    async def _why_vip(self, request: Request) -> Response:
+        return _json(self._view.why_vip(request.query.get("name", "")))
+
     async def _wait(self, request: Request) -> Response:
         try:
             generation, timeout_s = (
@@ -203,6 +215,9 @@ class ApiServer:
             raise ConfigError("timeout_s must be a finite number")
         now = await self._view.wait_change(generation, max(0.0, min(timeout_s, MAX_WAIT_S)))
         return Response(200, msgspec.json.encode({"generation": now}))
+
+    async def _bgp_peers(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode(await self._view.bgp_peers()) + b"\n")
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)

@@ -192,6 +192,25 @@ class Status(Struct):
     problems: list[str] = field(default_factory=list)  # everything else a person should look at
 
 
+class VipRow(Struct):
+    """An address that is to be announced, and one way of doing it."""
+
+    address: str
+    pool: str
+    mode: str  # l2, bgp
+    state: str  # announced (by this node), standby (another node, or soon), conflict, withdrawn
+    node: str  # that announces it, as far as this one knows; ''
+    services: list[str]  # NAMESPACE/NAME
+    reason: str  # why it is not announced by this node; ''
+
+
+class VipAnswer(Struct):
+    """Whether an address, or the addresses of a Service, are announced, and why."""
+
+    announced: bool  # somewhere
+    lines: list[str]  # sentences
+
+
 class Problem(Struct, omit_defaults=True):
     """Every answer that is not 2xx."""
 

@@ -30,6 +30,7 @@ TAIL_CALLS = (
     TailCall("snat_reclaim", "pk and the choice: no SNAT port was free at first sight"),
     TailCall("fragment", "pk, out_macs, out_rest, answer_mtu: the translated datagram leaves in fragments"),
     TailCall("direct", "pk: a datagram that a client sends to a local backend itself"),
+    TailCall("announce", "nothing: a frame that may be an ARP request or a neighbor solicitation"),
 )
 # What the agent runs itself by BPF_PROG_TEST_RUN, compiled for one hook only.
 AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}

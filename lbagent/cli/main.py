@@ -31,6 +31,8 @@ VERBS = {
         "Show the map entries that manifests stand for; needs no agent and no root.",
     ),
     "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: run, plan, pools, providers."),
+    "vip": ("lbagent.cli.verbs.vip:vip", "Announced addresses: list, why."),
+    "bgp": ("lbagent.cli.verbs.vip:bgp", "Announcement of addresses by BGP: peers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),
     "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),

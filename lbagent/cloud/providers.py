@@ -18,11 +18,10 @@ from lbagent.cloud.planned_balancer import Action, PlannedBalancer
 from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
 from lbagent.errors import ConfigError, LbError
 from lbagent.objects.records import ObjectSnapshot
+from lbagent.pools.followed_file import read_text_of
 from lbagent.pools.read_pools import read_pools
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
 
 GROUP = "lbagent.cloud_providers"
-MAX_BYTES = 4 << 20  # of a configuration
 Plan = Callable[
     [ObjectSnapshot, str, str], list[PlannedBalancer]
 ]  # objects, class, cluster -> rows by namespace and name
@@ -59,7 +58,7 @@ def _no_plan(_config: str) -> Plan:
 
 def _edge_plan(path: str) -> Plan:
     with with_file_name(path):
-        config = read_edge_config(read_config(path) or "")
+        config = read_edge_config(read_text_of(path) or "")
     return lambda objects, lb_class, cluster: edge_plan.plan(config, objects, lb_class, cluster)
 
 
@@ -97,23 +96,6 @@ def summaries() -> dict[str, str]:
     for each in _plug_ins():
         found.setdefault(each.name, f"A plug-in: {_place(each)}.")
     return found
-
-
-def read_config(path: str) -> str | None:
-    """Return the text of a file, None for no path. Raises ConfigError."""
-    if not path:
-        return None
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return decode_text(data, path)
-    except UnreadableManifest as error:
-        raise ConfigError(str(error.message)) from None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_SOCKET
+from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_SOCKET, DEFAULT_STATE_DIR
 
 ENV_PREFIX = "LBAGENT_"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -99,7 +99,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     bpffs: Annotated[str, Meta(description="Folder of the pins, on a bpf file system.")] = DEFAULT_BPFFS
     state_dir: Annotated[
         str, Meta(description="Folder of what is kept over restarts: backend states, good manifests.")
-    ] = "/var/lib/lbagent"
+    ] = DEFAULT_STATE_DIR
     artifact: Annotated[str, Meta(description="File of compiled programs (default: the one in the package).")] = ""
     log_format: Annotated[Literal["text", "json"], Meta(description="Format of the log lines.")] = "text"
     log_level: Annotated[
@@ -129,6 +129,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
         ),
     ] = True
+    announce: Annotated[
+        str,
+        Meta(
+            description="File of address pools whose addresses this node announces on its networks (ARP, NDP) or by BGP;"
+            " read again when it changes."
+        ),
+    ] = ""
     masquerade_all: Annotated[
         bool,
         Meta(

@@ -140,6 +140,10 @@ NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the devic
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
 # Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
 LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
+# An address that a device announces (bpf/include/program/announce.h), IPv4 as ::ffff:a.b.c.d, with which MAC address, until when:
+# ns of CLOCK_MONOTONIC. The agent moves `until` on.
+LB_VIP_KEY = _layout("lb_vip_key", "u32 ifindex, be128 address")
+LB_VIP = _layout("lb_vip", "u64 until, mac mac, pad2 pad")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
 # A device we are attached to, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 =
 # free. The second u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
@@ -227,6 +231,7 @@ class ConfigFlag(IntEnum):
     EXTERNAL_CLUSTERIP = 1
     STRICT_SOURCE = 2
     NEW_FLOWS_SYN = 4
+    ANNOUNCE = 8  # requests for the addresses in lb_vip are answered
 
 
 FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
@@ -236,6 +241,7 @@ FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
+VIPS = 4096  # entries of lb_vip
 DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4

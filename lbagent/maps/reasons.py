@@ -39,6 +39,7 @@ class Reason(IntEnum):
     ANSWER_TOO_BIG = 35  # larger than the MTU on its way: fragmentation needed, packet too big
     ANSWER_TTL = 36  # TTL or hop limit 1: time exceeded
     REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST or port unreachable
+    ANSWER_NEIGHBOR = 38  # ARP request or neighbor solicitation for an address that this node announces
     # dropped
     DROP_NO_BACKEND = 64  # an answer was due, but the reject rate is used up
     DROP_SOURCE_RANGE = 65  # the source ranges of the service do not admit the client

@@ -45,6 +45,8 @@ from lbagent.maps.layout import (
     LB_NEXTHOP,
     LB_NEXTHOP_KEY,
     LB_SERVICE,
+    LB_VIP,
+    LB_VIP_KEY,
     METRIC_BACKEND,
     NEIGHBORS,
     NEXTHOPS,
@@ -56,6 +58,7 @@ from lbagent.maps.layout import (
     SPILL4_KEY,
     SPILL6_KEY,
     SPILL_VALUE,
+    VIPS,
 )
 
 
@@ -154,6 +157,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_datagram", t.PERCPU_ARRAY, 4, DATAGRAM_SIZE, 1),
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
+        MapSpec("lb_vip", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
         MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
@@ -171,6 +175,7 @@ ADDED_MAPS = (
     "lb4_sock",
     "lb6_sock",
     "lb_direct",
+    "lb_vip",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 

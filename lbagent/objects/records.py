@@ -218,7 +218,8 @@ class Endpoints(Struct, frozen=True, gc=False):
 class Node(Struct, frozen=True, gc=False):
     """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836).
 
-    `excluded`: no external balancer sends packets there (node.kubernetes.io/exclude-from-external-load-balancers).
+    `excluded`: no external balancer sends packets there (node.kubernetes.io/exclude-from-external-load-balancers). `cordoned`:
+    spec.unschedulable. `shuts_down`: its kubelet or its cloud says so.
     """
 
     name: str
@@ -227,6 +228,9 @@ class Node(Struct, frozen=True, gc=False):
     zone: str = ""
     leaves: bool = False
     excluded: bool = False
+    cordoned: bool = False
+    shuts_down: bool = False
+    labels: Mapping[str, str] = MappingProxyType({})
 
     @property
     def key(self) -> str:

@@ -6,6 +6,7 @@ into docs/operations.md. exposition.py writes the text.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -20,6 +21,7 @@ from lbagent.observe import exposition, kube_proxy_metrics
 from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 MapUse = tuple[int, int]  # entries in use, most entries
 
 
@@ -61,10 +63,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     conditions: Mapping[str, int] = {}  # how many hold, by name
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
     send_errors: Mapping[str, int] = {}  # by device: frames that XDP sent and it did not take
+    bgp_sessions: Mapping[str, bool] = {}  # by peer: whether it is established
     started_at: float = 0.0  # seconds since the epoch
     resident_bytes: int = 0
     cpu_s: float = 0.0
     kube_proxy: KubeProxySample | None = None
+    announced: Mapping[tuple[str, str], bool] = {}  # by address and mode: whether this node announces it
+    takeovers: int | None = None  # None: this agent announces nothing
 
 
 def render(snapshot: Snapshot) -> Iterator[str]:
@@ -79,6 +84,7 @@ def families(snapshot: Snapshot) -> Iterator[MetricFamily | HistogramFamily]:
     if snapshot.kube_proxy is not None:
         yield from kube_proxy_metrics.families(snapshot.kube_proxy, snapshot.state.services)
     yield from _datapath(snapshot)
+    yield from _announcing(snapshot)
     yield from _per_service(snapshot)
     yield from _per_backend(snapshot)
 
@@ -205,6 +211,27 @@ def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
         "Frames that XDP sent and the device did not take.",
         [((("device", name),), count) for name, count in s.send_errors.items()],
     )
+    yield MetricFamily(
+        "lbagent_bgp_session_up",
+        "gauge",
+        "Whether the BGP session with the router is established.",
+        [((("peer", peer),), up) for peer, up in s.bgp_sessions.items()],
+    )
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * PAGE
+
+
+def _announcing(s: Snapshot) -> Iterator[MetricFamily]:
+    if s.takeovers is None:
+        return
+    labelled = [((("address", address), ("mode", mode)), here) for (address, mode), here in s.announced.items()]
+    yield MetricFamily("lbagent_vip_announced", "gauge", "Whether this node announces the address.", labelled)
+    text = "Addresses that this node took over from one that had died."
+    yield _one("lbagent_vip_takeovers_total", "counter", text, s.takeovers)
 
 
 def _per_service(s: Snapshot) -> Iterator[MetricFamily]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from lbagent.errors import ConfigError
-from lbagent.model.address import parse_ip
+from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
 from lbagent.pools.announcement import BGP, L2, Bfd, BgpPeer, BgpSettings, L2Settings
@@ -139,7 +140,7 @@ class _Reader(FieldChecks):
     def bgp(self, entry: BgpEntry) -> BgpSettings:
         """Return the checked section."""
         peers = [self.peer(each, ("bgp", "peers", index)) for index, each in enumerate(entry.peers)]
-        self.unique([each.address for each in entry.peers], lambda index: ("bgp", "peers", index, "address"))
+        self.unique([format_ip(each.address) for each in peers], lambda index: ("bgp", "peers", index, "address"))
         return BgpSettings(
             self.between(entry.local_asn, ("bgp", "localASN"), 1, MAX_ASN),
             self.between(entry.port, ("bgp", "port"), 1, 65535),
@@ -158,7 +159,7 @@ class _Reader(FieldChecks):
             interval_s = self.seconds(entry.bfd.interval, (*at, "bfd", "interval"), 0.01, 60)
             bfd = Bfd(interval_s, self.between(entry.bfd.multiplier, (*at, "bfd", "multiplier"), 1, 255))
         return BgpPeer(
-            self.value(parse_ip, entry.address, (*at, "address")),
+            self.value(parse_host, entry.address, (*at, "address")),
             self.between(entry.asn, (*at, "asn"), 1, MAX_ASN),
             self.between(entry.port, (*at, "port"), 1, 65535),
             bfd,
@@ -178,3 +179,14 @@ class _Reader(FieldChecks):
         if max(numbers) > limit:
             self.refuse(at, f"{text!r} has a number over {limit}")
         return numbers
+
+
+def parse_host(text: str) -> bytes:
+    """Return the packed address of a host that a connection can be opened to. Raises ValueError."""
+    packed = parse_ip(text)
+    found = ip_address(packed)
+    if found.is_unspecified or found.is_multicast or found.is_loopback or packed == b"\xff" * 4:
+        raise ValueError(f"{text!r} is no address of a router")
+    if found.is_link_local and found.version == 6:
+        raise ValueError(f"{text!r} is a link-local address, which names no device; give the router another one")
+    return packed

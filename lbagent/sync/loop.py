@@ -39,6 +39,9 @@ class SyncLoop:
         self.messages: tuple[Message, ...] = ()  # what is wrong with the objects together
         self.waiting = ""  # why nothing was resolved yet
         self.on_messages: Callable[[Sequence[Message]], None] = lambda _messages: None  # called when they change
+        self.on_objects: Callable[[], None] = lambda: (
+            None
+        )  # called after each pass: objects or their sources may have changed
         self._resolver = resolver
         self._next_resolver: Resolver | None = None
         self._resolution: Resolution | None = None
@@ -102,6 +105,7 @@ class SyncLoop:
                 runner.set_desired(Desired(self.state, provenance))
         else:
             self.record.queued(changes, None)
+        self.on_objects()
         await self.inbox.finish(number)
 
     def _update_resolver(self, changes: Sequence[ObjectChange]) -> None:

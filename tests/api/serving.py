@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
 from lbagent.api.types import MapUsage, SourceStatus, Status
@@ -88,6 +89,7 @@ class Agent:
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
         }
         self.bpffs = ""
+        self.peers: list[BgpPeerRow] = []
         self.changed = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop in which `wait_change` waits
 
@@ -188,6 +190,9 @@ class Agent:
 
     async def verify(self) -> Sequence[str]:
         return self.differences
+
+    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
+        return self.peers
 
     def settings(self) -> Mapping[str, object]:
         return {"node-name": "n1"}

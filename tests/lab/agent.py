@@ -106,6 +106,8 @@ class Agent:
     def cli(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of the command line against this agent (and its pins)."""
         offline = ["--bpffs", str(self.lab.bpffs)] if words[0] in ("cleanup", "map") else []
+        if words[0] == "cleanup":
+            offline += ["--state-dir", str(self.lab.folder / "state")]
         argv = [*program(), *words, *offline]
         env = {**os.environ, "LBAGENT_SOCKET": str(self.lab.socket)}
         done = subprocess.run(self.lab.node.command(argv), capture_output=True, text=True, env=env, check=False)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import lbagent
+from lbagent.cli.verbs.agent import agent
 from lbagent.cli.verbs.cloud import run
 from lbagent.pools.read_pools import parse_pools
 
@@ -65,3 +66,19 @@ def test_it_needs_no_rights_on_the_node(pod: Any) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_patch_of_the_agents_adds_what_announcing_needs() -> None:
+    patch = yaml.safe_load((DEPLOY / "agents" / "announce.yaml").read_text())["spec"]["template"]["spec"]
+    daemon_set = yaml.safe_load((DEPLOY.parent / "kubernetes" / "daemonset.yaml").read_text())
+    (patched,), (container,) = patch["containers"], daemon_set["spec"]["template"]["spec"]["containers"]
+    assert patched["name"] == container["name"]
+    assert patched["args"][:-1] == container["args"]
+    capabilities = container["securityContext"]["capabilities"]["add"]
+    assert patched["securityContext"]["capabilities"]["add"] == [*capabilities, "NET_RAW"]
+    (mount,), (volume,) = patched["volumeMounts"], patch["volumes"]
+    (file,) = OBJECTS["ConfigMap"]["data"]
+    assert patched["args"][-1] == f"--announce={mount['mountPath']}/{file}"
+    assert (mount["name"], volume["configMap"]["name"]) == (volume["name"], OBJECTS["ConfigMap"]["metadata"]["name"])
+    found = agent.make_context("agent", patched["args"][1:], resilient_parsing=True).params
+    assert found["announce"] == patched["args"][-1].partition("=")[2]

@@ -33,6 +33,7 @@ def test_config_check_accepts_the_example(tmp_path):
 def test_commented_values_are_the_defaults():
     defaults = {option.key: option.default for option in config.options()}
     examples = {
+        "announce",
         "kubeconfig",
         "device",
         "pod-device",

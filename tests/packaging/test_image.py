@@ -155,4 +155,6 @@ def test_the_dockerfile_makes_the_same_image() -> None:
 def test_the_command_line_says_what_it_takes() -> None:
     done = subprocess.run([sys.executable, ROOT / "deploy" / "image", "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {"--output", "--tag", "--files", "--rootfs", "--wheel"} <= set(re.findall(r"--[a-z]+", done.stdout))
+    assert {"--output", "--tag", "--files", "--rootfs", "--package", "--wheel"} <= set(
+        re.findall(r"--[a-z]+", done.stdout)
+    )

@@ -29,6 +29,24 @@ def test_a9_a_node_that_is_about_to_go_away(more: dict[str, Any], leaves: bool) 
     assert (found.obj.leaves, found.messages) == (leaves, ())
 
 
+@pytest.mark.parametrize(
+    ("more", "cordoned", "shuts_down"),
+    [
+        ({}, False, False),
+        ({"spec": {"unschedulable": True}}, True, False),
+        ({"spec": {"taints": [{"key": "node.cloudprovider.kubernetes.io/shutdown"}]}}, False, True),
+        ({"status": {"conditions": [None, {"type": "Ready", "message": "node is shutting down"}]}}, False, True),
+        ({"status": {"conditions": [{"type": "Ready", "message": "kubelet is posting ready status"}]}}, False, False),
+    ],
+)
+def test_a_node_that_is_cordoned_or_shuts_down(more: dict[str, Any], cordoned: bool, shuts_down: bool) -> None:
+    meta = {"name": "n1", "labels": {"role": "edge", 7: None}}
+    node = decode_object({"apiVersion": "v1", "kind": "Node", "metadata": meta} | more, Origin()).obj
+    assert isinstance(node, Node)
+    assert (node.cordoned, node.shuts_down, node.leaves) == (cordoned, shuts_down, False)
+    assert node.labels["role"] == "edge"
+
+
 def test_a4_a_zone_or_address_concerns_every_service_and_a_taint_none() -> None:
     resolver, node = Resolver(Options("n1")), Node("n1", internal_ips=(parse_ip("192.0.2.1"),))
     port = ServicePort("http", L4Type.TCP, 80, 30080)

@@ -32,13 +32,15 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
     further: FurtherSources = FurtherSources()
+    announce: bool = False  # ARP requests and neighbor solicitations for the addresses in lb_vip are answered
     netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
 
     def flags(self) -> int:
         """Return the bits of lb_config.flags."""
         external = ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
         strict = ConfigFlag.STRICT_SOURCE if self.strict_source else 0
-        return external | strict | _NEW_FLOWS[self.new_flows]
+        announce = ConfigFlag.ANNOUNCE if self.announce else 0
+        return external | strict | announce | _NEW_FLOWS[self.new_flows]
 
 
 class Seeds(Struct, frozen=True, gc=False):

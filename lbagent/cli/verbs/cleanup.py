@@ -5,18 +5,27 @@ from __future__ import annotations
 import click
 
 from lbagent.cli.options import bpffs_option
+from lbagent.defaults import DEFAULT_STATE_DIR
 
 
 @click.command()
 @bpffs_option
-def cleanup(bpffs: str) -> None:
-    """Remove programs, links, maps and pins from the kernel. Connections through them end.
+@click.option(
+    "--state-dir",
+    default=DEFAULT_STATE_DIR,
+    show_default=True,
+    envvar="LBAGENT_STATE_DIR",
+    metavar="DIR",
+    help="Folder of the agent's state, where its BIRD is found.",
+)
+def cleanup(bpffs: str, state_dir: str) -> None:
+    """Remove programs, links, maps and pins from the kernel, and end BIRD. Connections through them end.
 
     Exit code 4: an agent is running, and nothing was removed.
     """
     from lbagent.agent.removal import cleanup as remove_all
 
-    gone = remove_all(bpffs)
+    gone = remove_all(bpffs, state_dir)
     for line in gone:
         click.echo(line)
     if not gone:

@@ -19,7 +19,6 @@ from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.leader_election import LeaderElection
-from lbagent.cloud.controller.provider_config import ConfigFile
 from lbagent.cloud.controller.service_controller import ServiceController
 from lbagent.cloud.controller.service_writer import ServiceWriter
 from lbagent.cloud.controller.work_queue import WorkQueue
@@ -30,6 +29,7 @@ from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
+from lbagent.pools.followed_file import FollowedFile
 from lbagent.sources.kube.event_writer import EventLimits, EventWriter
 from lbagent.sources.kube.kube_client import KubeClient
 
@@ -43,7 +43,7 @@ def run_cloud(settings: CloudSettings) -> None:
     """Run the controller until SIGTERM or SIGINT. Raises ConfigError for what is wrong before the server is asked."""
     settings.check()
     factory = providers.provider(settings.provider).load()
-    file = ConfigFile(settings.config)
+    file = FollowedFile(settings.config)
     providers.make_provider(settings.provider, factory, file.text, settings.config)
     logs.setup()
     logs.take_stderr()
@@ -56,7 +56,7 @@ def run_cloud(settings: CloudSettings) -> None:
 class CloudRun:
     """One process."""
 
-    def __init__(self, settings: CloudSettings, make_provider: Callable[[], CloudProvider], file: ConfigFile) -> None:
+    def __init__(self, settings: CloudSettings, make_provider: Callable[[], CloudProvider], file: FollowedFile) -> None:
         self._settings, self._make_provider, self._file = settings, make_provider, file
         self._metrics = ControllerMetrics()
         self._provider: CloudProvider | None = None  # of the term under way
@@ -113,6 +113,10 @@ class CloudRun:
             self._provider = None
 
     def _reload(self, text: str) -> None:
+        with providers.with_file_name(self._settings.config):
+            self._reload_provider(text)
+
+    def _reload_provider(self, text: str) -> None:
         if self._provider is None:
             self._make_provider_of(text)
             return

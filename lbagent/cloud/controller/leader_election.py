@@ -10,35 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from lbagent.errors import LbError
 from lbagent.sources.kube.kube_client import ApiError, KubeClient
+from lbagent.sources.kube.leases import Leases, LeaseSpec
 
 log = logging.getLogger(__name__)
 LEASE = "lbagent-cloud"
-API = "coordination.k8s.io/v1"
 RENEW_PARTS = 2 / 3  # of the duration, after which a leader that cannot renew stops
 RETRY_PARTS = 2 / 15  # of the duration, between two looks: client-go's 2 s of 15 s
-RELEASED_S = 1  # duration of a Lease that was given back
-
-
-class _Spec(Struct, rename="camel", omit_defaults=True):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class _Lease(Struct):
-    metadata: dict[str, Any]
-    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class LeaderElection:
@@ -52,11 +35,11 @@ class LeaderElection:
         duration_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._namespace, self._identity, self._clock = client, namespace, identity, clock
+        self._client, self._identity, self._clock = client, identity, clock
         self._duration_s = duration_s
         self._renew_s, self._retry_s = duration_s * RENEW_PARTS, duration_s * RETRY_PARTS
-        self._path = f"/apis/{API}/namespaces/{namespace}/leases"
-        self._observed: _Spec | None = None
+        self._leases = Leases(client, namespace)
+        self._observed: LeaseSpec | None = None
         self._observed_at = 0.0
         self._held_until = 0.0
         self._failure = ""
@@ -135,67 +118,36 @@ class LeaderElection:
         return is_held
 
     async def _acquire_or_renew(self, now: float) -> bool:
-        found = await self._get()
+        found = await self._leases.get(LEASE, silence_s=self.write_s)
         if found is None:
-            spec = self._own_spec(None)
-            body = {"apiVersion": API, "kind": "Lease", "metadata": {"name": LEASE, "namespace": self._namespace}}
-            await self._client.post(self._path, body | {"spec": msgspec.to_builtins(spec)}, silence_s=self.write_s)
+            spec = LeaseSpec(lease_transitions=-1).held_by(self._identity, self._duration_s)
+            await self._leases.create(LEASE, spec, silence_s=self.write_s)
             self._observe(spec, now)
             return True
         if self._observed != found.spec:
             self._observe(found.spec, now)
         if not self._is_free(found.spec, now):
             return False
-        spec = self._own_spec(found.spec)
-        await self._put(found, spec)
+        spec = found.spec.held_by(self._identity, self._duration_s)
+        await self._leases.replace(found, spec, silence_s=self.write_s)
         self._observe(spec, now)
         return True
 
-    def _is_free(self, spec: _Spec, now: float) -> bool:
+    def _is_free(self, spec: LeaseSpec, now: float) -> bool:
         if spec.holder_identity in (None, "", self._identity):
             return True
         return self._observed_at + (spec.lease_duration_seconds or 0) < now
 
-    def _observe(self, spec: _Spec, now: float) -> None:
+    def _observe(self, spec: LeaseSpec, now: float) -> None:
         self._observed, self._observed_at = spec, now
-
-    def _own_spec(self, before: _Spec | None) -> _Spec:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        is_mine = before is not None and before.holder_identity == self._identity
-        transitions = (before.lease_transitions or 0) if before else 0
-        return _Spec(
-            holder_identity=self._identity,
-            lease_duration_seconds=max(1, round(self._duration_s)),
-            acquire_time=before.acquire_time if before and is_mine else now,
-            renew_time=now,
-            lease_transitions=transitions + (before is not None and not is_mine),
-        )
-
-    async def _get(self) -> _Lease | None:
-        try:
-            async with self._client.get(f"{self._path}/{LEASE}", {}, silence_s=self.write_s) as answer:
-                return msgspec.json.decode(await answer.read(), type=_Lease)
-        except ApiError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
-
-    async def _put(self, lease: _Lease, spec: _Spec) -> None:
-        body = {"apiVersion": API, "kind": "Lease", "metadata": lease.metadata, "spec": msgspec.to_builtins(spec)}
-        await self._client.put(f"{self._path}/{LEASE}", body, silence_s=self.write_s)
 
     async def _release(self) -> None:
         """Give the Lease back, so that another controller need not wait."""
         try:
             async with asyncio.timeout(self.write_s):
-                found = await self._get()
+                found = await self._leases.get(LEASE, silence_s=self.write_s)
                 if found and found.spec.holder_identity == self._identity:
-                    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                    transitions = found.spec.lease_transitions
-                    await self._put(
-                        found,
-                        _Spec("", RELEASED_S, acquire_time=now, renew_time=now, lease_transitions=transitions),
-                    )
+                    await self._leases.replace(found, found.spec.given_back(), silence_s=self.write_s)
         except (LbError, msgspec.MsgspecError, TimeoutError) as error:
             log.warning(
                 "the Lease was not given back; another controller waits for its end", extra={"error": str(error)}

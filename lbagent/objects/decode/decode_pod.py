@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.last_good_parts import keep_families, keep_host_ports
@@ -13,6 +15,8 @@ from lbagent.objects.records import HostPort, Node, Pod
 ZONE = "topology.kubernetes.io/zone"
 EXCLUDED = "node.kubernetes.io/exclude-from-external-load-balancers"
 TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"  # a taint
+SHUT_DOWN = "node.cloudprovider.kubernetes.io/shutdown"  # a taint
+SHUTTING_DOWN = "node is shutting down"  # what a kubelet says of its condition Ready then
 MAX_ADDRESSES = 64
 MAX_HOST_PORTS = 256
 
@@ -27,8 +31,23 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
                 addresses[address] = None
     kept = keep_families(("status", "addresses"), list(addresses), report.last_value("internal_ips"), report)
     meta, taints = raw.metadata or Meta(), (raw.spec.taints if raw.spec else None) or ()
-    leaves = bool(meta.deletionTimestamp) or any(taint.key == TO_BE_DELETED for _, taint in present(taints))
-    return Node(name, report.origin, tuple(kept), label(meta, ZONE) or "", leaves, _is_excluded(meta))
+    keys = {taint.key for _, taint in present(taints)}
+    return Node(
+        name,
+        report.origin,
+        tuple(kept),
+        label(meta, ZONE) or "",
+        leaves=bool(meta.deletionTimestamp) or TO_BE_DELETED in keys,
+        excluded=_is_excluded(meta),
+        cordoned=bool(raw.spec and raw.spec.unschedulable),
+        shuts_down=SHUT_DOWN in keys or _is_shutting_down(raw.status),
+        labels=MappingProxyType({str(key): label(meta, key) or "" for key in meta.labels or ()}),
+    )
+
+
+def _is_shutting_down(status: wire.NodeStatus | None) -> bool:
+    conditions = present(status.conditions if status else None)
+    return any(each.type == "Ready" and SHUTTING_DOWN in (each.message or "") for _, each in conditions)
 
 
 def _is_excluded(meta: Meta) -> bool:

@@ -174,10 +174,18 @@ class NodeAddress(Struct, gc=False):
     address: str | None = None
 
 
+class NodeCondition(Struct, gc=False):
+    """NodeCondition."""
+
+    type: str | None = None
+    message: str | None = None
+
+
 class NodeStatus(Struct, gc=False):
     """NodeStatus."""
 
     addresses: list[NodeAddress | None] | None = None
+    conditions: list[NodeCondition | None] | None = None
 
 
 class Taint(Struct, gc=False):
@@ -190,6 +198,7 @@ class NodeSpec(Struct, gc=False):
     """NodeSpec."""
 
     taints: list[Taint | None] | None = None
+    unschedulable: bool | None = None
 
 
 class Node(Struct, gc=False):

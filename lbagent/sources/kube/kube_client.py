@@ -125,6 +125,11 @@ class KubeClient:
         """Change an object by a patch of this content type; return it as it is now. Raises what `get` does."""
         return await self._write("PATCH", path, body, kind, silence_s)
 
+    async def delete(self, path: str, *, silence_s: float) -> None:
+        """Delete an object. Raises what `get` does."""
+        async with self._send("DELETE", path, {}, None, silence_s) as answer:
+            await answer.read()
+
     async def _write(self, method: str, path: str, body: Mapping[str, Any], kind: str, silence_s: float) -> bytes:
         async with self._send(method, path, {}, body, silence_s, kind) as answer:
             return await answer.read()

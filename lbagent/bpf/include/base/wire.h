@@ -17,8 +17,10 @@
 #define VLAN_HLEN 4 /* bytes of a tag */
 #define ETH_IP4 HTONS(0x0800)
 #define ETH_IP6 HTONS(0x86dd)
+#define ETH_ARP HTONS(0x0806)
 #define ETH_VLAN HTONS(0x8100)
 #define ETH_QINQ HTONS(0x88a8)
+#define MAC_SIZE 6
 #define MAC_GROUP 1 /* bit of a MAC address's first byte: broadcast or multicast */
 
 /* IPv4 (RFC 791). */
@@ -108,3 +110,26 @@
 #define ICMP_CSUM 2
 #define ICMP_REST 4 /* the MTU of "too big" */
 #define ICMP_HLEN 8
+
+/* ARP of Ethernet and IPv4 (RFC 826). */
+#define ARP_SIZES 4 /* of both kinds of addresses, and the operation */
+#define ARP_OPERATION 6
+#define ARP_SENDER_MAC 8
+#define ARP_SENDER_ADDR 14
+#define ARP_TARGET_MAC 18
+#define ARP_TARGET_ADDR 24
+#define ARP_HLEN 28
+#define ARP_ETHERNET_IP4 HTONL(0x00010800)
+#define ARP_REQUEST HTONL(0x06040001) /* with the sizes */
+#define ARP_REPLY HTONS(2)
+
+/* Neighbor discovery (RFC 4861). */
+#define NEIGHBOR_SOLICITATION HTONS(0x8700)  /* type, code */
+#define NEIGHBOR_ADVERTISEMENT HTONS(0x8800) /* type, code */
+#define NEIGHBOR_TARGET 8
+#define NEIGHBOR_HLEN 24
+#define NEIGHBOR_OPTION 8     /* bytes of a link-layer address option */
+#define NEIGHBOR_HOPS 255     /* no router lets such a packet through */
+#define NEIGHBOR_SOLICITED HTONL(0x40000000)
+#define NEIGHBOR_OVERRIDE HTONL(0x20000000)
+#define OPTION_TARGET_MAC HTONS(0x0201) /* type, length in units of 8 bytes */

@@ -13,6 +13,7 @@
  *   CTX_LEN(ctx)            bytes of the frame, with what is not linear
  *   FRAME_LEN(ctx, data, end)     the same, of the context's pointers where these are at hand
  *   CTX_GSO_SIZE(ctx)       payload bytes of a segment, 0 if the frame is one packet on the wire
+ *   CTX_IS_TAGGED(ctx)      is the frame of a VLAN whose tag the device took out of it?
  *   HOOK_HAS_EGRESS         1: frames on their way out come here too (PKT_EGRESS)
  *   HOOK_MARKS_SCOPE        1: the entry notes the scope (PKT_INTERNAL) and lb_scratch.hook_flags hand it on
  *   HOOK_CHECKS_MAC         1: frames for another MAC address come here too

@@ -16,6 +16,7 @@ typedef struct __sk_buff lb_ctx;
 #define CTX_LEN(ctx) ((u64)(ctx)->len)
 #define FRAME_LEN(ctx, data, end) CTX_LEN(ctx)
 #define CTX_GSO_SIZE(ctx) ((ctx)->gso_size)
+#define CTX_IS_TAGGED(ctx) ((ctx)->vlan_present)
 
 #define HOOK_HAS_EGRESS 1
 #define HOOK_MARKS_SCOPE 1

@@ -34,6 +34,7 @@ static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 #define ctx_send_up(ctx) XDP_PASS
 #define ctx_redirect_neighbor(ifindex) XDP_DROP
 #define ctx_forget_hand_over(ctx)
+#define CTX_IS_TAGGED(ctx) false
 #define ctx_untag(ctx) true /* tags are part of the frame: vlan_untag() */
 #define ctx_csum_partial(ctx, at) false
 #define ctx_store_hop_limit(ctx, offset, limit) true

@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "prefilter.h"
+#include "announce.h"
 #include "fast_path.h"
 
 /* Does the entry of this family ask the prefilter? The IPv4 entry, which every frame meets first, asks for IPv6 as well, but not for
@@ -55,7 +56,9 @@ AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 	type = *(u16 *)(data + ETH_TYPE);
 	if (type == ETH_FAMILY)
 		return entry_call(ctx, entry_flags(ctx, flags), FAMILY_CALL(CALL_PARSE_FULL));
-	return type == ETH_VLAN || type == ETH_QINQ ? entry_call(ctx, entry_flags(ctx, flags), CALL_PARSE_FULL) : LB_PASS;
+	if (type == ETH_VLAN || type == ETH_QINQ)
+		return entry_call(ctx, entry_flags(ctx, flags), CALL_PARSE_FULL);
+	return announce_or_pass(ctx, flags);
 }
 
 /* Hands a plain frame to another program of this family. */
@@ -153,7 +156,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	int rc;
 
 	if (!ctx_ready(ctx, flags & PKT_EGRESS, PLAIN_HLEN))
-		return LB_PASS;
+		return LB_FAMILY == 4 ? announce_or_pass(ctx, flags) : LB_PASS;
 	q.data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
 	if (UNLIKELY(q.data + PLAIN_HLEN > end))
@@ -162,6 +165,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(*(u16 *)(q.data + ETH_TYPE) != ETH_IP4)) {
 		if (*(u16 *)(q.data + ETH_TYPE) != ETH_IP6)
 			return entry_not_plain(ctx, q.data, end, flags);
+		if (HOOK_CHECKS_MAC && ANNOUNCES && UNLIKELY(*q.data & MAC_GROUP))
+			return announce_or_pass(ctx, flags);
 		if (!(flags & PKT_EGRESS)) { /* a frame on its way out may be the node's own ICMP error */
 			rc = entry_prefilter6(ctx, q.data, end);
 			if (rc != IS_CONCERN)

@@ -9,6 +9,7 @@
  * Any other error passes untouched. An error is never answered and never keeps a flow alive.
  */
 #pragma once
+#include "announce.h"
 #include "icmp_quote.h"
 #include "reply.h"
 
@@ -107,8 +108,11 @@ AI int icmp_main(lb_ctx *ctx)
 	q = QUOTE_OF(s);
 	ctx_linearize(ctx, QUOTE_PULL);
 	/* an error goes to the sender of the quoted packet; one that does not is forged or another node's */
-	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr))
+	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr)) {
+		if (LB_FAMILY == 6 && ANNOUNCES && s->pk.ttl == NEIGHBOR_HOPS && !(s->pk.flags & (PKT_EGRESS | PKT_TAGGED)))
+			lb_call(ctx, CALL_ANNOUNCE + 1);
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
 	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);

@@ -4,6 +4,7 @@
  * of lb4.c and lb6.c: bpf/build/c_source.py writes them from the list in bpf/tail_calls.py, which has their slots too.
  */
 #pragma once
+#include "announce.h"
 #include "answer.h"
 #include "direct.h"
 #include "fragmentation.h"

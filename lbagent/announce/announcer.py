@@ -1,0 +1,341 @@
+"""Announces addresses of Services: joins objects, pools, devices, Leases and the wire, and has the programs answer.
+
+The decision about each address is vip_machine.py's; here it gets what it has to know, and what it orders is done. Addresses of
+BGP are handed to `routes` as a whole whenever they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from lbagent.announce import reach
+from lbagent.announce.frames import Claim
+from lbagent.announce.lease_election import LeaseElection
+from lbagent.announce.link_sockets import LinkSockets
+from lbagent.announce.rendezvous import preferred_node
+from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine
+from lbagent.announce.vip_map import VipMap
+from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
+from lbagent.errors import LbError
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import format_ip
+from lbagent.net.snapshot import NodeNetwork
+from lbagent.objects.object_event import EventSink, ObjectEvent
+from lbagent.objects.records import ObjectSnapshot
+from lbagent.pools.announcement import BGP, L2
+from lbagent.pools.read_pools import PoolsFile
+
+log = logging.getLogger(__name__)
+LOOK_S = 1.0  # at the latest: carriers and Leases change without a word
+OBJECTS_S = 0.2  # between two looks at all objects
+IN_USE = "AddressInUse"
+NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
+WRITES_AT_ONCE = 8  # of Leases
+
+
+class RouteAnnouncer(Protocol):
+    """What announces addresses by routes."""
+
+    def set_routes(self, addresses: Collection[bytes]) -> None:
+        """Announce exactly these from now on; returns at once."""
+
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each."""
+
+
+class NodeView(NamedTuple):
+    """What the announcer asks of the rest of the agent; each is called when it is needed.
+
+    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
+    names of devices with programs, `carriers` the devices by which frames can leave.
+    """
+
+    objects: Callable[[], ObjectSnapshot | None]
+    network: Callable[[], NodeNetwork]
+    attached: Callable[[], Collection[str]]
+    carriers: Callable[[], Collection[int]]
+
+
+class Announcer:
+    """Owner of lb_vip, of the Leases of addresses, and of what is sent about them."""
+
+    def __init__(
+        self,
+        node: str,
+        pools: PoolsFile,
+        maps: LBMaps,
+        around: NodeView,
+        *,
+        election: LeaseElection | None = None,
+        events: Sequence[EventSink] = (),
+        external_ips: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without an `election` this node announces whatever no stranger has."""
+        self.node, self.pools, self.election, self.routes = node, pools, election, None
+        self._around, self._events, self._external_ips, self._clock = around, events, external_ips, clock
+        self._map = VipMap(maps, pools.l2.restart_grace_s)
+        self._sockets = LinkSockets(self._heard)
+        self.machines: dict[bytes, VipMachine] = {
+            address: VipMachine(self._settings(), clock(), answers=True) for _, address in self._map.places
+        }
+        self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
+        self.refusals: dict[bytes, str] = {}  # why this node may not announce an address by L2
+        self.takeovers = 0
+        self.problem = ""
+        self._places: dict[bytes, dict[int, bytes]] = {}
+        self._seen: tuple[object, ...] = ()  # what `_places` and `refusals` follow from
+        self._objects: ObjectSnapshot | None = None
+        self._objects_at = float("-inf")
+        self._objects_changed = True
+        self._orders: list[tuple[bytes, Order]] = []
+        self._in_use: dict[bytes, bytes] = {}  # of which stranger the users were told
+        self._announced_routes: frozenset[bytes] | None = None
+        self._wake = asyncio.Event()
+        self._writes = asyncio.Semaphore(WRITES_AT_ONCE)
+        if election is not None:
+            election.on_change = self._wake.set
+
+    routes: RouteAnnouncer | None
+
+    # --- what others tell ---
+
+    def objects_changed(self) -> None:
+        """Take note that objects changed, or are trusted now."""
+        self._objects_changed = True
+        self._wake.set()
+
+    def network_changed(self, _network: NodeNetwork) -> None:
+        """Take note that devices or addresses changed."""
+        self._wake.set()
+
+    def use_pools(self, pools: PoolsFile) -> None:
+        """Go by another file from now on."""
+        self.pools = pools
+        self._map.restart_grace_s = pools.l2.restart_grace_s
+        for machine in self.machines.values():
+            machine.settings = self._settings()
+        self.objects_changed()
+
+    def _settings(self) -> Settings:
+        return Settings(self.node, self.pools.l2.restart_grace_s, self.pools.l2.probe)
+
+    # --- running ---
+
+    async def run(self) -> None:
+        """Announce until cancelled; the entries stay, for as long as `restartGrace` says."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self.election is not None:
+                    tasks.create_task(self.election.run())
+                while True:
+                    self._turn(self._clock(), tasks)
+                    await self._wait()
+        finally:
+            self._sockets.close()
+
+    async def _wait(self) -> None:
+        now = self._clock()
+        due = min([machine.wake_at() for machine in self.machines.values()], default=now + LOOK_S)
+        pause_s = min(due, self._map.refresh_at(), now + LOOK_S) - now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.005, pause_s)):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
+        """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
+        self._look_at_objects(now, tasks)
+        self._look_at_devices()
+        orders, self._orders = self._orders, []
+        for address, machine in self.machines.items() if self.wanted is not None else ():
+            orders += [(address, order) for order in machine.step(now, self._view(address, now))]
+        try:
+            self._map.write(self._answers(), now)
+            self.problem = ""
+        except LbError as error:
+            if str(error) != self.problem:
+                log.error("addresses could not be announced", extra={"error": str(error)})
+            self.problem = str(error)
+        for address, order in orders:
+            self._do(address, order, tasks)
+        self._set_routes()
+
+    def _look_at_objects(self, now: float, tasks: asyncio.TaskGroup) -> None:
+        if not self._objects_changed:
+            return
+        if now < self._objects_at + OBJECTS_S:
+            asyncio.get_running_loop().call_later(OBJECTS_S, self._wake.set)
+            return
+        self._objects_at = now
+        objects = self._around.objects()
+        if objects is None:
+            return
+        self._objects_changed, self._objects = False, objects
+        self._seen = ()  # the node may be cordoned
+        self.wanted = wanted_vips(objects, self.pools, external_ips=self._external_ips)
+        by_l2 = {address for address, vip in self.wanted.items() if L2 in vip.modes}
+        for address in self.machines.keys() - by_l2:
+            del self.machines[address]
+            self._in_use.pop(address, None)
+            if self.election is not None and self.election.holder(address) == self.node:
+                tasks.create_task(self.election.forget(address))
+        for address in sorted(by_l2 - self.machines.keys()):
+            self.machines[address] = VipMachine(self._settings(), now)
+
+    def _look_at_devices(self) -> None:
+        network, attached, carriers = self._around.network(), self._around.attached(), self._around.carriers()
+        seen = (network.links, network.addresses, frozenset(attached), frozenset(carriers), self.wanted, self.pools)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        refusal = self._node_refusal()
+        self._places.clear()
+        self.refusals.clear()
+        for address in self.machines:
+            self._places[address], why = reach.places(network, attached, carriers, self.pools.l2, address)
+            vip = (self.wanted or {}).get(address)
+            no_endpoint = NO_ENDPOINT_HERE if vip is not None and not vip.admits(self.node) else ""
+            if reason := refusal or no_endpoint or why:
+                self.refusals[address] = reason
+        self._sockets.use({ifindex for found in self._places.values() for ifindex in found})
+        if self.election is not None and self.wanted is not None:
+            reached = [] if refusal else reach.networks(network, attached, carriers, self.pools.l2)
+            self.election.publish(reached, {link.mac for link in network.links.values() if link.mac})
+
+    def _node_refusal(self) -> str:
+        node = self._objects.nodes.get(self.node) if self._objects else None
+        return node_refusal(node, self.pools.l2)
+
+    def _view(self, address: bytes, now: float) -> View:
+        eligible, election = address not in self.refusals, self.election
+        if election is None:
+            return View(eligible)
+        vip = (self.wanted or {})[address]
+        nodes = {node for node in election.nodes_reaching(address, now) if node != self.node and vip.admits(node)}
+        holder = election.holder(address)
+        return View(
+            eligible,
+            elects=True,
+            fresh=election.is_fresh(now),
+            holder=holder,
+            holder_dead_s=election.dead_s(holder, now) if holder else -1.0,
+            preferred=preferred_node(address, nodes | {self.node} if eligible else nodes),
+        )
+
+    def _answers(self) -> dict[tuple[int, bytes], bytes]:
+        """Return what the programs are to answer. What an earlier agent left is kept until it is known what is wanted."""
+        if self.wanted is None:
+            return {place: mac for place, mac in self._map.places.items() if self.machines[place[1]].answers}
+        return {
+            (ifindex, address): mac
+            for address, machine in self.machines.items()
+            if machine.answers
+            for ifindex, mac in self._places[address].items()
+        }
+
+    # --- what is ordered ---
+
+    def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
+        match order.act:
+            case Act.PROBE:
+                for ifindex, mac in self._places[address].items():
+                    self._sockets.probe(ifindex, address, mac)
+            case Act.REPEAT:
+                for ifindex, mac in self._places[address].items():
+                    self._sockets.tell(ifindex, address, mac)
+            case Act.CLAIM | Act.GIVE:
+                tasks.create_task(self._write_lease(address, order))
+            case Act.ANNOUNCE | Act.WITHDRAW:
+                self._in_use.pop(address, None)
+                text = (
+                    "an address is announced" if order.act is Act.ANNOUNCE else "an address is not announced any more"
+                )
+                log.info(text, extra=self._fields(address))
+            case Act.CONFLICT:
+                self._tell_of_stranger(address, order.mac)
+
+    async def _write_lease(self, address: bytes, order: Order) -> None:
+        assert self.election is not None
+        machine = self.machines.get(address)
+        before = machine.view if machine else None
+        async with self._writes:
+            done = await self.election.write_holder(address, order.who or self.node)
+        if machine is None or self.machines.get(address) is not machine:
+            return
+        now = self._clock()
+        if order.act is Act.GIVE:
+            machine.given(now, done=done)
+        else:
+            self._orders += [(address, each) for each in machine.claimed(now, done=done)]
+            self.takeovers += bool(done and before and before.holder not in ("", self.node))
+        self._wake.set()
+
+    def _tell_of_stranger(self, address: bytes, mac: bytes) -> None:
+        if self._in_use.get(address) == mac:
+            return
+        self._in_use[address] = mac
+        text = in_use_text(address, mac)
+        log.warning("an address is in use", extra=self._fields(address) | {"mac": mac.hex(":")})
+        vip = (self.wanted or {}).get(address)
+        for key in vip.services if vip else ():
+            for sink in self._events:
+                sink(ObjectEvent("Service", key, IN_USE, text, warning=True))
+
+    def _fields(self, address: bytes) -> dict[str, object]:
+        vip = (self.wanted or {}).get(address)
+        return {"address": format_ip(address), "services": list(vip.services) if vip else []}
+
+    def _heard(self, _ifindex: int, claim: Claim) -> None:
+        machine = self.machines.get(claim.address)
+        if machine is None or any(claim.mac == link.mac for link in self._around.network().links.values()):
+            return
+        node = self.election.node_of(claim.mac) if self.election else ""
+        self._orders += [(claim.address, order) for order in machine.heard(self._clock(), claim.mac, node)]
+        self._wake.set()
+
+    # --- routes ---
+
+    def _set_routes(self) -> None:
+        if self.routes is None or self.wanted is None:
+            return
+        routes = self.wanted_routes()
+        if routes != self._announced_routes:
+            self._announced_routes = routes
+            self.routes.set_routes(routes)
+
+    def wanted_routes(self) -> frozenset[bytes]:
+        """Return the addresses that this node announces by BGP: those with an endpoint that it may announce."""
+        vips = [vip for vip in (self.wanted or {}).values() if vip.admits(self.node)]
+        return frozenset() if self.bgp_refusal() else frozenset(with_endpoints(vips, BGP))
+
+    def bgp_refusal(self) -> str:
+        """Return why this node announces nothing by BGP, '' when it may."""
+        node = self._objects.nodes.get(self.node) if self._objects else None
+        return node_refusal(node, self.pools.l2, for_l2=False)
+
+    def problems(self) -> list[str]:
+        """Return what stands in the way of announcing, a sentence each."""
+        out = [f"addresses could not be announced: {self.problem}"] if self.problem else []
+        if self.election is not None and self.election.failure:
+            out.append(f"Leases cannot be used: {self.election.failure}; what is announced stays announced")
+        return [*out, *(self.routes.problems() if self.routes else ())]
+
+    @property
+    def objects(self) -> ObjectSnapshot:
+        """The objects of the last look."""
+        return self._objects or ObjectSnapshot()
+
+
+def in_use_text(address: bytes, mac: bytes) -> str:
+    """Return the sentence about an address that a stranger has."""
+    found = f"{format_ip(address)} is in use: the host with the MAC address {mac.hex(':')} answers for it"
+    return f"{found}; it is not announced, and tried again each minute"

@@ -1,0 +1,62 @@
+"""The announcer's door to BGP: takes routes at once, and brings them to BIRD in a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from lbagent.announce.bgp.speaker import BgpSpeaker
+from lbagent.pools.announcement import BgpSettings
+
+LOOK_S = 1.0  # the section and the labels change without a word
+
+
+class BgpSection(NamedTuple):
+    """The section `bgp` of the pools file (None: there is none) and the labels of this node, which choose its peers."""
+
+    settings: BgpSettings | None
+    labels: Mapping[str, str]
+
+
+class BgpRoutes:
+    """Implements announcer.RouteAnnouncer. `section` gives None while the node's labels are not known."""
+
+    def __init__(self, speaker: BgpSpeaker, section: Callable[[], BgpSection | None]) -> None:
+        self._speaker, self._section = speaker, section
+        self._routes: frozenset[bytes] | None = None
+        self._wake = asyncio.Event()
+
+    def set_routes(self, addresses: Collection[bytes]) -> None:
+        """Announce exactly these from now on; returns at once."""
+        self._routes = frozenset(addresses)
+        self._wake.set()
+
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+        return self._speaker.refusal()
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with BIRD or a session, one sentence each."""
+        return self._speaker.problems()
+
+    async def run(self) -> None:
+        """Bring to BIRD what is wanted, until cancelled; BIRD goes on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._speaker.run())
+            section: BgpSection | None = None
+            routes: frozenset[bytes] | None = None
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                self._wake.clear()
+                now = self._section()
+                if now is None:
+                    continue
+                if now != section:
+                    section = now
+                    await self._speaker.use_settings(now.settings, now.labels)
+                if self._routes is not None and self._routes != routes:
+                    routes = self._routes
+                    await self._speaker.set_routes(routes)

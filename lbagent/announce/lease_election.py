@@ -1,0 +1,255 @@
+"""The Leases by which nodes agree on a leader for each address: read by one watch, written when a leader changes.
+
+A node lives by `lbagent-node-NODE`, the only one that is renewed; it says too which networks the node reaches and with which MAC
+addresses, so that the others know where an address may go, and which answer on the wire is a node's. `lbagent-vip-ADDRESS`
+names the leader of an address. Every write is refused by the server if another node has written since (resourceVersion).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from http import HTTPStatus
+from ipaddress import ip_address
+
+import msgspec
+
+from lbagent.announce.node_lives import NodeLives
+from lbagent.announce.reach import is_within
+from lbagent.errors import LbError
+from lbagent.model.address import format_ip
+from lbagent.objects.records import ObjectChange
+from lbagent.sources.kube.kube_client import ApiError, KubeClient
+from lbagent.sources.kube.kube_settings import KubeTiming
+from lbagent.sources.kube.leases import Lease, LeaseCache, Leases, LeaseSpec
+from lbagent.sources.kube.object_cache import Draft, metadata_of
+from lbagent.sources.kube.reflector import Reflector
+from lbagent.sources.kube.resources import Resource
+
+log = logging.getLogger(__name__)
+NAMESPACE = "kube-system"
+LABEL = "lbagent.io/lease"  # of our Leases: node or vip
+NETWORKS, MACS = "lbagent.io/networks", "lbagent.io/macs"  # annotations of a node's Lease, words
+NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
+RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
+RETRY_S = 0.3
+
+
+class _Published(msgspec.Struct, frozen=True):
+    networks: str
+    macs: str
+
+
+class LeaseElection:
+    """Follows and writes the Leases of one node. `on_change` is called when something that may matter has changed."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        duration_s: float,
+        *,
+        timing: KubeTiming | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._node, self.duration_s, self._clock = client, node, duration_s, clock
+        self._leases = Leases(client, NAMESPACE)
+        resource = Resource("Lease", self._leases.path, "leases.coordination.k8s.io", label_selector=LABEL)
+        self._cache = LeaseCache(resource)
+        self._reflector = Reflector(
+            client, resource, timing or KubeTiming(), self._cache, on_list=self._take_list, on_changes=self._take
+        )
+        self._lives = NodeLives(node, duration_s)
+        self._published: _Published | None = None
+        self._publish = asyncio.Event()
+        self._own: Lease | None = None  # as it was written last
+        self._annotations: dict[str, dict[str, str]] = {}  # of nodes
+        self._networks: dict[str, tuple[str, ...]] = {}
+        self._nodes_by_mac: dict[bytes, str] = {}
+        self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
+        self._alive: frozenset[str] = frozenset()
+        self._failure = ""
+        self.on_change: Callable[[], None] = lambda: None
+
+    # --- what is known ---
+
+    def is_fresh(self, now: float) -> bool:
+        """Return whether what is known is what the server has."""
+        return self._lives.is_fresh(now)
+
+    def dead_s(self, node: str, now: float) -> float:
+        """Return for how long a node's Lease has run out; negative while it lives."""
+        return self._lives.dead_s(node, now)
+
+    def holder(self, address: bytes) -> str:
+        """Return the node that leads for an address, '' for none."""
+        lease = self._cache.lease(f"{NAMESPACE}/{vip_lease(address)}")
+        return (lease.spec.holder_identity or "") if lease else ""
+
+    def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
+        """Return the live nodes that can announce an address."""
+        alive = frozenset(self._lives.alive(now))
+        if alive != self._alive:
+            self._alive = alive
+            self._reaching.clear()
+        found = self._reaching.get(address)
+        if found is None:
+            found = frozenset(node for node in alive if is_within(address, self._networks.get(node, ())))
+            self._reaching[address] = found
+        return found
+
+    def node_of(self, mac: bytes) -> str:
+        """Return the other node that has a MAC address, '' for a stranger's."""
+        return self._nodes_by_mac.get(mac, "")
+
+    @property
+    def failure(self) -> str:
+        """What stands in the way now, '' when nothing does."""
+        unread = self._reflector.failure
+        return self._failure or (str(unread.message) if unread else "")
+
+    # --- writing ---
+
+    def publish(self, networks: Iterable[str], macs: Iterable[bytes]) -> None:
+        """Say what this node reaches, from now on; it lives by the first call."""
+        words = _Published(" ".join(sorted(networks)), " ".join(sorted(mac.hex(":") for mac in macs)))
+        if words != self._published:
+            self._published = words
+            self._publish.set()
+
+    async def write_holder(self, address: bytes, node: str) -> bool:
+        """Name a node as the leader of an address; return whether that is written. No failure raises."""
+        name = vip_lease(address)
+        lease = self._cache.lease(f"{NAMESPACE}/{name}")
+        try:
+            async with asyncio.timeout(self.duration_s):
+                if lease is None:
+                    spec = LeaseSpec(lease_transitions=-1).held_by(node, self.duration_s)
+                    raw = await self._leases.create(name, spec, silence_s=self.duration_s, labels={LABEL: "vip"})
+                else:
+                    spec = lease.spec.held_by(node, self.duration_s)
+                    raw = await self._leases.replace(lease, spec, silence_s=self.duration_s)
+        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+            self._say(error)
+            return False
+        self._absorb(raw)
+        return True
+
+    async def forget(self, address: bytes) -> None:
+        """Delete the Lease of an address that is announced no more. No failure raises."""
+        with contextlib.suppress(LbError, TimeoutError):
+            async with asyncio.timeout(self.duration_s):
+                await self._client.delete(f"{self._leases.path}/{vip_lease(address)}", silence_s=self.duration_s)
+
+    def _absorb(self, raw: bytes) -> None:
+        """Take what the server answered: the watch tells of it later."""
+        change = self._cache.put(raw, metadata_of(raw))
+        if change is not None:
+            self._take([change])
+
+    # --- running ---
+
+    async def run(self) -> None:
+        """Follow the Leases and renew the own one until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._reflector.run())
+                tasks.create_task(self._renew())
+        finally:
+            await self._client.close()
+
+    async def _renew(self) -> None:
+        await self._publish.wait()
+        while True:
+            began = self._clock()
+            self._publish.clear()
+            done = await self._renew_once()
+            pause_s = self.duration_s * RENEW_PARTS - (self._clock() - began) if done else RETRY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.05, pause_s)):
+                    await self._publish.wait()
+
+    async def _renew_once(self) -> bool:
+        try:
+            await self._client.connect()  # it takes seconds the first time
+            async with asyncio.timeout(self.duration_s):
+                await self._write_own()
+        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+            self._own = None
+            self._say(error)
+            return False
+        if self._failure:
+            log.info("Leases are written again")
+        self._failure = ""
+        return True
+
+    async def _write_own(self) -> None:
+        published, name = self._published, NODE_PREFIX + self._node
+        assert published is not None
+        annotations = {NETWORKS: published.networks, MACS: published.macs}
+        own = self._own or await self._leases.get(name, silence_s=self.duration_s)
+        if own is None:
+            spec = LeaseSpec(lease_transitions=-1).held_by(self._node, self.duration_s)
+            raw = await self._leases.create(
+                name, spec, silence_s=self.duration_s, labels={LABEL: "node"}, annotations=annotations
+            )
+        else:
+            spec = own.spec.held_by(self._node, self.duration_s)
+            raw = await self._leases.replace(own, spec, silence_s=self.duration_s, annotations=annotations)
+        self._own = msgspec.json.decode(raw, type=Lease)
+
+    def _say(self, error: BaseException) -> None:
+        text = str(error) or "no answer in time"
+        is_race = isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
+        if not is_race and text != self._failure:
+            log.warning("a Lease cannot be written; what is announced stays announced", extra={"error": text})
+            self._failure = text
+
+    # --- what the server says ---
+
+    def _take_list(self, reflector: Reflector, draft: Draft) -> None:
+        self._take(reflector.cache.accept(draft))
+
+    def _take(self, changes: Sequence[ObjectChange]) -> None:
+        now = self._clock()
+        for change in changes:
+            name = change.key.rpartition("/")[2]
+            if name.startswith(NODE_PREFIX):
+                node = name.removeprefix(NODE_PREFIX)
+                self._take_node(node, self._cache.lease(change.key), now)
+        if changes:
+            self.on_change()
+
+    def _take_node(self, node: str, lease: Lease | None, now: float) -> None:
+        if lease is None:
+            self._lives.forget(node)
+        else:
+            self._lives.see(node, lease.spec.renew_time or "", lease.spec.lease_duration_seconds or 1, now)
+        annotations = lease.annotations if lease else {}
+        if self._annotations.get(node) == annotations:
+            return
+        self._annotations[node] = annotations
+        networks = tuple(annotations.get(NETWORKS, "").split())
+        self._networks[node] = networks
+        self._reaching.clear()
+        self._nodes_by_mac = {mac: name for mac, name in self._nodes_by_mac.items() if name != node}
+        if node != self._node:
+            self._nodes_by_mac |= dict.fromkeys(_macs(annotations.get(MACS, "").split()), node)
+
+
+def _macs(words: Collection[str]) -> list[bytes]:
+    found = []
+    for word in words:
+        with contextlib.suppress(ValueError):
+            found.append(bytes.fromhex(word.replace(":", "")))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def vip_lease(address: bytes) -> str:
+    """Return the name of an address's Lease: IPv6 written out, dashes for colons."""
+    return VIP_PREFIX + ip_address(format_ip(address)).exploded.replace(":", "-")

@@ -1,0 +1,55 @@
+"""Which nodes live, by when their Leases were seen to change; and whether what is seen is what the server has. Pure.
+
+Clocks of nodes are not compared: a Lease runs out when it has not changed for its own duration, by the clock of the node that
+looks (as client-go's leaderelection). A node sees nothing change while the server is away. So it looks at its own Lease: while
+that one is not seen to change, nothing is known of the others; and when it is again, they are given a whole duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+
+class _Life(Struct):
+    renewed: str  # the Lease's own word, only compared
+    duration_s: float
+    seen_at: float
+
+
+class NodeLives:
+    """When each node's Lease was seen to change. `now` is seconds of one steady clock."""
+
+    def __init__(self, own: str, duration_s: float) -> None:
+        self._own, self._duration_s = own, duration_s
+        self._lives: dict[str, _Life] = {}
+        self._fresh_since = float("inf")
+
+    def see(self, node: str, renewed: str, duration_s: float, now: float) -> None:
+        """Take what a node's Lease says now."""
+        life = self._lives.get(node)
+        if life is not None and life.renewed == renewed:
+            return
+        if node == self._own and not self.is_fresh(now):
+            self._fresh_since = now
+        self._lives[node] = _Life(renewed, duration_s, now)
+
+    def forget(self, node: str) -> None:
+        """Take that a node has no Lease any more."""
+        self._lives.pop(node, None)
+
+    def is_fresh(self, now: float) -> bool:
+        """Return whether the own Lease is seen to change: the server answers, and tells of changes."""
+        own = self._lives.get(self._own)
+        return own is not None and now - own.seen_at < own.duration_s
+
+    def dead_s(self, node: str, now: float) -> float:
+        """Return for how long the Lease of a node has run out, negative while it lives. One without counts from the beginning."""
+        life = self._lives.get(node)
+        seen_at = max(life.seen_at, self._fresh_since) if life else self._fresh_since
+        return now - seen_at - (life.duration_s if life else self._duration_s)
+
+    def alive(self, now: float) -> Iterator[str]:
+        """Iterate over the nodes whose Leases have not run out."""
+        return (node for node in self._lives if self.dead_s(node, now) < 0)

@@ -1,0 +1,293 @@
+"""What this node does about one address on layer 2: a state machine with the clock given. No I/O.
+
+The Lease of an address names its leader; a node lives by a Lease of its own. What this node knows of both is in a `View`, which
+the machine is given; what it wants done comes back as acts. `Rule` is the whole of who may begin to answer:
+
+    no Leases (a folder alone)         this node, unless a stranger has the address
+    the Lease names this node          the same; the node that had it before may still answer, and stops when it hears
+    it names a live node               not this one
+    it names a dead node, or none      the node that rendezvous hashing prefers: when no node answers a probe on the wire, and
+                                       in any case after `restart_grace_s`, when a program that still answers has stopped
+    the API server does not answer     not this one; a leader goes on
+
+Source: RFC 5227 (probes; a defence within DEFEND_INTERVAL_S, then the address is given up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no failover could wait for them
+PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
+PROBE_AGAIN_S = 0.5  # while the node that led before still answers
+BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the beginning: when the network is told, as one frame may be lost
+LEAVE_S = 0.8  # a leader that gave its Lease away answers no longer, heard or not
+GIVE_AGAIN_S = 1.0
+DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
+CONFLICT_S = 60.0  # until an address that a stranger has is tried again
+
+
+class Phase(Enum):
+    """Where the machine is. ANNOUNCED, GIVING and LEAVING answer."""
+
+    STANDBY = "standby"
+    PROBING = "probing"
+    CLAIMING = "claiming"  # the Lease is being written
+    ANNOUNCED = "announced"
+    GIVING = "giving"  # the Lease is being written to another node
+    LEAVING = "leaving"  # another node has the Lease, and was not heard yet
+    CONFLICT = "conflict"
+
+
+ANSWERING = frozenset((Phase.ANNOUNCED, Phase.GIVING, Phase.LEAVING))
+
+
+class Rule(Enum):
+    """Whether this node may begin to answer."""
+
+    NO = 0
+    IF_SILENT = 1  # nothing on the wire answers
+    IF_NO_STRANGER = 2  # another node of ours may
+
+
+class View(Struct, frozen=True):
+    """What is known of an address now. `holder` is '' where no Lease names a node.
+
+    `elects`: Leases decide; `fresh`: what is known of them is what the server has. `holder_dead_s`: since the Lease of its node ran
+    out, negative while it lives. `preferred` '': no live node may announce it.
+    """
+
+    eligible: bool
+    elects: bool = False
+    fresh: bool = False
+    holder: str = ""
+    holder_dead_s: float = -1.0
+    preferred: str = ""
+
+
+class Act(StrEnum):
+    """What the machine wants done; Order says about whom."""
+
+    PROBE = "probe"
+    CLAIM = "claim"  # write this node into the Lease; `claimed` says how that ended
+    GIVE = "give"  # write another node into it; `given` says how that ended
+    ANNOUNCE = "announce"  # answer from now on, and tell the network
+    REPEAT = "repeat"  # tell the network again
+    WITHDRAW = "withdraw"  # answer no longer
+    CONFLICT = "conflict"  # a stranger has the address: tell its users
+
+
+class Order(NamedTuple):
+    """An act; `who` is the node that gets the Lease, `mac` the stranger's."""
+
+    act: Act
+    who: str = ""
+    mac: bytes = b""
+
+
+class Settings(NamedTuple):
+    """`node` is this one. With `probe` false a stranger is not looked for before the beginning."""
+
+    node: str
+    restart_grace_s: float
+    probe: bool = True
+
+
+def rule(view: View, settings: Settings) -> Rule:
+    """Return whether this node may begin to answer for an address."""
+    if not view.eligible:
+        return Rule.NO
+    if not view.elects:
+        return Rule.IF_NO_STRANGER
+    if not view.fresh:
+        return Rule.NO
+    if view.holder == settings.node:
+        return Rule.IF_NO_STRANGER
+    if view.preferred != settings.node or (view.holder and view.holder_dead_s < 0):
+        return Rule.NO
+    if view.holder and view.holder_dead_s >= settings.restart_grace_s:
+        return Rule.IF_NO_STRANGER
+    return Rule.IF_SILENT
+
+
+class VipMachine:
+    """One address on this node. Times are seconds of one steady clock."""
+
+    def __init__(self, settings: Settings, now: float, *, answers: bool = False) -> None:
+        """`answers`: an earlier agent left the address announced."""
+        self.settings = settings
+        self.phase = Phase.ANNOUNCED if answers else Phase.STANDBY
+        self.stranger = b""  # MAC address of the one that has the address
+        self.yielded_to = ""  # the node that was heard announcing it
+        self.view = View(eligible=False)
+        self._due = now  # when the phase has to be looked at again
+        self._probes = 0  # sent
+        self._peer_answered = False
+        self._told: list[float] = []  # when the network is to be told again
+        self._defended = float("-inf")
+        self._may_give = now
+
+    @property
+    def answers(self) -> bool:
+        """Whether the programs of this node answer for the address."""
+        return self.phase in ANSWERING
+
+    def wake_at(self) -> float:
+        """Return when `step` must be called although nothing changed."""
+        quiet = self.phase in (Phase.CLAIMING, Phase.GIVING, Phase.ANNOUNCED)
+        return min(self._told[0] if self._told else float("inf"), float("inf") if quiet else self._due)
+
+    def step(self, now: float, view: View) -> Iterator[Order]:
+        """Take what is known now; yield what is to be done, in order."""
+        self.view = view
+        match self.phase:
+            case Phase.STANDBY:
+                yield from self._stand_by(now, view)
+            case Phase.PROBING:
+                yield from self._probe(now, view)
+            case Phase.ANNOUNCED:
+                yield from self._lead(now, view)
+            case Phase.LEAVING:
+                if view.holder == self.settings.node and view.eligible:
+                    self.phase = Phase.ANNOUNCED
+                elif now >= self._due:
+                    yield from self._withdraw(now)
+            case Phase.CONFLICT:
+                if now >= self._due or not view.eligible:
+                    self._stand(now)
+                    yield from self._stand_by(now, view)
+            case Phase.CLAIMING | Phase.GIVING:
+                pass
+        while self._told and now >= self._told[0]:
+            self._told.pop(0)
+            if self.answers:
+                yield Order(Act.REPEAT)
+
+    # --- not leading ---
+
+    def _stand(self, now: float, pause_s: float = 0.0) -> None:
+        self.phase, self._due, self._told = Phase.STANDBY, now + pause_s, []
+
+    def _stand_by(self, now: float, view: View) -> Iterator[Order]:
+        self.stranger = b"" if not view.eligible else self.stranger
+        allowed = rule(view, self.settings)
+        if allowed is Rule.NO:
+            yield from self._give_unused(now, view)
+            self._due = float("inf")
+            return
+        if now < self._due < float("inf"):
+            return
+        if not self.settings.probe and allowed is Rule.IF_NO_STRANGER:
+            yield from self._claim(now, view)
+            return
+        self.phase, self._probes, self._peer_answered, self.stranger = Phase.PROBING, 0, False, b""
+        self._due = now
+        yield from self._probe(now, view)
+
+    def _probe(self, now: float, view: View) -> Iterator[Order]:
+        allowed = rule(view, self.settings)
+        if allowed is Rule.NO:
+            self._stand(now)
+        elif now >= self._due and self._probes < PROBES:
+            self._probes += 1
+            self._due = now + (PROBE_GAP_S if self._probes < PROBES else PROBE_WAIT_S)
+            yield Order(Act.PROBE)
+        elif now >= self._due:
+            if self._peer_answered and allowed is Rule.IF_SILENT:
+                self._stand(now, PROBE_AGAIN_S)
+            else:
+                yield from self._claim(now, view)
+
+    def _claim(self, now: float, view: View) -> Iterator[Order]:
+        if view.elects and view.holder != self.settings.node:
+            self.phase = Phase.CLAIMING
+            yield Order(Act.CLAIM)
+        else:
+            yield from self._announce(now)
+
+    def claimed(self, now: float, *, done: bool) -> Iterator[Order]:
+        """Take how the writing of this node's name ended; what follows is yielded."""
+        if self.phase is not Phase.CLAIMING:
+            return
+        if done:
+            yield from self._announce(now)
+        else:
+            self._stand(now, PROBE_AGAIN_S)
+
+    def _announce(self, now: float) -> Iterator[Order]:
+        self.phase, self.stranger, self.yielded_to = Phase.ANNOUNCED, b"", ""
+        self._told = [now + after for after in BURST_S]
+        yield Order(Act.ANNOUNCE)
+
+    def _give_unused(self, now: float, view: View) -> Iterator[Order]:
+        """Give away a Lease that this node cannot use: no other one takes it while this one lives."""
+        is_ours = view.elects and view.fresh and view.holder == self.settings.node
+        if is_ours and not view.eligible and view.preferred not in ("", self.settings.node) and now >= self._may_give:
+            self._may_give = now + GIVE_AGAIN_S
+            yield Order(Act.GIVE, view.preferred)
+
+    # --- leading ---
+
+    def _lead(self, now: float, view: View) -> Iterator[Order]:
+        own = self.settings.node
+        if view.elects and view.fresh and view.holder != own:
+            if rule(view, self.settings) is Rule.NO:  # a live node took it, and answers already
+                yield from self._withdraw(now)
+            elif (
+                now >= self._may_give
+            ):  # the Lease was deleted, or names a node that died: it is written, while the programs answer on
+                self._may_give = now + GIVE_AGAIN_S
+                yield Order(Act.CLAIM)
+        elif view.elects and view.fresh and view.preferred not in ("", own):
+            if now >= self._may_give:
+                self._may_give = now + GIVE_AGAIN_S
+                self.phase = Phase.GIVING
+                yield Order(Act.GIVE, view.preferred)
+        elif not view.eligible:
+            yield from self._withdraw(now)
+
+    def given(self, now: float, *, done: bool) -> None:
+        """Take how the writing of another node's name ended."""
+        if self.phase is Phase.GIVING:
+            self.phase, self._due = (Phase.LEAVING, now + LEAVE_S) if done else (Phase.ANNOUNCED, now)
+
+    def _withdraw(self, now: float) -> Iterator[Order]:
+        self._stand(now)
+        yield Order(Act.WITHDRAW)
+
+    # --- what is heard ---
+
+    def heard(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
+        """Take that a host says it has the address: `node` of ours, or '' for a stranger."""
+        if self.phase is Phase.PROBING:
+            if node:
+                self._peer_answered = True
+            else:
+                self.stranger = mac
+                yield from self._conflict(now)
+        elif self.phase in (Phase.LEAVING, Phase.GIVING) and node:
+            self.yielded_to = node
+            yield from self._withdraw(now)
+        elif self.answers:
+            yield from self._contested(now, mac, node)
+
+    def _contested(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
+        holds = self.view.elects and self.view.fresh and self.view.holder == self.settings.node
+        if node and not holds:
+            self.yielded_to = node
+            yield from self._withdraw(now)
+        elif now - self._defended >= DEFEND_INTERVAL_S:
+            self._defended = now
+            yield Order(Act.REPEAT)
+        elif not node:
+            self.stranger = mac
+            yield Order(Act.WITHDRAW)
+            yield from self._conflict(now)
+
+    def _conflict(self, now: float) -> Iterator[Order]:
+        self.phase, self._due, self._told = Phase.CONFLICT, now + CONFLICT_S, []
+        yield Order(Act.CONFLICT, mac=self.stranger)

@@ -1,0 +1,106 @@
+"""lb_vip: for which addresses the programs answer, by which devices, and until when. The agent moves that time on.
+
+An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or they end by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import socket
+import struct
+from collections.abc import Mapping
+
+from lbagent.announce.frames import group_mac, solicited_node
+from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
+from lbagent.maps.lbmaps import LBMaps
+
+log = logging.getLogger(__name__)
+MAP = "lb_vip"
+REFRESH_PARTS, MOST_REFRESH_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
+SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
+_V4_MAPPED = bytes(10) + b"\xff\xff"
+Place = tuple[int, bytes]  # ifindex, address
+NS = 1_000_000_000
+
+
+class VipMap:
+    """Owner of the entries of lb_vip."""
+
+    def __init__(self, maps: LBMaps, restart_grace_s: float) -> None:
+        self._maps = maps
+        self.restart_grace_s = restart_grace_s
+        self._written: dict[Place, bytes] = read(maps)  # with which MAC address
+        self._refreshed = float("-inf")
+
+    @property
+    def places(self) -> Mapping[Place, bytes]:
+        """What is written: a MAC address by device and address."""
+        return self._written
+
+    def refresh_at(self) -> float:
+        """Return when `write` must be called again though nothing changed; monotonic seconds."""
+        return (
+            self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MOST_REFRESH_S)
+            if self._written
+            else float("inf")
+        )
+
+    def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
+        """Answer for exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull."""
+        gone = [place for place in self._written if place not in wanted]
+        due = now >= self.refresh_at()
+        fresh = {place: mac for place, mac in wanted.items() if due or self._written.get(place) != mac}
+        if gone:
+            self._maps.delete_many(MAP, [_key(place) for place in gone])
+            for place in gone:
+                del self._written[place]
+                _listen(place, leave=True)
+        if fresh:
+            until = int((now + self.restart_grace_s) * NS)
+            for place in fresh.keys() - self._written.keys():
+                _listen(place)
+            self._maps.put_many(MAP, [(_key(place), LB_VIP.pack(until, mac, b"")) for place, mac in fresh.items()])
+            self._written |= fresh
+        if due or len(fresh) == len(self._written):
+            self._refreshed = now
+
+
+def read(maps: LBMaps) -> dict[Place, bytes]:
+    """Return what an earlier agent left, also what has ended."""
+    out: dict[Place, bytes] = {}
+    if MAP in maps.specs:  # pins of an earlier version lack it
+        for key, value in maps.items(MAP):
+            ifindex, address = LB_VIP_KEY.unpack(key)
+            mac = LB_VIP.unpack(value)[1]
+            assert isinstance(ifindex, int)
+            assert isinstance(address, bytes)
+            assert isinstance(mac, bytes)
+            out[ifindex, address.removeprefix(_V4_MAPPED)] = mac
+    return out
+
+
+def release(places: Mapping[Place, bytes]) -> None:
+    """Let devices take solicitations for these addresses no longer (for `cleanup`)."""
+    for place in places:
+        _listen(place, leave=True)
+
+
+def _key(place: Place) -> bytes:
+    ifindex, address = place
+    return LB_VIP_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+
+
+def _listen(place: Place, *, leave: bool = False) -> None:
+    """Let the device take the group in which an IPv6 address is asked for: its filter may drop other ones.
+
+    It holds until it is taken back, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).
+    """
+    ifindex, address = place
+    if len(address) != 16:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        name = socket.if_indextoname(ifindex).encode()
+        request = struct.pack("16sH14s8x", name, 0, group_mac(solicited_node(address)))
+        fcntl.ioctl(sock, SIOCDELMULTI if leave else SIOCADDMULTI, request)

@@ -1,0 +1,86 @@
+"""`lbagent vip`: the addresses that nodes announce. `lbagent bgp`: the sessions by which they do."""
+
+from __future__ import annotations
+
+import click
+
+from lbagent.api.client import AgentClient
+from lbagent.cli import output
+from lbagent.cli.options import form_option, socket_option
+from lbagent.cli.output import Column, Listing, Style
+
+VIPS = Listing(
+    (
+        Column("ADDRESS", lambda row: row["address"]),
+        Column("MODE", lambda row: row["mode"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("NODE", lambda row: row["node"]),
+        Column("POOL", lambda row: row["pool"]),
+        Column("SERVICES", lambda row: ",".join(row["services"]), cut=True),
+        Column("REASON", lambda row: row["reason"], cut=True),
+    ),
+    name=lambda row: str(row["address"]),
+    key=lambda row: (row["address"], row["mode"]),
+)
+
+
+PEERS = Listing(
+    (
+        Column("ADDRESS", lambda row: row["address"]),
+        Column("ASN", lambda row: row["asn"]),
+        Column("STATE", lambda row: row["state"]),
+        Column("BFD", lambda row: row["bfd"]),
+        Column("ADVERTISED", lambda row: row["advertised"]),
+        Column("REASON", lambda row: row.get("reason")),
+    ),
+    lambda row: str(row["address"]),
+    lambda row: row["address"],
+)
+
+
+@click.group()
+def vip() -> None:
+    """Addresses of Services that this node, or another one, announces (--announce FILE)."""
+
+
+@vip.command("list", short_help="Each address, and which node announces it.")
+@socket_option
+@form_option("table", "wide", "json", "yaml", "name")
+def list_(socket: str, form: str) -> None:
+    """List the addresses that are to be announced.
+
+    announced: by this node. standby: by another node, or soon. conflict: a host that is no node has the address. withdrawn: by
+    no node that this one knows of.
+    """
+    output.show(VIPS, AgentClient(socket).vips(), Style(form))
+
+
+@vip.command(short_help="Why an address is announced, or not.")
+@click.argument("name", metavar="ADDRESS|NAMESPACE/NAME")
+@socket_option
+def why(name: str, socket: str) -> int:
+    """Say from where an address is announced, or why it is not, and what to do.
+
+    Exit code 0: it is announced somewhere. 1: it is not. 3: no such address or Service.
+    """
+    answer = AgentClient(socket).why_vip(name)
+    for line in answer["lines"]:
+        click.echo(output.printable(line))
+    return 0 if answer["announced"] else 1
+
+
+@click.group()
+def bgp() -> None:
+    """Announcement of addresses by BGP."""
+
+
+@bgp.command()
+@socket_option
+@form_option("table", "json", "yaml", "name")
+def peers(socket: str, form: str) -> None:
+    """List the routers that this node has BGP sessions with, as they are now; REASON says why one is not established."""
+    rows = AgentClient(socket).bgp_peers()
+    if not rows and form == "table":
+        click.echo("no BGP peer: the pools file has no section bgp, or none of its peers is for this node", err=True)
+    else:
+        output.show(PEERS, rows, Style(form))

@@ -1,0 +1,45 @@
+"""A node lives by its Lease, as seen by a node that may not see well itself."""
+
+from __future__ import annotations
+
+from lbagent.announce.node_lives import NodeLives
+
+
+def seen(*words: tuple[str, str, float]) -> NodeLives:
+    lives = NodeLives("a", 2.0)
+    for node, renewed, now in words:
+        lives.see(node, renewed, 2.0, now)
+    return lives
+
+
+def test_a_lease_runs_out_when_it_has_not_changed_for_its_duration() -> None:
+    lives = seen(("a", "1", 0.0), ("b", "1", 0.5))
+    assert set(lives.alive(2.4)) == {"b"}
+    assert lives.dead_s("b", 3.0) == 0.5
+    lives.see("b", "1", 2.0, 3.0)  # the same word is no sign of life
+    assert lives.dead_s("b", 3.0) == 0.5
+
+
+def test_while_the_own_lease_is_not_seen_nothing_is_fresh() -> None:
+    lives = seen(("a", "1", 0.0))
+    assert lives.is_fresh(1.9)
+    assert not lives.is_fresh(2.0)
+    assert not NodeLives("a", 2.0).is_fresh(0.0)
+
+
+def test_after_an_outage_the_others_have_a_whole_duration() -> None:
+    lives = seen(("a", "1", 0.0), ("b", "1", 0.0), ("a", "2", 60.0))
+    assert lives.dead_s("b", 60.0) == -2.0
+    assert lives.dead_s("b", 62.5) == 0.5
+
+
+def test_at_the_beginning_too() -> None:
+    lives = seen(("b", "1", 0.0), ("a", "1", 50.0))
+    assert lives.dead_s("b", 50.0) == -2.0
+    assert lives.dead_s("never seen", 52.0) == 0.0
+
+
+def test_a_node_without_a_lease_is_no_live_node() -> None:
+    lives = seen(("a", "1", 0.0), ("b", "1", 0.0))
+    lives.forget("b")
+    assert set(lives.alive(1.0)) == {"a"}

@@ -1,0 +1,32 @@
+"""Rendezvous hashing: all agree, shares are even, and a node that goes or comes moves only its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbagent.announce.rendezvous import preferred_node
+
+NODES = st.frozensets(st.text(min_size=1, max_size=8), min_size=1, max_size=8)
+
+
+@given(st.binary(min_size=4, max_size=4), NODES)
+def test_the_order_in_which_nodes_are_known_does_not_matter(address: bytes, nodes: frozenset[str]) -> None:
+    assert preferred_node(address, sorted(nodes)) == preferred_node(address, sorted(nodes, reverse=True)) in nodes
+
+
+@given(st.binary(min_size=4, max_size=4), NODES, st.text(min_size=1, max_size=8))
+def test_a_node_that_comes_takes_only_what_it_then_leads(address: bytes, nodes: frozenset[str], new: str) -> None:
+    assert preferred_node(address, nodes | {new}) in (preferred_node(address, nodes), new)
+
+
+def test_shares_are_even() -> None:
+    shares = Counter(preferred_node(bytes((10, 0, at >> 8, at & 255)), ("a", "b", "c")) for at in range(3000))
+    assert len(shares) == 3
+    assert min(shares.values()) > 900
+
+
+def test_no_node_no_leader() -> None:
+    assert preferred_node(b"\1\2\3\4", ()) == ""

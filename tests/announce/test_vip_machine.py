@@ -1,0 +1,209 @@
+"""Who may begin to answer for an address, step by step, with the clock in hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.announce.vip_machine import (
+    BURST_S,
+    CONFLICT_S,
+    PROBE_AGAIN_S,
+    PROBE_S,
+    PROBES,
+    Act,
+    Order,
+    Phase,
+    Rule,
+    Settings,
+    View,
+    VipMachine,
+    rule,
+)
+
+OURS = Settings("a", 30.0)
+MAC = b"\2\0\0\0\0\1"
+FREE = View(eligible=True, elects=True, fresh=True, preferred="a")
+GIVEN = View(eligible=True, elects=True, fresh=True, holder="a", preferred="a")
+ALONE = View(eligible=True)
+
+
+def dead(seconds: float, **fields: object) -> View:
+    given = {"eligible": True, "elects": True, "fresh": True, "holder": "b", "preferred": "a"} | fields
+    return View(holder_dead_s=seconds, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("view", "found"),
+    [
+        (View(eligible=False), Rule.NO),
+        (ALONE, Rule.IF_NO_STRANGER),
+        (FREE, Rule.IF_SILENT),
+        (GIVEN, Rule.IF_NO_STRANGER),
+        (View(eligible=True, elects=True, fresh=False, holder="a", preferred="a"), Rule.NO),
+        (View(eligible=True, elects=True, fresh=True, preferred="b"), Rule.NO),
+        (dead(-0.1), Rule.NO),
+        (dead(0.0), Rule.IF_SILENT),
+        (dead(29.9), Rule.IF_SILENT),
+        (dead(30.0), Rule.IF_NO_STRANGER),
+        (dead(99.0, preferred="c"), Rule.NO),
+        (dead(99.0, eligible=False), Rule.NO),
+        (dead(99.0, fresh=False), Rule.NO),
+    ],
+)
+def test_who_may_begin(view: View, found: Rule) -> None:
+    assert rule(view, OURS) is found
+
+
+class Run:
+    """A machine and the orders of a stretch of time."""
+
+    def __init__(self, view: View, **more: bool) -> None:
+        self.now, self.view = 100.0, view
+        self.machine = VipMachine(OURS._replace(probe=more.pop("probe", True)), self.now, **more)
+
+    def run(self, seconds: float, step: float = 0.05) -> list[tuple[float, Order]]:
+        out, began = [], self.now
+        for number in range(round(seconds / step) + 1):
+            self.now = began + number * step
+            out += [(round(self.now - began, 3), order) for order in self.machine.step(self.now, self.view)]
+        return out
+
+    def acts(self, seconds: float) -> list[Act]:
+        return [order.act for _, order in self.run(seconds)]
+
+
+def test_without_leases_it_probes_three_times_then_announces_and_tells_again() -> None:
+    found = Run(ALONE).run(11)
+    assert [order.act for _, order in found] == [Act.PROBE] * PROBES + [Act.ANNOUNCE] + [Act.REPEAT] * len(BURST_S)
+    begin = found[PROBES][0]
+    assert begin == pytest.approx(PROBE_S, abs=0.06)
+    assert [round(at - begin, 1) for at, order in found if order.act is Act.REPEAT] == list(BURST_S)
+
+
+def test_without_probes_it_begins_at_once() -> None:
+    assert Run(ALONE, probe=False).acts(0)[0] is Act.ANNOUNCE
+
+
+def test_a_stranger_keeps_it_from_announcing_and_is_looked_for_again_each_minute() -> None:
+    run = Run(ALONE)
+    run.run(0.1)
+    assert list(run.machine.heard(run.now, MAC, "")) == [Order(Act.CONFLICT, mac=MAC)]
+    assert (run.machine.phase, run.machine.stranger) == (Phase.CONFLICT, MAC)
+    assert run.acts(CONFLICT_S - 1) == []
+    assert Act.ANNOUNCE in run.acts(2)
+
+
+def test_with_a_lease_it_is_written_before_the_address_is_announced() -> None:
+    run = Run(FREE)
+    assert run.acts(2) == [Act.PROBE] * PROBES + [Act.CLAIM]
+    assert not run.machine.answers
+    assert list(run.machine.claimed(run.now, done=True)) == [Order(Act.ANNOUNCE)]
+    refused = Run(FREE)
+    refused.run(2)
+    assert list(refused.machine.claimed(refused.now, done=False)) == []
+    assert refused.machine.phase is Phase.STANDBY
+
+
+def test_a_dead_node_whose_programs_answer_is_waited_for() -> None:
+    run = Run(dead(1.0))
+    run.run(0.1)
+    assert list(run.machine.heard(run.now, MAC, "b")) == []
+    assert Act.CLAIM not in run.acts(PROBE_S)
+    assert Act.PROBE in run.acts(PROBE_AGAIN_S + 0.1)
+    run.view = dead(30.0)
+    assert Act.CLAIM in run.acts(2)
+
+
+def test_a_lease_that_was_given_is_taken_while_the_giver_still_answers() -> None:
+    run = Run(GIVEN)
+    run.run(0.1)
+    assert list(run.machine.heard(run.now, MAC, "b")) == []
+    assert Act.ANNOUNCE in run.acts(1)
+
+
+def leading(view: View = GIVEN) -> Run:
+    run = Run(view)
+    run.run(12)
+    assert run.machine.phase is Phase.ANNOUNCED
+    return run
+
+
+def test_an_outage_withdraws_nothing() -> None:
+    run = leading()
+    run.view = View(eligible=True, elects=True, fresh=False, holder="b", holder_dead_s=-1.0, preferred="b")
+    assert run.acts(60) == []
+    assert run.machine.answers
+
+
+def test_in_an_outage_it_yields_to_another_node_and_stays_away() -> None:
+    run = leading()
+    run.view = View(eligible=True, elects=True, fresh=False, holder="a", preferred="a")
+    run.run(0)
+    assert list(run.machine.heard(run.now, MAC, "b")) == [Order(Act.WITHDRAW)]
+    assert run.machine.yielded_to == "b"
+    assert run.acts(60) == []
+
+
+def test_with_the_lease_it_answers_another_node_by_telling_the_network_again() -> None:
+    run = leading()
+    assert list(run.machine.heard(run.now, MAC, "b")) == [Order(Act.REPEAT)]
+    assert list(run.machine.heard(run.now, MAC, "b")) == []
+    assert run.machine.answers
+
+
+def test_a_stranger_is_answered_once_and_then_yielded_to() -> None:
+    run = leading(ALONE)
+    assert list(run.machine.heard(run.now, MAC, "")) == [Order(Act.REPEAT)]
+    assert [order.act for order in run.machine.heard(run.now + 1, MAC, "")] == [Act.WITHDRAW, Act.CONFLICT]
+    assert run.machine.phase is Phase.CONFLICT
+
+
+def test_it_gives_the_lease_to_the_preferred_node_and_stops_when_it_hears_it() -> None:
+    run = leading()
+    run.view = View(eligible=True, elects=True, fresh=True, holder="a", preferred="b")
+    assert run.run(0) == [(0.0, Order(Act.GIVE, "b"))]
+    run.machine.given(run.now, done=True)
+    run.view = View(eligible=True, elects=True, fresh=True, holder="b", holder_dead_s=-1, preferred="b")
+    assert run.acts(0.2) == []
+    assert run.machine.answers
+    assert list(run.machine.heard(run.now, MAC, "b")) == [Order(Act.WITHDRAW)]
+
+
+def test_it_stops_soon_after_it_gave_the_lease_though_it_hears_nothing() -> None:
+    run = leading()
+    run.view = View(eligible=False, elects=True, fresh=True, holder="a", preferred="b")
+    assert run.acts(0) == [Act.GIVE]
+    run.machine.given(run.now, done=True)
+    run.view = View(eligible=False, elects=True, fresh=True, holder="b", holder_dead_s=-1, preferred="b")
+    assert run.acts(0.95) == [Act.WITHDRAW]  # two nodes never answer for over a second
+
+
+def test_a_node_that_cannot_use_its_lease_gives_it_away() -> None:
+    run = Run(View(eligible=False, elects=True, fresh=True, holder="a", preferred="b"))
+    assert run.run(0) == [(0.0, Order(Act.GIVE, "b"))]
+    assert run.acts(0.5) == []
+
+
+def test_no_other_node_it_withdraws() -> None:
+    run = leading()
+    run.view = View(eligible=False, elects=True, fresh=True, holder="a")
+    assert run.acts(0) == [Act.WITHDRAW]
+
+
+def test_what_an_earlier_agent_announced_goes_on_without_a_word() -> None:
+    run = Run(GIVEN, answers=True)
+    assert run.acts(20) == []
+    assert run.machine.answers
+
+
+def test_a_lease_that_was_deleted_is_written_again_while_the_programs_answer() -> None:
+    run = leading()
+    run.view = FREE
+    assert run.acts(0) == [Act.CLAIM]
+    assert run.machine.answers
+
+
+def test_what_another_node_took_is_not_answered_for_any_more() -> None:
+    run = leading()
+    run.view = View(eligible=True, elects=True, fresh=True, holder="b", holder_dead_s=-1.0, preferred="b")
+    assert run.acts(0) == [Act.WITHDRAW]

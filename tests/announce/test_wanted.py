@@ -1,0 +1,107 @@
+"""Which addresses are announced, how, and where they may be: out of Services, endpoints, pools and the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.announce.wanted import node_refusal, wanted_vips, with_endpoints
+from lbagent.model.address import L4Type, parse_ip
+from lbagent.model.family import Family
+from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, Node, ObjectSnapshot, Service, SlicePort
+from lbagent.pools.announcement import L2Settings
+from lbagent.pools.label_selector import LabelSelector, Requirement
+from lbagent.pools.read_pools import parse_pools
+
+POOLS = parse_pools(
+    """\
+pools:
+- {name: lan, addresses: [10.0.0.0/28], announce: [l2]}
+- {name: both, addresses: [10.0.1.0/28], announce: [bgp, l2]}
+- {name: none, addresses: [10.0.2.0/28], announce: []}
+bgp: {localASN: 64512, peers: []}
+""",
+    "pools.yaml",
+)
+A, B, NONE, ELSEWHERE = (parse_ip(text) for text in ("10.0.0.1", "10.0.1.1", "10.0.2.1", "192.0.2.1"))
+
+
+def service(name: str, *ingress: bytes, **more: object) -> Service:
+    return Service("ns", name, ingress=ingress, **more)  # type: ignore[arg-type]
+
+
+def piece(name: str, *endpoints: Endpoint) -> EndpointSlice:
+    ports = (SlicePort("", L4Type.TCP, 80),)
+    return EndpointSlice("ns", f"{name}-x", name, Family.IPV4, ports=ports, endpoints=endpoints)
+
+
+def found(*objects: Service | EndpointSlice | Endpoints, external_ips: bool = True):  # type: ignore[no-untyped-def]
+    snapshot = ObjectSnapshot(
+        services={each.key: each for each in objects if isinstance(each, Service)},
+        slices={each.key: each for each in objects if isinstance(each, EndpointSlice)},
+        endpoints={each.key: each for each in objects if isinstance(each, Endpoints)},
+    )
+    return wanted_vips(snapshot, POOLS, external_ips=external_ips)
+
+
+def test_addresses_of_pools_that_say_how_are_wanted() -> None:
+    vips = found(service("web", A, B, NONE, ELSEWHERE))
+    assert {address: (vip.pool, vip.modes) for address, vip in vips.items()} == {
+        A: ("lan", ("l2",)),
+        B: ("both", ("l2", "bgp")),
+    }
+
+
+def test_external_addresses_are_wanted_where_they_are_served() -> None:
+    web = service("web", external_ips=(A,))
+    assert found(web).keys() == {A}
+    assert found(web, external_ips=False) == {}
+
+
+def test_a_service_of_another_proxy_is_left_to_it() -> None:
+    assert found(service("web", A, ignored="it is another proxy's")) == {}
+
+
+def test_without_an_endpoint_layer_2_goes_on_and_bgp_does_not() -> None:
+    vips = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4", ready=False)))
+    assert vips[B].admits("n")
+    assert with_endpoints(vips.values(), "bgp") == set()
+    vips = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4")))
+    assert with_endpoints(vips.values(), "bgp") == {B}
+
+
+def test_policy_local_admits_the_nodes_of_ready_endpoints() -> None:
+    endpoints = piece("web", Endpoint(b"\1\2\3\4", node="a"), Endpoint(b"\1\2\3\5", ready=False, node="b"))
+    vip = found(service("web", A, external_local=True), endpoints)[A]
+    assert (vip.admits("a"), vip.admits("b")) == (True, False)
+    shared = found(service("web", A, external_local=True), service("dns", A), endpoints)[A]
+    assert (shared.admits("b"), shared.services) == (True, ("ns/dns", "ns/web"))
+
+
+def test_an_endpoints_object_counts_where_there_is_no_slice() -> None:
+    old = Endpoints("ns", "web", slices=(piece("web", Endpoint(b"\1\2\3\4", node="a")),))
+    assert found(service("web", A, external_local=True), old)[A].admits("a")
+    assert not found(service("web", A, external_local=True), old, piece("web"))[A].admits("a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({}, ""),
+        ({"excluded": True}, "exclude-from-external"),
+        ({"leaves": True}, "go away"),
+        ({"cordoned": True}, "cordoned"),
+        ({"shuts_down": True}, "shutting down"),
+        ({"labels": {"role": "edge"}}, ""),
+    ],
+)
+def test_a_node_that_is_not_to_announce(fields: dict[str, object], word: str) -> None:
+    refusal = node_refusal(Node("n", **fields), L2Settings())  # type: ignore[arg-type]
+    assert word in refusal if word else refusal == ""
+    assert node_refusal(None, L2Settings()) == ""
+
+
+def test_the_selector_of_nodes_is_for_layer_2() -> None:
+    settings = L2Settings(node_selector=LabelSelector((Requirement("role", "In", frozenset(("edge",))),)))
+    assert "nodeSelector" in node_refusal(Node("n"), settings)
+    assert node_refusal(Node("n"), settings, for_l2=False) == ""
+    assert node_refusal(Node("n", labels={"role": "edge"}), settings) == ""

@@ -1,0 +1,168 @@
+"""One leader an address, by Leases of a real API server: two nodes on one link, and what becomes of an address when one goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube.announcing_nodes import Host, Link, give_rights, take_rights
+from tests.kube.cluster import Cluster
+from tests.kube.control_plane import MERGE
+from tests.lab import traffic
+from tests.lab.netns import wait_for
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+VIP = "10.8.0.100"
+ALL = [f"10.8.0.{number}" for number in range(100, 110)]
+
+
+@pytest.fixture
+def link(cluster: Cluster) -> Iterator[Link]:
+    """Two nodes whose agents run."""
+    link = Link(cluster)
+    try:
+        for number in (1, 2):
+            link.add_host(number)
+        for host in link.hosts.values():
+            host.agent.start()
+        yield link
+    finally:
+        link.close()
+
+
+def other(link: Link, host: Host) -> Host:
+    return next(each for each in link.hosts.values() if each is not host)
+
+
+def serve(link: Link, *addresses: str, **spec: object) -> Host:
+    """Make a Service of the first address with an endpoint on each node; return the leader."""
+    for number, address in enumerate(addresses):
+        link.serve(f"web{number}", address, hosts=list(link.hosts.values()), **spec)
+    return link.until_led(addresses[0])
+
+
+def answers(link: Link, address: str) -> bool:
+    try:
+        return bool(link.client.call(traffic.http_get, address, 80, timeout_s=1.0))
+    except OSError:
+        return False
+
+
+def test_one_node_leads_and_the_lease_says_which(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    assert link.mac_of(VIP) == leader.node.mac("eth0").hex(":")
+    assert link.lease(VIP)["holderIdentity"] == leader.name
+    standby = other(link, leader)
+    row = standby.vips()[VIP]
+    assert (row["state"], row["node"], row["reason"]) == ("standby", leader.name, f"{leader.name} announces it")
+    assert standby.agent.cli("vip", "why", VIP).returncode == 0
+    assert standby.agent.cli("vip", "why", "default/web0").stdout.startswith(
+        f"{VIP} (l2, pool lan): announced from {leader.name}"
+    )
+
+
+def test_when_the_cable_is_pulled_the_other_node_takes_over(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    heir = other(link, leader)
+    link.set_endpoints("web0", [heir])
+    leader.proxy.close()  # the API server is behind the same cable
+    leader.pull_cable()
+    link.until_led(VIP, by=heir)
+    wait_for(lambda: answers(link, VIP), "an answer of the other node", 20)
+    assert link.mac_of(VIP) == heir.node.mac("eth0").hex(":")
+    assert "lbagent_vip_takeovers_total 1" in heir.agent.api.metrics()
+
+
+def test_when_the_leader_is_cordoned_no_connection_fails(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    heir = other(link, leader)
+    with link.load(VIP, timeout_s=5.0) as load:
+        load.wait_more(50)
+        link.cluster.plane.ask("PATCH", f"/api/v1/nodes/{leader.name}", {"spec": {"unschedulable": True}}, MERGE)
+        link.until_led(VIP, by=heir)
+        load.wait_more(100)
+    assert load.tally.failures == []
+    assert leader.vips()[VIP]["reason"] == "the node is cordoned"
+    link.cluster.plane.ask("PATCH", f"/api/v1/nodes/{leader.name}", {"spec": {"unschedulable": None}}, MERGE)
+    link.until_led(VIP, by=leader)  # it takes its share again
+
+
+def test_the_end_of_an_agent_moves_nothing_until_its_programs_stop(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    heir = other(link, leader)
+    with link.load(VIP, timeout_s=5.0) as load:
+        load.wait_more(50)
+        leader.agent.kill()
+        wait_for(lambda: link.leader(VIP) is heir, "the other node", 60)
+        load.wait_more(100)
+    assert load.tally.failures == []
+    leader.agent.start()
+    link.until_led(VIP, by=leader)
+
+
+def test_an_outage_of_the_api_server_withdraws_nothing(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    plane = link.cluster.plane
+    with link.load(VIP, timeout_s=5.0) as load:
+        plane.kill()
+        try:
+            load.wait_more(200, 15)
+            wait_for(lambda: other(link, leader).agent.cli("status", check=False).returncode != 0, "a problem", 60)
+            assert leader.state(VIP) == "announced"
+            assert other(link, leader).state(VIP) == "standby"
+        finally:
+            plane.start()
+        load.wait_more(200, 15)
+    assert load.tally.failures == []
+    assert link.until_led(VIP) is leader
+
+
+def test_addresses_are_spread_and_a_stranger_s_address_is_told_of(link: Link) -> None:
+    link.client.ip("addr add 10.8.0.150/32 dev eth0")
+    serve(link, *ALL, "10.8.0.150")
+    for address in ALL:
+        link.until_led(address)
+    leaders = [link.leader(address) for address in ALL]
+    assert len(set(leaders)) == 2
+    wait_for(lambda: any(host.state("10.8.0.150") == "conflict" for host in link.hosts.values()), "the conflict", 20)
+    wait_for(lambda: "AddressInUse" in {event["reason"] for event in link.cluster.events()}, "the Event", 20)
+    (event,) = (each for each in link.cluster.events() if each["reason"] == "AddressInUse")
+    assert event["involvedObject"]["name"] == f"web{len(ALL)}"
+    assert link.client.mac("eth0").hex(":") in event["message"]
+
+
+def test_in_peace_a_node_writes_once_a_second_however_many_addresses_there_are(link: Link) -> None:
+    serve(link, *ALL)
+    for address in ALL:
+        link.until_led(address)
+    time.sleep(3)
+    before, began = writes(link), time.monotonic()
+    time.sleep(10)
+    assert writes(link) - before <= len(link.hosts) * (time.monotonic() - began + 1)
+
+
+def writes(link: Link) -> int:
+    return sum(request.verb in ("create", "update", "patch", "delete") for request in link.cluster.plane.requests())
+
+
+def test_without_the_rights_it_says_so(cluster: Cluster) -> None:
+    link = Link(cluster)
+    try:
+        host = link.add_host(1)
+        take_rights(cluster)
+        host.agent.start()
+        link.serve("web0", VIP, hosts=[host])
+        wait_for(lambda: "403 Forbidden" in host.agent.cli("vip", "why", VIP, check=False).stdout, "the reason", 60)
+        assert "deploy/cloud/announce.yaml for the rights" in host.agent.cli("vip", "why", VIP, check=False).stdout
+        assert any(text.startswith("Leases cannot be used") for text in host.agent.json("status")["problems"])
+        give_rights(cluster)
+        link.until_led(VIP)
+    finally:
+        link.close()
