@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import lbagent
+from lbagent.cli import main
 from lbagent.errors import LbError, NotFound
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
@@ -93,6 +95,22 @@ def test_every_command_has_help(lb: Run, command: str) -> None:
         assert done.out.startswith(f"Usage: lbagent {command}")
         assert "\\" not in done.out, "what click reads as a mark is shown"
         assert "..." not in done.out.partition("Commands:")[2], "a line of the list is cut"
+
+
+def test_no_flag_is_there_twice() -> None:
+    """Of two the later one would hide the other one."""
+
+    def check(command: click.Command, path: str) -> None:
+        flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
+        assert len(flags) == len(set(flags)), (path, sorted(flag for flag in flags if flags.count(flag) > 1))
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                check(below, f"{path} {name}")
+
+    check(main.cli, "lbagent")
 
 
 def test_times_have_units_in_help(lb: Run) -> None:

@@ -17,11 +17,10 @@ def config() -> None:
 
 
 @config.command(short_help="Check file, environment and flags.")
-@click.option("--announce", default="", metavar="FILE", help="Check this file of address pools as well.")
 @setting_options()
-def check(announce: str, **flags: Any) -> None:
-    """Check file, environment and flags. Exit code 2: a value is wrong, and the message names its place."""
-    from_flags(flags)
+def check(**flags: Any) -> None:
+    """Check file, environment and flags, and the pools file of --announce. Exit code 2: a value is wrong, and the message names its place."""
+    announce = from_flags(flags).announce
     if announce:
         from lbagent.pools.read_pools import read_pools
 
