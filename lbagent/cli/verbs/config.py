@@ -19,7 +19,10 @@ def config() -> None:
 @config.command(short_help="Check file, environment and flags.")
 @setting_options()
 def check(**flags: Any) -> None:
-    """Check file, environment and flags, and the pools file of --announce. Exit code 2: a value is wrong, and the message names its place."""
+    """Check file, environment and flags, and the pools file of --announce.
+
+    Exit code 2: a value is wrong, and the message names its place.
+    """
     announce = from_flags(flags).announce
     if announce:
         from lbagent.pools.read_pools import read_pools
