@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -153,10 +154,13 @@ class Link:
         return dict(found["spec"]) if status == 200 else {}
 
     def leader(self, address: str) -> Host | None:
-        """Return the node that says it announces an address."""
-        found = [host for host in self.hosts.values() if _runs(host) and host.state(address) == "announced"]
-        assert len(found) < 2, [host.name for host in found]
-        return found[0] if found else None
+        """Return the node that says it announces an address. They are asked one after the other, so it may move meanwhile."""
+        for _ in range(5):
+            found = [host for host in self.hosts.values() if _runs(host) and host.state(address) == "announced"]
+            if len(found) < 2:
+                return found[0] if found else None
+            time.sleep(0.3)
+        raise AssertionError([host.name for host in found])
 
     def until_led(self, address: str, *, by: Host | None = None) -> Host:
         wait_for(lambda: (found := self.leader(address)) and found is (by or found), f"a leader of {address}", 60)

@@ -8,7 +8,13 @@ from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
 from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer, is_behind_router
-from lbagent.objects.decode.last_good_parts import keep_addresses, keep_families, keep_ports, keep_ranges
+from lbagent.objects.decode.last_good_parts import (
+    keep_addresses,
+    keep_balancer,
+    keep_families,
+    keep_ports,
+    keep_ranges,
+)
 from lbagent.objects.decode.report import Report, annotation, label, present
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
 from lbagent.objects.field_path import FieldPath
@@ -75,7 +81,7 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         dsr=dsr,
         nat_policy=nat,
         l7_proxy_port=l7_port,
-        balancer=balancer,
+        balancer=balancer and keep_balancer(balancer, report),
     )
 
 

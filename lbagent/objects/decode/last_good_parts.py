@@ -15,7 +15,7 @@ from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.objects.decode.report import Report
 from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
+from lbagent.objects.records import Balancer, Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:
@@ -54,6 +54,16 @@ def _keep_port(last: ServicePort, index: int, now: dict[int, ServicePort], repor
     elif (last.port, last.protocol) not in taken:
         now[index] = replace(last, index=index, node_port=last.node_port if is_free else 0)
         report.say_kept(("spec", "ports", index), f"port {last.port}")
+
+
+def keep_balancer(balancer: Balancer, report: Report) -> Balancer:
+    """Return what a Service says to its provider, with the ports and the affinity from before where they are faulty now."""
+    last: Balancer | None = report.last_value("balancer")
+    if last is not None and report.is_faulty(("spec", "ports")):
+        balancer = replace(balancer, ports=last.ports)
+    if last is not None and report.is_faulty(("spec", "sessionAffinity")):
+        balancer = replace(balancer, session_affinity=last.session_affinity)
+    return balancer
 
 
 def _name(entry: Any, path: FieldPath, report: Report) -> str:
