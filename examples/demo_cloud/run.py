@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "examples" / "demo")]
 from machines import LB_CLASS, MAP, POOLS, Machines  # noqa: E402
 from show import Show  # noqa: E402
 from stage import present  # noqa: E402
-from watched import WatchedClient  # noqa: E402
+from watched import WORKERS, WatchedClient  # noqa: E402
 
 from tests.kube.announcing_nodes import Host  # noqa: E402
 from tests.kube.cluster import HOME  # noqa: E402
@@ -213,7 +213,14 @@ class Demo:
             self._set_cordon(leader, False)
             self.machines.link.until_led(self.web, by=leader)
             wait_for(lambda: len(self.ways()) == 2, "the route", WITHIN_S)
-        self.claim_none_failed(clients[0])
+        laptop, branch = clients
+        self.claim_none_failed(laptop)
+        moved = len(branch.load.tally.failures)
+        self.show.claim(
+            moved <= 2 * WORKERS,
+            f"{moved} of the branch: at most those under way ({WORKERS} at a time) when the router changed its ways, twice",
+            str(branch.load.tally.failures[:3]),
+        )
 
     def _set_cordon(self, host: Host, on: bool) -> None:
         self.show.command(f"kubectl {'cordon' if on else 'uncordon'} {host.name}")
@@ -228,6 +235,7 @@ class Demo:
         with self.under_load(LOST_S) as (laptop, branch):
             died = time.monotonic()
             leader.power_off()
+            self.show.say(f"{leader.name} is silent: no link, no process, no word to anyone")
             self.machines.link.until_led(self.web, by=heir)
             wait_for(lambda: self.ways() == [heir.address], "the end of the route", WITHIN_S)
         gap, failing = laptop.longest_gap_s, branch.failing_s(died)
