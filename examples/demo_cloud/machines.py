@@ -39,11 +39,11 @@ protocol bgp node{number} {{
   ipv4 {{ import all; export none; }};
 }}
 """
-MAP = f"""laptop 10.8.0.200 ─────┐            ┌── node-1 10.8.0.1   agent --announce, BIRD
-                       ├─ the LAN ──┼── node-2 10.8.0.2   agent --announce, BIRD
-branch 10.20.0.2 ── router {ROUTER}  └── worker {WORKER}  the Pods of web and shop
+MAP = f"""laptop 10.8.0.200 ─────────────────────┐         ┌─ node-1 10.8.0.1   agent, BIRD
+                                       ├── LAN ──┼─ node-2 10.8.0.2   agent, BIRD
+branch 10.20.0.2 ── router {ROUTER} ─┘         └─ worker {WORKER}  Pods of web and shop
                     (BIRD, AS 64513)
-outside {OUTSIDE} ── home router {WAN} ── home {HOST}  agent, a Pod
+outside {OUTSIDE} ── home router {WAN} ────────── home {HOST}  agent, Pod of media
                     (miniupnpd)"""
 
 
@@ -145,8 +145,9 @@ class Machines:
 
     def _start_pods(self) -> None:
         for name, address in PODS.items():
-            self.worker.ip(f"addr add {address}/24 dev eth0")
-            self._closing.callback(end, start_server(self.worker, name, address))
+            ipv6 = f"fd08::{address.rpartition('.')[2]}"
+            self.worker.ip(f"addr add {address}/24 dev eth0", f"addr add {ipv6}/64 dev eth0 nodad")
+            self._closing.callback(end, start_server(self.worker, name, address, ipv6))
             self.cluster.add_pod(name, name.partition("-")[0], address, node="worker")
         address = self.home.add_pod(self.home_pod, "10.9.9")
         self.cluster.add_pod("media-1", "media", address, node="home")

@@ -22,7 +22,7 @@ from tests.kube.control_plane import PORT, ControlPlane
 from tests.kube.proxy import Proxy
 from tests.lab import traffic
 from tests.lab.agent import KubeAgent
-from tests.lab.netns import Namespace, run, veth, wait_for
+from tests.lab.netns import LabError, Namespace, run, veth, wait_for
 from tests.lab.topology import ROOT, end
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -76,12 +76,13 @@ class AgentNode:
         return f"{net}.2"
 
 
-def start_server(space: Namespace, name: str, address: str) -> subprocess.Popen[str]:
-    """Start a server that says this name; return when it listens."""
+def start_server(space: Namespace, name: str, ipv4: str, ipv6: str = "::1") -> subprocess.Popen[str]:
+    """Start a server that says this name; return when it listens. Raises LabError."""
     argv = [sys.executable, "-m", "tests.lab.server", name, "--http", "8080", "--dns", "5353"]
-    process = space.popen([*argv, "--ipv4", address, "--ipv6", "::1"], stdout=subprocess.PIPE, cwd=ROOT)
+    process = space.popen([*argv, "--ipv4", ipv4, "--ipv6", ipv6], stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    if process.stdout.readline() != "ready\n":
+        raise LabError(f"server {name} did not start")
     return process
 
 
@@ -123,6 +124,8 @@ class Host(AgentNode):
         for pid in self.node.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self.agent.process is not None:
+            self.agent.process.wait()
 
 
 class Link:
