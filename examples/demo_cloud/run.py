@@ -110,6 +110,14 @@ class Demo:
                 not tally.failures, f"0 of {tally.total} requests failed ({client.name})", str(tally.failures[:3])
             )
 
+    def claim_no_gap(self, *clients: WatchedClient) -> None:
+        """Claim that no packet was lost: a gap shorter than a time-out fails no request, but repeats SYNs."""
+        for client in clients:
+            again = client.load.tally.syns_again
+            self.show.claim(
+                not again, f"there was no gap: no SYN had to be sent twice ({client.name})", f"{again} were"
+            )
+
     def show_routes(self) -> None:
         self.show.command("ip route show proto bird    # on the router")
         self.show.block(run("ip", "-n", self.machines.router.space.name, "route", "show", "proto", "bird"))
@@ -196,6 +204,7 @@ class Demo:
             leader.agent.start()
             self.machines.link.until_led(self.web)
         self.claim_none_failed(*clients)
+        self.claim_no_gap(*clients)
         self.show.claim(self.leader() is leader, f"{leader.name} announces the address as before")
 
     def cordon(self) -> None:
