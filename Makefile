@@ -12,7 +12,7 @@ HOW ?= process
 PROCS ?= 12
 KILL ?= 0
 FOCUS ?= \[sig-network\]
-.PHONY: help setup build demo demo-k8s demo-shell test e2e-cluster bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
+.PHONY: help setup build demo demo-k8s demo-cloud demo-shell test e2e-cluster bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ help: ## show this list
 	  '  and 10 MB of package lists) and 55 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
-	  '  demo-k8s and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
+	  '  demo-k8s, demo-cloud and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
 	  '  test: 0.25 GB of Go modules more; each time 17 MB of Debian packages for the container image, and the first time 10 MB by pip.' \
 	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 
@@ -36,6 +36,9 @@ demo: need-root build ## show the agent at work on real traffic, ten seconds (AT
 
 demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and controllers, one minute (built once from Go modules: four minutes more)
 	@exec $(PYTHON) examples/demo_k8s/run.py $(ARGS)
+
+demo-cloud: need-root build ## addresses for Services of type LoadBalancer: ARP, BGP and UPnP, while a node and an agent die; half a minute
+	@exec $(PYTHON) examples/demo_cloud/run.py $(ARGS)
 
 demo-shell: need-root build ## set up the namespaces of the demo and open a shell there
 	@exec $(PYTHON) examples/demo/run.py --shell $(ARGS)

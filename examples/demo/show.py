@@ -72,7 +72,8 @@ class Show:
         """Print how requests spread over backends."""
         print(f"{INDENT}{label}")
         most = max(counts.values(), default=1) or 1
+        width = max([4, *(len(name) + 1 for name in counts)])
         for name in sorted(counts):
             bar = "█" * round(BAR * counts[name] / most)
-            print(f"{INDENT}  {name:<4}{paint(bar.ljust(BAR), '34')} {counts[name]}")
+            print(f"{INDENT}  {name:<{width}}{paint(bar.ljust(BAR), '34')} {counts[name]}")
         sys.stdout.flush()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -24,15 +22,15 @@ sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "examples" / "demo")]
 
 from kubelets import Kubelets  # noqa: E402
 from show import Show  # noqa: E402
+from stage import present  # noqa: E402
 
-from lbagent.errors import LbError  # noqa: E402
 from tests.kube.cluster import Cluster  # noqa: E402
 from tests.kube.control_plane import ADVERTISED, MERGE, PORT, ControlPlane, Refused  # noqa: E402
 from tests.kube.programs import BuildFailed, Missing, build_programs  # noqa: E402
 from tests.kube.proxy import Proxy  # noqa: E402
 from tests.lab import traffic  # noqa: E402
 from tests.lab.agent import KubeAgent  # noqa: E402
-from tests.lab.netns import LabError, run, wait_for  # noqa: E402
+from tests.lab.netns import wait_for  # noqa: E402
 from tests.lab.topology import Lab  # noqa: E402
 
 VIPS = ("10.96.0.10", "fd00:10:96::10")
@@ -206,8 +204,8 @@ def deployment(name: str, replicas: int) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
-def play(show: Show) -> Lab:
-    """Run the chapters; return the laboratory, which is gone by then."""
+def play(show: Show) -> None:
+    """Run the chapters."""
     programs = build_programs(print)
     with Lab(pod=False) as lab:
         plane = ControlPlane(programs, lab.folder / "kube")
@@ -217,39 +215,7 @@ def play(show: Show) -> Lab:
             demo.set_up, demo.spread, demo.scale_under_load, demo.unready, demo.maintenance, demo.server_dies, demo.agent_dies,
         ):  # fmt: skip
             chapter()
-    return lab
-
-
-def main() -> int:
-    """Show it, and say what was not true."""
-    show, start = Show(), time.monotonic()
-    sys.stdout.reconfigure(errors="replace")
-    if os.geteuid() != 0:
-        print(
-            "the demo makes network namespaces and loads BPF programs, which needs root: sudo make demo-k8s",
-            file=sys.stderr,
-        )
-        return 1
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        lab = play(show)
-    except KeyboardInterrupt:
-        print("\nstopped; everything that was made has been removed", file=sys.stderr)
-        return 130
-    except (LabError, LbError, Missing, BuildFailed, Refused, OSError) as error:
-        print(f"\nthe demo failed: {error}", file=sys.stderr)
-        return 1
-    left = [name for name in run("ip", "netns", "list").split() if name.startswith(f"lbx{os.getpid()}-")]
-    show.title("Clean-up")
-    show.claim(
-        not left and not lab.folder.exists(), "no namespace, no pin, no process, no file is left", " ".join(left)
-    )
-    show.say(f"{time.monotonic() - start:.0f} s in all")
-    for text in show.untrue:
-        print(f"not true: {text}", file=sys.stderr)
-    return 1 if show.untrue else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(present("demo-k8s", play, Missing, BuildFailed, Refused))

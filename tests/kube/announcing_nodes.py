@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,11 @@ from typing import Any
 import yaml
 
 from tests.kube.cluster import Cluster, collection
+from tests.kube.control_plane import PORT, ControlPlane
 from tests.kube.proxy import Proxy
 from tests.lab import traffic
 from tests.lab.agent import KubeAgent
-from tests.lab.netns import Namespace, run, veth, wait_for
+from tests.lab.netns import LabError, Namespace, run, veth, wait_for
 from tests.lab.topology import ROOT, end
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -45,12 +47,11 @@ def take_rights(cluster: Cluster) -> None:
         cluster.plane.send("DELETE", f"{collection(obj)}/{obj['metadata']['name']}")
 
 
-class Host:
-    """A node: a namespace with a device on the link, a pod, an agent, and a proxy to the API server."""
+class AgentNode:
+    """A namespace as a node: a bpffs, a proxy to the API server and an agent of its own. The proxy dies with the node, as its link would."""
 
-    def __init__(self, link: Link, number: int) -> None:
-        self.link, self.number, self.name = link, number, f"host{number}"
-        self.closing = contextlib.ExitStack()
+    def __init__(self, plane: ControlPlane, name: str, node: Namespace, closing: contextlib.ExitStack) -> None:
+        self.name, self.node, self.closing = name, node, closing
         self.folder = Path(tempfile.mkdtemp(prefix=f"lbagent-host-{os.getpid()}-"))
         self.closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
         root = self.folder / "bpf"
@@ -58,31 +59,51 @@ class Host:
         run("mount", "-t", "bpf", "bpf", str(root))
         self.closing.callback(run, "umount", "-l", str(root))
         self.bpffs, self.socket = root / "lbagent", self.folder / "agent.sock"
-        self.node = link.join(self.name, f"10.8.0.{number}", f"fd08::{number}")
-        self.closing.callback(self.node.delete)
         self.node.sysctl("ipv4/ip_forward", 1)
         self.node.sysctl("ipv6/conf/all/forwarding", 1)
-        self.pod_address = f"10.8.{number}.2"
-        self._add_pod()
-        self.proxy = Proxy(link.cluster.plane.namespace, 6443, listen=self.node)
+        self.proxy = Proxy(plane.namespace, PORT, listen=self.node)
         self.closing.callback(self.proxy.close)
-        link.cluster.plane.kubeconfig(link.cluster.plane.lasting_token, self.folder / "kubeconfig", self.proxy.port)
-        pools = self.folder / "pools.yaml"
-        pools.write_text(POOLS)
-        self.agent = KubeAgent(self, self.folder, attach="tc", arguments=["--announce", str(pools)])  # type: ignore[arg-type]
-        self.agent.name, self.agent.devices = self.name, ["eth0"]
+        self.kubeconfig = plane.kubeconfig(plane.lasting_token, self.folder / "kubeconfig", self.proxy.port)
+        self.agent = KubeAgent(self, self.folder, attach="tc")  # type: ignore[arg-type]
+        self.agent.name, self.agent.devices = name, ["eth0"]
 
-    def _add_pod(self) -> None:
-        self.pod = Namespace(f"pod{self.number}", self.link.tag)
-        self.closing.callback(self.pod.delete)
-        veth(self.pod, "eth0", self.node, "pod0")
-        self.pod.ip(f"addr add {self.pod_address}/24 dev eth0", f"route add default via 10.8.{self.number}.1")
-        self.node.ip(f"addr add 10.8.{self.number}.1/24 dev pod0")
-        argv = [sys.executable, "-m", "tests.lab.server", self.name, "--http", "8080", "--dns", "5353"]
-        process = self.pod.popen([*argv, "--ipv4", self.pod_address, "--ipv6", "::1"], stdout=subprocess.PIPE, cwd=ROOT)
-        self.closing.callback(end, process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    def add_pod(self, pod: Namespace, net: str) -> str:
+        """Make a pod with a server that says the node's name: .2 of the network, the node is .1; return its address."""
+        self.closing.callback(pod.delete)
+        veth(pod, "eth0", self.node, "pod0")
+        pod.ip(f"addr add {net}.2/24 dev eth0", f"route add default via {net}.1")
+        self.node.ip(f"addr add {net}.1/24 dev pod0")
+        self.closing.callback(end, start_server(pod, self.name, f"{net}.2"))
+        return f"{net}.2"
+
+
+def start_server(space: Namespace, name: str, ipv4: str, ipv6: str = "::1") -> subprocess.Popen[str]:
+    """Start a server that says this name; return when it listens. Raises LabError."""
+    argv = [sys.executable, "-m", "tests.lab.server", name, "--http", "8080", "--dns", "5353"]
+    process = space.popen([*argv, "--ipv4", ipv4, "--ipv6", ipv6], stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    if process.stdout.readline() != "ready\n":
+        raise LabError(f"server {name} did not start")
+    return process
+
+
+class Host(AgentNode):
+    """A node with a device on the link, and a pod unless it is told otherwise; its agent announces addresses."""
+
+    def __init__(self, link: Link, number: int, *, pod: bool = True) -> None:
+        self.link, self.number = link, number
+        closing = contextlib.ExitStack()
+        link.closing.callback(closing.close)
+        name = f"{link.host_prefix}{number}"
+        self.address = f"10.8.0.{number}"
+        node = link.join(name, self.address, f"fd08::{number}")
+        closing.callback(node.delete)
+        super().__init__(link.cluster.plane, name, node, closing)
+        if pod:
+            self.pod_address = self.add_pod(Namespace(f"pod{number}", link.tag), f"10.8.{number}")
+        pools = self.folder / "pools.yaml"
+        pools.write_text(link.pools)
+        self.agent.arguments = ["--announce", str(pools)]
 
     def vips(self) -> dict[str, dict[str, Any]]:
         return {row["address"]: row for row in self.agent.json("vip", "list")}
@@ -97,12 +118,22 @@ class Host:
     def plug_in(self) -> None:
         self.link.switch.ip(f"link set {self.name} up")
 
+    def power_off(self) -> None:
+        """Let the node die without a word: the link, then every process."""
+        self.pull_cable()
+        self.proxy.close()
+        for pid in self.node.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.agent.process is not None:
+            self.agent.process.wait()
+
 
 class Link:
     """A switch with nodes and a client."""
 
-    def __init__(self, cluster: Cluster, tag: str = "an-") -> None:
-        self.cluster, self.tag = cluster, tag
+    def __init__(self, cluster: Cluster, tag: str = "an-", *, pools: str = POOLS, host_prefix: str = "host") -> None:
+        self.cluster, self.tag, self.pools, self.host_prefix = cluster, tag, pools, host_prefix
         self.closing = contextlib.ExitStack()
         give_rights(cluster)
         self.switch = Namespace("switch", tag)
@@ -120,15 +151,14 @@ class Link:
         space.checksum_offload_off("eth0")
         return space
 
-    def add_host(self, number: int) -> Host:
-        host = Host(self, number)
-        self.closing.callback(host.closing.close)
+    def add_host(self, number: int, *, pod: bool = True) -> Host:
+        host = Host(self, number, pod=pod)
         self.hosts[host.name] = host
         for other in self.hosts.values():
-            if other is not host:
+            if pod and other is not host:
                 host.node.ip(f"route add 10.8.{other.number}.0/24 via 10.8.0.{other.number}")
                 other.node.ip(f"route add 10.8.{number}.0/24 via 10.8.0.{number}")
-        self.cluster.add_node(host.name, f"10.8.0.{number}")
+        self.cluster.add_node(host.name, host.address)
         self.closing.callback(self._remove_node, host)
         return host
 

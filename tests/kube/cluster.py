@@ -43,8 +43,8 @@ class Cluster:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
 
-    def prepare(self) -> None:
-        """Give a new cluster the agent's account and rights, and a node."""
+    def prepare(self, *, node: bool = True) -> None:
+        """Give a new cluster the agent's account and rights, and a node unless it is told otherwise."""
         for namespace in ("default", "kube-system"):
             wait_for(
                 lambda name=namespace: self.plane.send("GET", f"/api/v1/namespaces/{name}")[0] == 200,
@@ -53,7 +53,8 @@ class Cluster:
             )
         for obj in manifest():
             self.plane.ask("POST", collection(obj), obj)
-        self.add_node(NODE)
+        if node:
+            self.add_node(NODE)
 
     def clear(self) -> None:
         """Take away what a test made; the node, the rights and default/kubernetes stay."""
@@ -84,11 +85,13 @@ class Cluster:
 
     # --- services ---
 
-    def add_service(self, name: str, *, selector: bool = True, **spec: Any) -> Obj:
+    def add_service(
+        self, name: str, *, selector: bool = True, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> Obj:
         """Make a Service for the Pods of its name; the server chooses its address unless `clusterIPs` says it."""
         ports = spec.pop("ports", [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}])
         body = {"ports": ports, **({"selector": {"app": name}} if selector else {}), **spec}
-        meta = {"name": name, "namespace": "default"}
+        meta = {"name": name, "namespace": "default", "annotations": annotations or {}}
         return dict(
             self.plane.ask(
                 "POST", f"{HOME}/services", {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": body}

@@ -24,19 +24,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lbagent.announce.bgp.bird_process import find_program
-from tests.lab.netns import Namespace, run, veth, wait_for
+from tests.lab.bird_router import BirdRouter
+from tests.lab.netns import Namespace, veth, wait_for
 from tests.lab.topology import ROOT, end
 
 NODE4, NODE6, TOR4, TOR6 = "10.1.0.2", "fd01::2", "10.1.0.1", "fd01::1"
 _number = itertools.count()
-ROUTER = """
-router id 10.1.0.1;
-log "{log}" all;
-protocol device {{ }}
-protocol kernel k4 {{ ipv4 {{ import none; export all; }}; }}
-protocol kernel k6 {{ ipv6 {{ import none; export all; }}; }}
-protocol bfd {{ }}
+NEIGHBOUR = """
 protocol bgp node {{
   local as {asn};
   neighbor {node} as {node_asn};
@@ -64,7 +58,8 @@ class RouterLab:
         self.node.ip(f"addr add {NODE4}/24 dev e0", f"addr add {NODE6}/64 dev e0 nodad")
         self.tor.ip(f"addr add {TOR4}/24 dev e0", f"addr add {TOR6}/64 dev e0 nodad")
         self.state = self.folder / "state"
-        self.router: subprocess.Popen[str] | None = None
+        self.router = BirdRouter(self.tor, self.folder)
+        self._closing.callback(self.router.close)
         self.speaker: subprocess.Popen[str] | None = None
 
     def _namespace(self, role: str, tag: str) -> Namespace:
@@ -73,9 +68,8 @@ class RouterLab:
         return space
 
     def close(self) -> None:
-        for process in (self.speaker, self.router):
-            if process is not None:
-                end(process)
+        if self.speaker is not None:
+            end(self.speaker)
         self._closing.close()
 
     # --- the router ---
@@ -83,33 +77,15 @@ class RouterLab:
     def start_router(
         self, *, asn: int = 64513, node_asn: int = 64512, node: str = NODE4, options: str = "", next_hop: str = ""
     ) -> None:
-        config = self.folder / "router.conf"
-        config.write_text(
-            ROUTER.format(
-                log=self.folder / "router.log",
-                asn=asn,
-                node_asn=node_asn,
-                node=node,
-                options=options,
-                next_hop=next_hop,
-            )
-        )
-        argv = [find_program(), "-f", "-c", str(config), "-s", str(self.folder / "router.ctl")]
-        self.router = self.tor.popen(argv, cwd=self.folder)
-        wait_for((self.folder / "router.ctl").exists, "the router's socket")
+        text = NEIGHBOUR.format(asn=asn, node_asn=node_asn, node=node, options=options, next_hop=next_hop)
+        self.router.start(TOR4, text)
 
     def ask_router(self, *words: str) -> str:
-        return run("birdc", "-s", str(self.folder / "router.ctl"), *words)
+        return self.router.ask(*words)
 
     def routes(self) -> dict[str, str]:
         """Return the routes in the router's kernel that its BIRD made, with their gateways."""
-        found = {}
-        for family in ("-4", "-6"):
-            for route in json.loads(
-                run("ip", "-n", self.tor.name, "-j", family, "route", "show", "proto", "bird") or "[]"
-            ):
-                found[route["dst"]] = route.get("gateway") or route["via"]["host"]
-        return found
+        return {route: gateway for route, (gateway,) in self.router.routes().items()}
 
     def wait_routes(self, *addresses: str, timeout_s: float = 30.0) -> dict[str, str]:
         wanted = {str(ipaddress.ip_address(each)) for each in addresses}

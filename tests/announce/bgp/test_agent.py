@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.lab.netns import LabError, run, wait_for
-from tests.lab.topology import Lab, end
+from tests.lab.bird_router import BirdRouter
+from tests.lab.netns import LabError, wait_for
+from tests.lab.topology import Lab
 from tests.lab.traffic import http_get
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -25,21 +26,15 @@ pools:
 - {{name: office, addresses: [172.31.78.0/28, "fd00:77::/124"], announce: [bgp], avoidBuggyIPs: false}}
 bgp: {{localASN: 64512, communities: ["64512:7"], peers: [{{address: 10.77.0.2, asn: 64513, passwordFile: secret, {peer}}}]}}
 """
-ROUTER = """
-router id 10.77.0.2;
-log "{log}" all;
-protocol device {{ }}
-protocol kernel k4 {{ ipv4 {{ import none; export all; }}; }}
-protocol kernel k6 {{ ipv6 {{ import none; export all; }}; }}
-protocol bfd {{ }}
-protocol bgp node {{
+NEIGHBOUR = """
+protocol bgp node {
   local as 64513;
   neighbor 10.77.0.1 as 64512;
   connect delay time 1; connect retry time 2; error wait time 1, 2;
   password "from a file"; bfd on;
-  ipv4 {{ import all; export none; }};
-  ipv6 {{ import all; export none; }};
-}}
+  ipv4 { import all; export none; };
+  ipv6 { import all; export none; };
+}
 """
 
 
@@ -63,24 +58,19 @@ class BgpCluster(Cluster):
         self.serve(manifest)
 
     def start_router(self) -> None:
-        config = self.lab.folder / "router.conf"
-        config.write_text(ROUTER.format(log=self.lab.folder / "router.log"))
-        process = self.client.popen(["bird", "-f", "-c", str(config), "-s", str(self.lab.folder / "router.ctl")])
-        self.lab.closing.callback(end, process)
+        self.router = BirdRouter(self.client, self.lab.folder)
+        self.lab.closing.callback(self.router.close)
+        self.router.start("10.77.0.2", NEIGHBOUR)
 
     def routes(self) -> set[str]:
-        words = [
-            run("ip", "-n", self.client.name, family, "route", "show", "proto", "bird").splitlines()
-            for family in ("-4", "-6")
-        ]
-        return {line.split()[0] for lines in words for line in lines}
+        return set(self.router.routes())
 
     def wait_routes(self, *addresses: str) -> None:
         wait_for(lambda: self.routes() == set(addresses), f"routes to {addresses}", 60)
 
     def since(self) -> str:
         """Return since when the router has the session."""
-        text = run("birdc", "-s", str(self.lab.folder / "router.ctl"), "show", "protocols", "node")
+        text = self.router.ask("show", "protocols", "node")
         match = re.search(r" up +(\S+) +Established", text)
         return match[1] if match else ""
 
