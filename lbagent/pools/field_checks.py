@@ -13,6 +13,7 @@ from lbagent.errors import ConfigError
 from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
 from lbagent.sources.manifest import yamldoc
+from lbagent.sources.manifest.yamldoc import YamlError
 from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")
@@ -26,6 +27,17 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
 _WANTED = re.compile(r"Expected `(?P<type>[^`]+)`")
 _NOUNS = {"int | str": "a time", "object | null": "object"}
+
+
+def only_document(text: str, path: str) -> Any:
+    """Return the document of a YAML text, an empty one where there is none. `path` is its name in messages. Raises ConfigError."""
+    try:
+        documents = [value for _, value in yamldoc.load(text) if value is not None]
+    except YamlError as error:
+        raise ConfigError(f"{path}:{error.line}: not YAML: {error.problem}") from None
+    if len(documents) > 1:
+        raise ConfigError(f"{path}: one document is wanted, not {len(documents)}")
+    return documents[0] if documents else {}
 
 
 class FieldChecks:

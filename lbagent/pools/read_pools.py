@@ -16,12 +16,10 @@ from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
 from lbagent.pools.announcement import BGP, L2, Bfd, BgpPeer, BgpSettings, L2Settings
-from lbagent.pools.field_checks import FieldChecks
+from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, PeerEntry, PoolEntry
 from lbagent.pools.pool import Pool
-from lbagent.sources.manifest import yamldoc
 from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
-from lbagent.sources.manifest.yamldoc import YamlError
 from lbagent.wrong_value import shown
 
 MAX_BYTES = 4 << 20
@@ -60,13 +58,7 @@ def read_pools(path: str) -> PoolsFile:
 
 def parse_pools(text: str, path: str) -> PoolsFile:
     """Read the text of a pools file; `path` is its name in messages. Raises ConfigError."""
-    try:
-        documents = [value for _, value in yamldoc.load(text) if value is not None]
-    except YamlError as error:
-        raise ConfigError(f"{path}:{error.line}: not YAML: {error.problem}") from None
-    if len(documents) > 1:
-        raise ConfigError(f"{path}: one document is wanted, not {len(documents)}")
-    return _Reader(text, path).file(documents[0] if documents else {})
+    return _Reader(text, path).file(only_document(text, path))
 
 
 class _Reader(FieldChecks):

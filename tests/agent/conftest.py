@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lab import netns
 from tests.lab.agent import Agent, program
-from tests.lab.netns import Namespace, run, veth, wait_for
+from tests.lab.netns import Namespace, veth, wait_for
+from tests.lab.scratch import scratch_folder
 
 
 class Box:
@@ -24,12 +22,7 @@ class Box:
 
     def __init__(self) -> None:
         self.closing = contextlib.ExitStack()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"lbagent-box-{os.getpid()}-"))
-        self.closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        root = self.folder / "bpf"
-        root.mkdir()
-        run("mount", "-t", "bpf", "bpf", str(root))
-        self.closing.callback(run, "umount", "-l", str(root))
+        self.folder, root = scratch_folder(self.closing, "box")
         self.bpffs, self.socket = root / "lbagent", self.folder / "agent.sock"
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,7 +20,8 @@ from tests.kube.control_plane import PORT, ControlPlane
 from tests.kube.proxy import Proxy
 from tests.lab import traffic
 from tests.lab.agent import KubeAgent
-from tests.lab.netns import LabError, Namespace, run, veth, wait_for
+from tests.lab.netns import LabError, Namespace, veth, wait_for
+from tests.lab.scratch import scratch_folder
 from tests.lab.topology import ROOT, end
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -52,12 +50,7 @@ class AgentNode:
 
     def __init__(self, plane: ControlPlane, name: str, node: Namespace, closing: contextlib.ExitStack) -> None:
         self.name, self.node, self.closing = name, node, closing
-        self.folder = Path(tempfile.mkdtemp(prefix=f"lbagent-host-{os.getpid()}-"))
-        self.closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        root = self.folder / "bpf"
-        root.mkdir()
-        run("mount", "-t", "bpf", "bpf", str(root))
-        self.closing.callback(run, "umount", "-l", str(root))
+        self.folder, root = scratch_folder(self.closing, "host")
         self.bpffs, self.socket = root / "lbagent", self.folder / "agent.sock"
         self.node.sysctl("ipv4/ip_forward", 1)
         self.node.sysctl("ipv6/conf/all/forwarding", 1)

@@ -8,12 +8,9 @@ from msgspec import Struct, field
 from msgspec.structs import fields
 
 from lbagent.cloud.provider_records import Ingress, IngressPort
-from lbagent.errors import ConfigError
 from lbagent.model.address import parse_ip
 from lbagent.objects.field_path import FieldPath
-from lbagent.pools.field_checks import FieldChecks
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.yamldoc import YamlError
+from lbagent.pools.field_checks import FieldChecks, only_document
 
 CONFIG = "--config"  # stands for the file's name
 OPS = ("ensure", "update", "delete")
@@ -76,14 +73,8 @@ _KEYS = {each.encode_name for shape in (_FileEntry, _FailEntry, _IngressEntry, _
 
 def read_fake_config(text: str) -> FakeConfig:
     """Read the text of a configuration. Raises ConfigError."""
-    try:
-        documents = [value for _, value in yamldoc.load(text) if value is not None]
-    except YamlError as error:
-        raise ConfigError(f"{CONFIG}:{error.line}: not YAML: {error.problem}") from None
-    if len(documents) > 1:
-        raise ConfigError(f"{CONFIG}: one document is wanted, not {len(documents)}")
     checks = FieldChecks(text, CONFIG)
-    entry = checks.converted(documents[0] if documents else {}, _FileEntry, _KEYS)
+    entry = checks.converted(only_document(text, CONFIG), _FileEntry, _KEYS)
     status: tuple[Ingress, ...] = DEFAULT_STATUS
     if entry.status is not None:
         status = tuple(_ingress(each, checks, ("status", index)) for index, each in enumerate(entry.status))

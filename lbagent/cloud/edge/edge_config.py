@@ -10,10 +10,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
-from lbagent.errors import ConfigError
-from lbagent.pools.field_checks import FieldChecks
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.yamldoc import YamlError
+from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.wrong_value import shown
 
 CONFIG = "--config"  # stands for the file's name
@@ -65,14 +62,8 @@ _KEYS = [each.encode_name for each in fields(_Entry)]
 
 def read_edge_config(text: str) -> EdgeConfig:
     """Read the text of a configuration. Raises ConfigError."""
-    try:
-        documents = [value for _, value in yamldoc.load(text) if value is not None]
-    except YamlError as error:
-        raise ConfigError(f"{CONFIG}:{error.line}: not YAML: {error.problem}") from None
-    if len(documents) > 1:
-        raise ConfigError(f"{CONFIG}: one document is wanted, not {len(documents)}")
     checks = FieldChecks(text, CONFIG)
-    entry = checks.converted(documents[0] if documents else {}, _Entry, _KEYS)
+    entry = checks.converted(only_document(text, CONFIG), _Entry, _KEYS)
     poll_s = checks.seconds(entry.poll, ("poll",), MIN_POLL_S, MAX_POLL_S)
     lease_s = checks.seconds(entry.lease, ("lease",), 0, MAX_LEASE_S)
     if lease_s and lease_s < max(MIN_LEASE_S, LOOKS_PER_LEASE * poll_s):
