@@ -1,0 +1,157 @@
+"""Pool files against hosts: observe, plan, carry out, and keep the state file true after each step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from lbagent.apilb.files.pool_files import PoolFiles
+from lbagent.apilb.files.state_file import Deployed, state_text
+from lbagent.apilb.instance import Instance, InstanceKey
+from lbagent.apilb.instance_plan import Pair, Sight, found_instance, is_left_by_us, paired, plan_steps
+from lbagent.apilb.plan_records import GONE, Action, KnownInstance, Step
+from lbagent.errors import LbError, NotFound
+from lbagent.kernel.private_folder import replace_private
+
+Report = Callable[[Step, str], None]
+
+
+class Deployment:
+    """What pool files and the state say of all pools, or of one; `errors` are what went wrong, in order."""
+
+    def __init__(self, files: PoolFiles, *, state_path: str, pool: str = "", remove: bool = False) -> None:
+        """`pool`: leave the others alone. `remove`: nothing is wanted any more."""
+        self._files, self._state_path, self._remove = files, state_path, remove
+        self._known = {each.key: each for each in files.deployed.known}
+        chosen = PoolChoice(files, pool)
+        self.pairs = paired(chosen.instances, chosen.known)
+        self.errors: list[LbError] = []
+        self.done = 0  # steps that were carried out
+        self.observed: dict[InstanceKey, Sight] = {}
+
+    @property
+    def wanted(self) -> list[Instance]:
+        """The instances of the files."""
+        return [pair.wanted for pair in self.pairs if pair.wanted]
+
+    async def observe(self) -> None:
+        """Look at every host."""
+        from lbagent.apilb.hosts import observe
+
+        self.observed = dict(await observe([pair.item for pair in self.pairs]))
+
+    def plan(self, *, offline: bool = False) -> list[Step]:
+        """Return the steps; why others are not known is in `errors`. `offline`: take the state's word for what is there."""
+        pairs = self._removals() if self._remove else self.pairs
+        steps, errors = plan_steps(pairs, None if offline else self.observed)
+        self.errors += errors
+        return steps
+
+    def _removals(self) -> list[Pair]:
+        """Return all that is known, and what a label says is ours although the state does not know it."""
+        found = []
+        for wanted, known in self.pairs:
+            if known:
+                found.append(Pair(None, replace(known, ssh=wanted.ssh) if wanted else known))
+            elif wanted:
+                seen = self.observed[wanted.key]
+                if isinstance(seen, LbError):
+                    self.errors.append(seen)
+                elif seen.status != GONE and is_left_by_us(wanted.mode, seen) and seen.ours:
+                    found.append(Pair(None, found_instance(wanted, seen)))
+        return found
+
+    def refresh(self, steps: Iterable[Step]) -> None:
+        """Let the state say the present way to each host, for instances that need no step."""
+        for step in steps:
+            if step.action is Action.NONE and step.known and step.instance:
+                self._learn(step, replace(step.known, ssh=step.instance.ssh))
+
+    def save(self) -> None:
+        """Write the state file, when its text is another one. Raises LbError."""
+        data = self.state().encode()
+        path = os.path.realpath(self._state_path)  # a link stays a link
+        try:
+            if _content(path) != data:
+                replace_private(path, data)
+        except OSError as error:
+            raise LbError(f"{self._state_path}: the state cannot be written: {error.strerror}") from None
+
+    def state(self) -> str:
+        """Return the text of the state."""
+        deployed = replace(self._files.deployed, known=tuple(self._known.values()))
+        return state_text(deployed, one_pool=self._files.one_pool)
+
+    def export(self) -> str:
+        """Return the text of the state of the chosen pools, without what others keep in the file."""
+        known = tuple(self._known[pair.known.key] for pair in self.pairs if pair.known)
+        return state_text(Deployed(known=known), one_pool=self._files.one_pool)
+
+    def take_as_found(self) -> None:
+        """Let the state say what was found on the hosts, where they were reached."""
+        for pair in self.pairs:
+            seen = self.observed.get(pair.item.key)
+            if isinstance(seen, LbError):
+                self.errors.append(seen)
+            elif pair.known and seen:
+                text = pair.known.config_text if seen.file_text is None else seen.file_text
+                found = {"container_id": seen.container_id, "status": seen.status, "config_text": text}
+                self._known[pair.known.key] = replace(pair.known, **found)
+
+    async def carry_out(self, steps: Sequence[Step], report: Report, *, pull: bool = False) -> None:
+        """Carry steps out, hosts side by side, and write the state after each; failures are in `errors`."""
+        from lbagent.apilb.hosts import PartlyDone, carry_out_all
+
+        def done(step: Step, result: KnownInstance | LbError | None) -> None:
+            if isinstance(result, LbError):
+                self.errors.append(result)
+            if isinstance(result, PartlyDone):
+                self._learn(step, result.known)
+            elif not isinstance(result, LbError):
+                self._learn(step, result)
+                self.done += 1
+            try:
+                self.save()
+            except LbError as error:
+                self.errors.append(error)
+
+        await carry_out_all([step for step in steps if step.action is not Action.NONE], report, done, pull=pull)
+
+    @property
+    def exit_code(self) -> int:
+        """The code of the errors; 1 when others were done."""
+        return int(bool(self.errors)) if self.done else exit_code(self.errors)
+
+    def _learn(self, step: Step, known: KnownInstance | None) -> None:
+        if step.known:
+            self._known.pop(step.known.key, None)
+        if known:
+            self._known[known.key] = known
+
+
+class PoolChoice:
+    """What files and state say of one pool, or of all. Raises NotFound for a pool that neither knows."""
+
+    def __init__(self, files: PoolFiles, pool: str = "", name: str = "") -> None:
+        self.instances = [each for each in files.instances if pool in ("", each.pool) and name in ("", each.name)]
+        self.known = [each for each in files.deployed.known if pool in ("", each.pool)]
+        if pool and pool not in files.pools and not self.known:
+            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state")
+        if name and not self.instances:
+            raise NotFound(f"there is no instance {name}" + (f" in pool {pool}" if pool else ""))
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def exit_code(errors: Iterable[LbError]) -> int:
+    """Return the code of errors that all have the same one, else 1; 0 when there is none."""
+    codes = {error.exit_code for error in errors}
+    return codes.pop() if len(codes) == 1 else int(bool(codes))

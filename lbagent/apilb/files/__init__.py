@@ -1,0 +1,1 @@
+"""Pool files and the state file: what is read of them, with every fault at once."""

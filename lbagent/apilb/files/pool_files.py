@@ -1,0 +1,122 @@
+"""Read pool files: what each instance is after inheritance and defaults, what the state knows, and every fault at once.
+
+Source: flexkube's apiloadbalancer (behaviour and texts of its faults); --strict, --mode and the faults of values are ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lbagent.apilb.files.log_in import with_log_in
+from lbagent.apilb.files.pool_document import STDIN, PoolDocument, in_file_order, same_file
+from lbagent.apilb.files.pool_reader import DEFAULT_POOL, PoolReader
+from lbagent.apilb.files.section import Section
+from lbagent.apilb.files.state_file import Deployed, read_state
+from lbagent.apilb.instance import Instance, Mode
+from lbagent.objects.records import Message
+
+POOLS, STATE = "apiLoadBalancerPools", "state"
+
+
+class PoolFiles(Struct, frozen=True, kw_only=True):
+    """What pool files say."""
+
+    pools: tuple[str, ...] = ()  # names, in the order of the files; those that only the state knows are not here
+    instances: tuple[Instance, ...] = ()
+    deployed: Deployed = Deployed()
+    warnings: tuple[Message, ...] = ()
+    one_pool: bool = False  # the pool is the top of the document, and its state too
+
+
+def read_pool_files(
+    paths: Sequence[str],
+    *,
+    state_path: str = "",
+    strict: bool = False,
+    mode: Mode | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> PoolFiles:
+    """Read files that are one document together, `-` for stdin. Raises PoolFaults, a ConfigError.
+
+    What is deployed is read from `state_path` where that file is there, else from the document. `strict` makes faults of
+    unknown keys; `mode` beats what files say; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key.
+    """
+    document = PoolDocument()
+    for path in paths:
+        document.add(path)
+    state = PoolDocument()
+    if state_path and os.path.lexists(state_path) and not any(same_file(each, state_path) for each in paths):
+        state.add(state_path)
+    return _read(document, state, strict=strict, mode=mode, environ=environ)
+
+
+def parse_pool_text(text: str, path: str, *, environ: Mapping[str, str] = os.environ) -> PoolFiles:
+    """Read the text of one file; `path` is its name in messages. Raises PoolFaults."""
+    document = PoolDocument()
+    document.add_text(text, path)
+    return _read(document, PoolDocument(), strict=False, mode=None, environ=environ)
+
+
+def default_state_path(paths: Sequence[str]) -> str:
+    """Return the state file's path: state.yaml beside the first file, or in the current folder for stdin."""
+    first = next((path for path in paths if path != STDIN), "")
+    return os.path.join(os.path.dirname(first), "state.yaml")
+
+
+def _read(
+    document: PoolDocument, state: PoolDocument, *, strict: bool, mode: Mode | None, environ: Mapping[str, str]
+) -> PoolFiles:
+    if document.faults or state.faults:  # without all values every further fault is a guess
+        document.faults += state.faults
+        document.raise_faults()
+    reader = PoolReader(document, mode=mode, can_ask_agent=bool(environ.get("SSH_AUTH_SOCK")))
+    top = Section(document, document.values, ())
+    reader.deployed = _deployed(document, top, state)
+    reader.state_is_faulty = bool(document.faults or state.faults)
+    names = _read_pools(reader, top)
+    top.note_unknown_keys()
+    reader.note_duplicates()
+    document.files += state.files
+    document.faults += state.faults
+    if strict:
+        document.faults += document.warnings
+    document.raise_faults()
+    return PoolFiles(
+        pools=names,
+        instances=tuple(reader.instances),
+        deployed=replace(
+            reader.deployed,
+            known=tuple(with_log_in(each, reader.instances, reader.ssh) for each in reader.deployed.known),
+        ),
+        warnings=tuple(in_file_order([*document.warnings, *state.warnings], document.files)),
+        one_pool=POOLS not in top and DEFAULT_POOL in names,
+    )
+
+
+def _deployed(document: PoolDocument, top: Section, state: PoolDocument) -> Deployed:
+    """Return what is deployed: the state file's word beats that of the other files."""
+    separate = Section(state, state.values, ())
+    newer, given = separate.section(STATE), top.section(STATE)
+    separate.note_unknown_keys()
+    if newer and given:
+        document.warn((STATE,), f"ignored: {state.files[0]} is there, and is the newer one")
+    found = newer or given
+    return read_state(found, DEFAULT_POOL) if found else Deployed()
+
+
+def _read_pools(reader: PoolReader, top: Section) -> tuple[str, ...]:
+    """Read the pools; return their names."""
+    pools = top.section(POOLS)
+    if pools is not None:
+        for name in pools.keys():  # noqa: SIM118 - no mapping
+            section = pools.section(name) or Section(reader.document, {}, (*pools.at, name))
+            reader.pool(name, section)
+        return pools.keys()
+    if not set(top.keys()) - {STATE} and (reader.deployed.known or reader.state_is_faulty):
+        return ()  # every pool is gone from the files
+    reader.pool(DEFAULT_POOL, top)
+    return (DEFAULT_POOL,)

@@ -1,0 +1,176 @@
+"""The state file: what was deployed where, keyed by pool and name. No secret is in it.
+
+Its shape is the seed's (a container, its host and its files an entry), so that one reader reads both; the seed's entries are
+keyed by index, ours by name. `version` is written last: a file without it that has our keys was cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+from msgspec import Struct
+
+from lbagent.apilb.files.pool_settings import read_ssh, said
+from lbagent.apilb.files.section import Section
+from lbagent.apilb.instance import DOCKER_HOST, Mode, SshAccess
+from lbagent.apilb.plan_records import KnownInstance
+
+VERSION = 1
+POOLS = "apiLoadBalancerPools"
+_INDEX = re.compile(r"[0-9]+", re.ASCII)  # a key of the seed's
+
+
+class Deployed(Struct, frozen=True, kw_only=True):
+    """What a state says."""
+
+    known: tuple[KnownInstance, ...] = ()
+    others: dict[str, Any] = {}
+
+    def of_pool(self, pool: str) -> tuple[KnownInstance, ...]:
+        """Return the instances of a pool."""
+        return tuple(each for each in self.known if each.pool == pool)
+
+
+def read_state(section: Section, default_pool: str) -> Deployed:
+    """Read `state`: of several pools under apiLoadBalancerPools, else of the one pool that is the top of the file."""
+    version = section.value("version")
+    is_ours = isinstance(version, int)
+    if is_ours and version != VERSION:
+        section.fault("version", f"{version} is of another lbagent; this one reads {VERSION}, and changes nothing here")
+        return Deployed()
+    pools = section.section(POOLS)
+    if pools is None:
+        names = [key for key in section.keys() if key != "version" or not is_ours]  # noqa: SIM118 - no mapping
+        return Deployed(known=tuple(_entries(section, names, default_pool, complete=is_ours)))
+    known: list[KnownInstance] = []
+    for name in pools.keys():  # noqa: SIM118
+        if pool := pools.section(name):
+            known += _entries(pool, pool.keys(), name, complete=is_ours)
+    others = {key: section.value(key) for key in section.keys() if key not in (POOLS, "version")}  # noqa: SIM118
+    return Deployed(known=tuple(known), others=others)
+
+
+def read_state_of_pool(section: Section, pool: str) -> tuple[KnownInstance, ...]:
+    """Read the `state` that stands in a pool of several."""
+    complete = "version" in section
+    section.value("version")
+    names = [key for key in section.keys() if key != "version"]  # noqa: SIM118
+    return tuple(_entries(section, names, pool, complete=complete))
+
+
+def _entries(section: Section, keys: Iterable[str], pool: str, *, complete: bool) -> list[KnownInstance]:
+    found = []
+    for key in keys:
+        if not complete and not _INDEX.fullmatch(key):
+            section.fault(key, "the state ends before its version: it is cut off; take a copy that is whole")
+            return []
+        entry = section.section(key) or section
+        if entry is section:
+            section.fault(key, "it is empty; the entry of an instance is wanted")
+        elif known := _entry(entry, pool):
+            found.append(known)
+    return found
+
+
+def _entry(section: Section, pool: str) -> KnownInstance | None:
+    container = section.section("container")
+    config = container.section("config") if container else None
+    status = container.section("status") if container else None
+    runtime = container.section("runtime") if container else None
+    docker = runtime.section("docker") if runtime else None
+    host, files = section.section("host"), section.section("configFiles")
+    ssh = host.section("ssh") if host else None
+    if config is None or not (name := config.text("name")):
+        (config or section).fault("name", "it is missing; the entry of an instance has container.config.name")
+        return None
+    path = next(iter(files.keys()), "") if files else ""
+    return KnownInstance(
+        pool=pool,
+        name=name,
+        container_id=(status.text("id") if status else None) or "",
+        status=(status.text("status") if status else None) or "",
+        image=config.text("image") or "",
+        mode=section.choice("mode", Mode) or Mode.HAPROXY,
+        host_config_path=path or _mounted(config),
+        config_text=(files.text(path) if files and path else None) or "",
+        ssh=_access(ssh) if ssh else None,
+        docker_host=(docker.text("host") if docker else None) or DOCKER_HOST,
+    )
+
+
+def _access(section: Section) -> SshAccess | None:
+    settings = read_ssh(section)
+    if not settings.address:
+        section.fault("address", "address must be set")
+        return None
+    return SshAccess(**said(settings))
+
+
+def _mounted(config: Section) -> str:
+    """Return the path of a file that was gone when the state was written."""
+    mounts = config.sections("mounts")
+    return (mounts[0].text("source") or "") if mounts else ""
+
+
+def state_text(deployed: Deployed, *, one_pool: bool) -> str:
+    """Return the text of a state file. `one_pool`: the pool is the top of its file, and so is its state."""
+    pools: dict[str, dict[str, Any]] = {}
+    names = Counter((each.pool, each.name) for each in deployed.known)
+    for each in deployed.known:
+        key = each.name if names[each.pool, each.name] == 1 else f"{each.name}@{each.host}"
+        pools.setdefault(each.pool, {})[key] = _entry_values(each)
+    alone: dict[str, Any] = next(iter(pools.values()), {})
+    if one_pool and len(pools) <= 1 and not deployed.others and not alone.keys() & {"version", POOLS}:
+        state = alone
+    else:
+        state = {**deployed.others, POOLS: pools}
+    return yaml.dump({"state": state | {"version": VERSION}}, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def _entry_values(known: KnownInstance) -> dict[str, Any]:
+    config = {"name": known.name} | ({"image": known.image} if known.mode is Mode.HAPROXY else {})
+    return {
+        "container": {
+            "config": config | {"mounts": [{"source": known.host_config_path}]},
+            "status": {"id": known.container_id, "status": known.status},
+            "runtime": {"docker": {"host": known.docker_host}},
+        },
+        "host": {"ssh": _ssh_values(known.ssh)} if known.ssh else {"direct": {}},
+        "mode": str(known.mode),
+        "configFiles": {known.host_config_path: known.config_text},
+    }
+
+
+def _ssh_values(ssh: SshAccess) -> dict[str, Any]:
+    """Return how a host is reached: names of files, no password and no key."""
+    optional = {
+        "privateKeyFile": ssh.private_key_file,
+        "hostKey": ssh.host_key,
+        "knownHostsFile": ssh.known_hosts_file,
+        "insecureIgnoreHostKey": ssh.insecure_ignore_host_key,
+    }
+    return {
+        "address": ssh.address,
+        "user": ssh.user,
+        "port": ssh.port,
+        "connectionTimeout": f"{ssh.connection_timeout:.9g}s",
+        "retryTimeout": f"{ssh.retry_timeout:.9g}s",
+        "retryInterval": f"{ssh.retry_interval:.9g}s",
+        **{key: value for key, value in optional.items() if value},
+    }
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes texts of several lines as blocks, and quotes what YAML 1.2 takes for a number (12e4: an id may say that)."""
+
+
+def _text(dumper: Any, text: str) -> Any:
+    style = "|" if "\n" in text else None if text[:1].isalpha() or text.startswith("/") else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,59 @@
+"""One `apply` or `destroy` at a time on one state: an flock on a file beside it, which ends with the process, however that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from lbagent.errors import LbError, Refused
+from lbagent.kernel.private_folder import holder
+
+SUFFIX = ".lock"
+
+
+@contextlib.contextmanager
+def state_locked(state_path: str) -> Iterator[None]:
+    """Hold the lock; take it before the state is read. Raises Refused, naming its file and the process that has it.
+
+    Where no file can be made the state cannot be written either, which is said before anything is done: no lock is needed.
+    """
+    path = os.path.realpath(state_path) + SUFFIX  # a state that is a link is locked where it is
+    handle = _taken(path)
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # while it is locked: see _taken
+            os.close(handle)
+
+
+def _taken(path: str) -> int:
+    """Return the descriptor of the locked file; -1 where none can be made."""
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if not os.path.lexists(path):
+                return -1
+            raise LbError(f"{path}: {error.strerror}; nothing was changed") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = holder(handle)
+            os.close(handle)
+            who = f"pid {pid}" if pid else "another process"
+            raise Refused(
+                f"{path} is locked by {who}, which changes the same hosts; nothing was changed; try again when it has ended"
+            ) from None
+        if _is_at(handle, path):
+            return handle
+        os.close(handle)  # the process that had it has removed it meanwhile
+
+
+def _is_at(handle: int, path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    return False

@@ -1,0 +1,77 @@
+"""haproxy.cfg of an instance (pure). TLS passes through; only the checks speak it.
+
+Source: flexkube's apiloadbalancer: by default exactly its directives. A health check and on-marked-down are ours.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from lbagent.apilb.files.field_values import parse_bind, parse_server
+from lbagent.apilb.instance import HealthCheck, Instance, OnMarkedDown
+
+CONTAINER_FOLDER = "/usr/local/etc/haproxy"  # where a container has the folder of hostConfigPath
+_TEMPLATE = """\
+defaults
+  mode tcp
+  timeout connect 5s
+  timeout client 30s
+  timeout client-fin 30s
+  timeout server 30s
+  timeout tunnel 21d
+
+frontend kube-apiserver
+  bind {bind}
+  default_backend kube-apiserver
+
+backend kube-apiserver
+{backend}
+"""
+
+
+def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
+    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when not where the pool file says."""
+    check = instance.health_check or HealthCheck()
+    backend = [f"option httpchk GET {check.path} HTTP/1.1", f"http-check send hdr Host {check.host}"]
+    if instance.health_check:
+        backend.append(f"timeout check {_time(check.timeout)}")
+    authorities = ca_file or check.ca_file
+    options = f"verify required ca-file {authorities}" if check.ca_file else "verify none"
+    options += " check check-ssl"
+    if instance.health_check:
+        options += f" inter {_time(check.interval)} fall {check.fall} rise {check.rise}"
+    if instance.on_marked_down is OnMarkedDown.RESET:
+        options += " on-marked-down shutdown-sessions"
+    backend += [f"server {at} {_server(instance, text)} {options}" for at, text in enumerate(instance.servers)]
+    return _TEMPLATE.format(bind=_bind(instance.bind_address), backend="\n".join(f"  {line}" for line in backend))
+
+
+def container_config(instance: Instance) -> str:
+    """Return the text for a container, which has the folder of hostConfigPath at CONTAINER_FOLDER and no other file.
+
+    Raises ValueError when the file of the authorities is not below that folder.
+    """
+    ca_file = instance.health_check.ca_file if instance.health_check else ""
+    if not ca_file:
+        return haproxy_config(instance)
+    folder = posixpath.dirname(posixpath.normpath(instance.host_config_path))
+    inside = posixpath.relpath(ca_file, folder)
+    if inside.startswith("../"):
+        raise ValueError(f"healthCheck.caFile {ca_file} is not in {folder}, the one folder that the container has")
+    return haproxy_config(instance, ca_file=f"{CONTAINER_FOLDER}/{inside}")
+
+
+def _bind(text: str) -> str:
+    """Return the bind as it is written, for HAProxy knows `*` and no address at all."""
+    return text if ":" not in parse_bind(text).host else str(parse_bind(text))
+
+
+def _server(instance: Instance, text: str) -> str:
+    """Return HOST:PORT. Without a port it is the bind's: HAProxy would take the client's, but refuses to check then."""
+    server = parse_server(text)
+    return str(server if server.port else server._replace(port=parse_bind(instance.bind_address).port))
+
+
+def _time(seconds: float) -> str:
+    """Return a time as HAProxy reads it: whole seconds or milliseconds."""
+    return f"{seconds:.0f}s" if seconds == int(seconds) else f"{round(seconds * 1000)}ms"

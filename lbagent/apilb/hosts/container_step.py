@@ -1,0 +1,190 @@
+"""One container on an opened host: file, container, start, in an order that never leaves HAProxy without a file it can read.
+
+A step may be cut off anywhere: the next one finds file and container as they are and ends the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from lbagent.apilb.hosts.container_runtime import ContainerRuntime, taken
+from lbagent.apilb.hosts.container_spec import ContainerSpec, full_name, is_ours, spec_matches
+from lbagent.apilb.hosts.haproxy_log import first_alert, last_worker
+from lbagent.apilb.hosts.host import Host
+from lbagent.apilb.hosts.host_files import CONTAINER_USER, HostFiles
+from lbagent.apilb.instance import Instance
+from lbagent.apilb.instance_plan import wanted_text
+from lbagent.apilb.plan_records import RUNNING, KnownInstance
+from lbagent.errors import LbError, NotFound
+
+UP_S = 0.6  # as long a container has to stay up until it counts as started
+RELOAD_LOOKS, STEP_S = 100, 0.05  # until the worker with the new file is there
+SHORT_ID = 12  # characters, as Docker shows ids
+
+
+class PartlyDone(LbError):
+    """Something was made, and then a step failed; `known` is what the state has to say now."""
+
+    def __init__(self, text: str, known: KnownInstance) -> None:
+        super().__init__(text)
+        self.known = known
+
+
+class ContainerStep:
+    """Lets a host have one container as wanted; `done` says in words what was changed."""
+
+    def __init__(self, host: Host, instance: Instance, known: KnownInstance | None, *, again: bool, pull: bool) -> None:
+        """`again`: a container that is there is replaced in any case."""
+        self._host, self._instance, self._known, self._again, self._pull = host, instance, known, again, pull
+        self._text = wanted_text(instance)
+        self._spec = ContainerSpec(
+            pool=instance.pool, name=instance.name, image=instance.image, host_config_path=instance.host_config_path
+        )
+        self.done: list[str] = []
+
+    async def prepare(self) -> None:
+        """Look whether it can be done, before anything is changed. Raises Refused (name taken), NotFound (image), LbError."""
+        runtime = await self._host.runtime(self._instance.docker_host)
+        found = await self._found(runtime)
+        if found is None or not self._is_as_wanted(found):
+            await self._have_image(runtime)
+
+    async def carry_out(self) -> KnownInstance:
+        """Do it, after `prepare`. Raises PartlyDone, LbError."""
+        instance = self._instance
+        runtime = await self._host.runtime(instance.docker_host)
+        files = await self._host.files(instance)
+        found = await self._found(runtime)
+        if found is not None and not self._is_as_wanted(found):
+            await self._write_file(files)
+            await runtime.remove(found["Id"], instance.name)
+            self.done.append(f"container {found['Id'][:SHORT_ID]} removed")
+            found = None
+        if found is not None and found["State"]["Status"] == RUNNING:
+            await self._reload(runtime, files, found["Id"])
+            return self._result(found["Id"])
+        await self._write_file(files)
+        container_id = found["Id"] if found else await runtime.create(self._spec)
+        if not found:
+            self.done.append(f"container {container_id[:SHORT_ID]} created")
+        try:
+            await self._start(runtime, container_id, found["State"]["Status"] if found else "")
+        except LbError as error:
+            raise PartlyDone(str(error), self._result(container_id, status="created")) from None
+        try:
+            if instance.post_start:
+                await self._host.run(instance.post_start)
+        except LbError as error:
+            raise PartlyDone(str(error), self._result(container_id)) from None
+        return self._result(container_id)
+
+    async def _found(self, runtime: ContainerRuntime) -> dict[str, Any] | None:
+        """Return the container that is to be there, if it is. Raises Refused when another one has its name."""
+        instance, known_id = self._instance, self._known.container_id if self._known else ""
+        found = await runtime.inspect(name=instance.name)
+        if found is not None and found["Id"] != known_id and not is_ours(found, instance.pool):
+            raise taken(self._host.name, instance.name)
+        return found
+
+    def _is_as_wanted(self, found: dict[str, Any]) -> bool:
+        same_image = full_name(str(found["Config"].get("Image", ""))) == full_name(self._spec.image)
+        return not self._again and same_image and spec_matches(found, self._spec)
+
+    async def _have_image(self, runtime: ContainerRuntime) -> None:
+        image = self._instance.image
+        if await runtime.has_image(image):
+            return
+        if not self._pull:
+            advice = "pull it there, or say --pull"
+            raise NotFound(
+                f"{self._host.name}: the image {image} is not there and is not pulled unasked: {advice}. Nothing was changed"
+            )
+        await runtime.pull(image)
+        self.done.append(f"image {image} pulled")
+
+    async def _write_file(self, files: HostFiles) -> None:
+        path = self._instance.host_config_path
+        if await files.read(path) == self._text:
+            return
+        await files.rename(await files.write_draft(path, self._text, CONTAINER_USER), path)
+        self.done.append(f"{path} written")
+
+    async def _reload(self, runtime: ContainerRuntime, files: HostFiles, container_id: str) -> None:
+        """Replace the file under a running HAProxy, which is asked first whether it takes it."""
+        path, name = self._instance.host_config_path, self._instance.name
+        if await files.read(path) != self._text:
+            draft = await files.write_draft(path, self._text, CONTAINER_USER)
+            argv = ["haproxy", "-c", "-f", self._spec.inside(draft)]
+            code, said = await runtime.execute(container_id, name, argv)
+            if code:
+                await files.remove(draft)
+                reason = first_alert(said)
+                raise LbError(
+                    f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; the old one serves on"
+                )
+            await files.rename(draft, path)
+            self.done.append(f"{path} written")
+        before = await runtime.logs(container_id, name)
+        await runtime.reload(container_id, name)
+        await self._has_new_worker(runtime, container_id, before)
+        await self._stays_up(runtime, container_id)
+        self.done.append("reloaded")
+
+    async def _has_new_worker(self, runtime: ContainerRuntime, container_id: str, before: str) -> None:
+        """Wait until a worker has the new file; `before` is what HAProxy had said. Raises LbError when none comes."""
+        path, name, now = self._instance.host_config_path, self._instance.name, ""
+        if not last_worker(before):
+            return  # lines that are not kept tell nothing
+        for _ in range(RELOAD_LOOKS):
+            await asyncio.sleep(STEP_S)
+            now = await runtime.logs(container_id, name)
+            if last_worker(now) != last_worker(before):
+                return
+        known = set(before.splitlines())
+        reason = first_alert("\n".join(line for line in now.splitlines() if line not in known))
+        raise LbError(
+            f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; its worker serves the old one"
+        )
+
+    async def _start(self, runtime: ContainerRuntime, container_id: str, status: str) -> None:
+        name = self._instance.name
+        if status == "paused":
+            await runtime.unpause(container_id, name)
+            await runtime.reload(container_id, name)
+        elif status == "restarting":
+            await runtime.restart(container_id, name)
+        else:
+            await runtime.start(container_id, name)
+        await self._stays_up(runtime, container_id)
+        self.done.append("started")
+
+    async def _stays_up(self, runtime: ContainerRuntime, container_id: str) -> None:
+        """Raise LbError when HAProxy ends at once: a bind that is taken, a server's name that has no address."""
+        before = await runtime.inspect(container_id=container_id)
+        await asyncio.sleep(UP_S)
+        after = await runtime.inspect(container_id=container_id)
+        if before and after and after["State"]["Status"] == RUNNING and _start_of(before) == _start_of(after):
+            return
+        name = self._instance.name
+        said = first_alert(await runtime.logs(container_id, name)) if after else "it is gone"
+        raise LbError(f"{self._host.name}: {name}: HAProxy does not stay up: {said}")
+
+    def _result(self, container_id: str, status: str = RUNNING) -> KnownInstance:
+        instance = self._instance
+        return KnownInstance(
+            pool=instance.pool,
+            name=instance.name,
+            container_id=container_id,
+            status=status,
+            image=instance.image,
+            mode=instance.mode,
+            host_config_path=instance.host_config_path,
+            config_text=self._text,
+            ssh=instance.ssh,
+            docker_host=instance.docker_host,
+        )
+
+
+def _start_of(found: dict[str, Any]) -> tuple[object, object]:
+    return found["State"].get("StartedAt"), found.get("RestartCount")

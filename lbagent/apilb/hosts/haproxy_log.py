@@ -1,0 +1,49 @@
+"""What HAProxy's lines say, each with its time before it, as container runtimes keep them (pure).
+
+HAProxy writes a line when a server goes up or down. A worker begins with every server up; a reload makes a new worker, whose lines
+alone count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+Row = dict[str, Any]
+_FORKED = re.compile(r"^(\S+) \[NOTICE\] +\(1\) : New worker \((\d+)\) forked", re.MULTILINE)
+_CHANGED = re.compile(
+    r"^(\S+) \[WARNING\] +\((\d+)\) : Server kube-apiserver/(\d+) is (UP|DOWN)(?:, reason: (.*?), check duration|)",
+    re.MULTILINE,
+)
+
+
+def last_worker(said: str) -> str:
+    """Return the process id of the worker that was started last; nothing when no line says it."""
+    workers = _FORKED.findall(said)
+    return str(workers[-1][1]) if workers else ""
+
+
+def first_alert(said: str) -> str:
+    """Return the first line with which HAProxy says what is wrong; the last one it said where there is none such."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    alerts = [line.partition("[ALERT]")[2].partition(":")[2].strip() for line in lines if "[ALERT]" in line]
+    return (alerts or lines[-1:] or ["it said nothing"])[0][:300]
+
+
+def parse_health(said: str, servers: Sequence[str]) -> list[Row]:
+    """Return the servers by what HAProxy said, each line with its time before it; nothing when its beginning is lost."""
+    workers = _FORKED.findall(said)
+    if not workers:
+        return []
+    begun, worker = workers[-1]
+    rows: list[Row] = [{"address": each, "up": True, "since": _seconds(begun), "last": ""} for each in servers]
+    for time, process, number, state, reason in _CHANGED.findall(said):
+        if process == worker and int(number) < len(rows):
+            rows[int(number)].update(up=state == "UP", since=_seconds(time), last=reason)
+    return rows
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,130 @@
+"""What a pool file says of a load balancer of API servers, after inheritance and defaults. Times are in seconds.
+
+Source: flexkube's apiloadbalancer package, whose keys these are in snake case; mode, health check and what follows are ours.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+DEFAULT_NAME = "api-loadbalancer-haproxy"
+DIRECT = "direct"  # this host
+DOCKER_HOST = "unix:///var/run/docker.sock"  # of podman, too
+
+
+class Mode(StrEnum):
+    """Who serves a bind address."""
+
+    HAPROXY = "haproxy"
+    NATIVE = "native"
+
+
+class OnMarkedDown(StrEnum):
+    """What becomes of connections to a server that is found down."""
+
+    KEEP = "keep"
+    RESET = "reset"
+
+
+class Secret:
+    """A password or a private key; its text is in no representation, so in no log, plan or state."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+
+class InstanceKey(NamedTuple):
+    """What tells instances apart: a name is one of a host, and often the same on each host of a pool."""
+
+    pool: str
+    name: str
+    host: str  # "direct", or "ssh://USER@ADDRESS:PORT"
+
+
+class SshAccess(Struct, frozen=True, kw_only=True):
+    """How a host is reached by ssh."""
+
+    address: str
+    user: str = "root"
+    port: int = 22
+    password: Secret | None = None
+    private_key: Secret | None = None  # PEM
+    private_key_file: str = ""
+    connection_timeout: float = 30.0
+    retry_timeout: float = 60.0
+    retry_interval: float = 1.0
+    host_key: str = ""  # as a line of known_hosts without its host: "ssh-ed25519 AAAA..."
+    known_hosts_file: str = ""
+    insecure_ignore_host_key: bool = False
+
+    def __str__(self) -> str:
+        """Return `ssh://USER@ADDRESS:PORT`, which has no secrets."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"ssh://{self.user}@{address}:{self.port}"
+
+
+class HealthCheck(Struct, frozen=True, kw_only=True):
+    """How a server is asked whether it lives: HTTPS GET, 200-399 is up."""
+
+    path: str = "/healthz"
+    interval: float = 2.0
+    timeout: float = 2.0
+    fall: int = 3
+    rise: int = 2
+    ca_file: str = ""  # without it the certificate is not verified
+    host: str = "kube-apiserver"  # the Host header
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """One load balancer on one host, with all that its pool gives it."""
+
+    pool: str
+    name: str = DEFAULT_NAME
+    image: str = "haproxy:3.0.4-alpine"
+    mode: Mode = Mode.HAPROXY
+    bind_address: str  # ADDRESS:PORT, [ADDRESS]:PORT
+    servers: tuple[str, ...]  # HOST or HOST:PORT
+    host_config_path: str
+    ssh: SshAccess | None = None  # None: this host
+    health_check: HealthCheck | None = None  # None: none is given; native mode takes the defaults then
+    on_marked_down: OnMarkedDown = OnMarkedDown.KEEP
+    docker_host: str = DOCKER_HOST
+    post_start: tuple[str, ...] = ()  # argv, run on the host after a container was started
+
+    @property
+    def host(self) -> str:
+        """Return the host as plans name it."""
+        return host_text(self.ssh)
+
+    @property
+    def is_served_here(self) -> bool:
+        """Whether the agent of this host serves it."""
+        return self.mode is Mode.NATIVE and self.ssh is None
+
+    @property
+    def key(self) -> InstanceKey:
+        """Return what tells this instance apart."""
+        return InstanceKey(self.pool, self.name, self.host)
+
+
+def host_text(ssh: SshAccess | None) -> str:
+    """Return the host as plans name it: `direct` or `ssh://USER@ADDRESS:PORT`."""
+    return str(ssh) if ssh else DIRECT

@@ -1,0 +1,105 @@
+"""The checkers that are running: one for each address and HealthCheck, shared by the instances that ask the same of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from lbagent.apilb.instance import HealthCheck
+from lbagent.apilb.native.check_time import LoopClock
+from lbagent.apilb.native.checker import Checker, Health
+from lbagent.apilb.native.kept_state import KeptHealth
+from lbagent.apilb.native.server_probe import Contexts, Outcome, Probe, Result
+from lbagent.model.address import L3n4Addr
+from lbagent.sync.histogram import Histogram
+
+Key = tuple[L3n4Addr, HealthCheck]
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond), and so many
+# handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
+MANY_A_SECOND, FRESH_A_SECOND = 25.0, 15.0
+
+
+class HealthChecks:
+    """Starts, ends and asks checkers. Use it inside the event loop."""
+
+    def __init__(self, on_change: Callable[[], None], kept: Iterable[KeptHealth]) -> None:
+        """`kept` is how servers were when an earlier agent ended: it holds until they are found to be otherwise."""
+        self.seconds = Histogram(BOUNDS_S)
+        self.results: dict[Key, Counter[Result]] = {}
+        self._on_change = on_change
+        self._kept = {_key_of(each): Health(each.up, each.since, each.last) for each in kept}
+        self._contexts = Contexts()
+        self._checkers: dict[Key, tuple[Checker, asyncio.Task[None]]] = {}
+        self._rate = 0.0
+        self._clock: LoopClock | None = None  # from the first use: there is an event loop then
+
+    def use(self, keys: set[Key]) -> None:
+        """Check these, and no others."""
+        self._clock = self._clock or LoopClock()
+        for key in self._checkers.keys() - keys:
+            self._checkers.pop(key)[1].cancel()
+            self.results.pop(key, None)
+        for key in keys - self._checkers.keys():
+            self._start(key)
+        self._kept.clear()  # what is not used now is not known any more when it comes back
+        self._rate = sum(1 / check.interval for _, check in self._checkers)
+
+    def _start(self, key: Key) -> None:
+        assert self._clock is not None
+        server, check = key
+        results = self.results[key] = Counter()
+
+        def note(outcome: Outcome, seconds: float) -> None:
+            results[outcome.result] += 1
+            self.seconds.observe(seconds)
+
+        checker = Checker(
+            server,
+            check,
+            Probe(server, check, self._contexts, self._clock),
+            health=self._kept.get(key, Health()),
+            on_change=self._on_change,
+            on_outcome=note,
+            uses=self._uses,
+        )
+        self._checkers[key] = checker, asyncio.create_task(checker.run())
+
+    def _uses(self) -> int:
+        """Return for how many checks a connection is used."""
+        return 1 if self._rate <= MANY_A_SECOND else round(self._rate / FRESH_A_SECOND)
+
+    def checker(self, server: L3n4Addr, check: HealthCheck) -> Checker | None:
+        """Return what checks a server, if anything does."""
+        found = self._checkers.get((server, check))
+        return found[0] if found else None
+
+    def is_down(self, server: L3n4Addr, check: HealthCheck) -> bool:
+        """Return whether a server was found down; one that was not checked yet counts as up."""
+        checker = self.checker(server, check)
+        return checker is not None and not checker.health.up
+
+    def kept(self) -> tuple[KeptHealth, ...]:
+        """Return what a later agent needs: how each server is that was checked."""
+        found = ((key, checker.health) for key, (checker, _) in self._checkers.items() if checker.health.since)
+        return tuple(
+            KeptHealth(server.with_protocol(), check, health.up, health.since, health.last)
+            for (server, check), health in found
+        )
+
+    async def close(self) -> None:
+        """End all checks."""
+        if self._clock is not None:
+            self._clock.close()
+        tasks = [task for _, task in self._checkers.values()]
+        for task in tasks:
+            task.cancel()
+        self._checkers.clear()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _key_of(kept: KeptHealth) -> Key:
+    return L3n4Addr.parse(kept.address), kept.check

@@ -1,0 +1,87 @@
+"""What native mode keeps over restarts of the agent: the last good pools, the addresses of names, which servers are up.
+
+One JSON file in the state directory, replaced whole. Instances are kept as they are served, without what leads to a host, so
+that no secret of a pool file gets here. A file that cannot be read counts as none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.apilb.instance import HealthCheck, Mode, OnMarkedDown
+from lbagent.kernel.private_folder import make_private, replace_private
+
+log = logging.getLogger(__name__)
+FILE = "apilb.json"
+VERSION = 1
+MAX_BYTES = 16 << 20
+
+
+class KeptInstance(Struct, frozen=True, kw_only=True):
+    """An instance of native mode: what its service on this host needs of it."""
+
+    pool: str
+    name: str
+    bind_address: str
+    servers: tuple[str, ...]
+    health_check: HealthCheck | None = None
+    on_marked_down: OnMarkedDown = OnMarkedDown.RESET
+    mode: Mode = Mode.NATIVE
+
+
+class KeptHealth(Struct, frozen=True):
+    """How a server was: `address` as ADDRESS:PORT/TCP."""
+
+    address: str
+    check: HealthCheck
+    up: bool
+    since: float
+    last: str
+
+
+class Kept(Struct, frozen=True):
+    """Everything that is kept. Pools are by the path of their file, addresses (texts) by the name of the host."""
+
+    version: int = VERSION
+    pools: dict[str, tuple[KeptInstance, ...]] = {}
+    addresses: dict[str, tuple[str, ...]] = {}
+    health: tuple[KeptHealth, ...] = ()
+
+
+class KeptFile:
+    """The file. `problem` says why it cannot be written."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.path = os.path.join(state_dir, FILE)
+        self.problem = ""
+
+    def read(self) -> Kept:
+        """Return what was kept; nothing when the file is missing, broken, or of another version."""
+        try:
+            with open(self.path, "rb") as file:
+                kept = msgspec.json.decode(file.read(MAX_BYTES), type=Kept)
+        except FileNotFoundError:
+            return Kept()
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("what was kept of native pools cannot be read", extra={"file": self.path, "error": str(error)})
+            return Kept()
+        if kept.version != VERSION:
+            log.warning("what was kept of native pools is of another version", extra={"file": self.path})
+            return Kept()
+        return kept
+
+    def write(self, kept: Kept) -> None:
+        """Replace the file; called in a thread. What cannot be written is said once, in `problem`, and changes nothing."""
+        try:
+            make_private(os.path.dirname(self.path))
+            replace_private(self.path, msgspec.json.encode(kept))
+        except OSError as error:
+            if not self.problem:
+                log.warning("what native pools need after a restart cannot be kept", extra={"error": str(error)})
+            self.problem = f"{self.path} cannot be written: {error.strerror}"
+        else:
+            self.problem = ""

@@ -1,0 +1,248 @@
+"""The pool files of this host as a source of objects: what they say, where names lead, who is up, which binds are free.
+
+Everything that happens sets one flag; one task then makes all objects anew and reports what differs. Nothing here writes a map.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lbagent.apilb.native.followed_pools import FollowedPools, Read
+from lbagent.apilb.native.health_checks import HealthChecks
+from lbagent.apilb.native.kept_state import Kept, KeptFile
+from lbagent.apilb.native.listeners_found import listener_at
+from lbagent.apilb.native.pool_objects import (
+    SOURCE,
+    Pool,
+    ServerName,
+    addresses_of,
+    messages_of,
+    objects_of,
+)
+from lbagent.apilb.native.server_names import Lookup, ServerNames, look_up
+from lbagent.bpf.run import sock_diag
+from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.model.address import L3n4Addr
+from lbagent.objects.message_log import MessageLog
+from lbagent.objects.records import (
+    EndpointSlice,
+    Message,
+    ObjectChange,
+    ObjectSnapshot,
+    Service,
+)
+from lbagent.objects.source import OnChange
+
+log = logging.getLogger(__name__)
+LOOK_S = 0.25  # between two looks at the files
+WRITE_AGAIN_S = 5.0  # what a later agent needs, after a failure
+LISTENERS_S = (
+    1.0  # between two looks at what listens on this host; while a bind is taken, every look at the files is one
+)
+
+Servers = dict[ServerName, tuple[L3n4Addr, ...]]
+OnDown = Callable[[Pool, L3n4Addr], None]
+
+
+class NativeSource:
+    """Implements objects.source.Source. `pools` and `health` are what status and metrics show."""
+
+    name = SOURCE
+    remedy = "bring the pool files back; an empty folder says that there are no pools"
+    held = 0
+
+    def __init__(
+        self,
+        path: str,
+        state_dir: str,
+        read: Read,
+        *,
+        lookup: Lookup = look_up,
+        listeners: Callable[[], Sequence[ConnectedSocket]] = sock_diag.tcp_listeners,
+    ) -> None:
+        """Read what an earlier agent kept; `run` reads the files."""
+        self.synced = asyncio.Event()
+        self.on_down: OnDown = lambda _pool, _server: None  # called when a server of a pool is found down
+        self.pools: list[Pool] = []
+        self.servers: dict[str, Servers] = {}  # of each pool, by its key
+        self.taken: dict[str, str] = {}  # by key of a pool: where a process listens that has its bind
+        self._changed, self._to_keep = asyncio.Event(), asyncio.Event()
+        self._keeper = KeptFile(state_dir)
+        kept = self._written = self._keeper.read()
+        self._files = FollowedPools(path, read, kept.pools)
+        self._names = ServerNames(self._changed.set, kept.addresses, lookup)
+        self.health = HealthChecks(self._changed.set, kept.health)
+        self._listeners = listeners
+        self._objects: dict[tuple[str, str], Service | EndpointSlice] = {}
+        self._messages: list[Message] = []
+        self._down: set[tuple[str, L3n4Addr]] = set()  # pools' keys and addresses
+        self._message_log = MessageLog(log, "pool file refused")
+        self._looked = 0.0  # at the listeners
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is known what every file says, or said when it was good."""
+        return self._files.trusted
+
+    @property
+    def listed(self) -> bool:
+        """As `trusted`."""
+        return self.trusted
+
+    def snapshot(self) -> ObjectSnapshot:
+        """Return the Services and slices of all pools."""
+        objects = self._objects.values()
+        return ObjectSnapshot(
+            services={each.key: each for each in objects if isinstance(each, Service)},
+            slices={each.key: each for each in objects if isinstance(each, EndpointSlice)},
+        )
+
+    def problems(self) -> Sequence[Message]:
+        """Return what is wrong with files, binds and servers."""
+        return self._messages
+
+    def resume(self) -> None:
+        """Do nothing: what was kept is read anyway."""
+
+    async def run(self, on_change: OnChange) -> None:
+        """Follow files, names, servers and listeners until cancelled."""
+        try:
+            await asyncio.to_thread(self._files.look)
+            await self._look_at_listeners()
+            self._update(on_change)
+            self.synced.set()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep())
+                group.create_task(self._look())
+                while True:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    self._update(on_change)
+        finally:
+            self._names.close()
+            await self.health.close()
+
+    async def _look(self) -> None:
+        """Look at the files, and at what listens, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await asyncio.to_thread(self._files.look):
+                await self._look_at_listeners()  # before a new bind is served
+                self._changed.set()
+            elif self.taken or loop.time() - self._looked >= LISTENERS_S:
+                before = self.taken
+                await self._look_at_listeners()
+                if self.taken != before:
+                    self._changed.set()
+
+    async def _look_at_listeners(self) -> None:
+        self._looked = asyncio.get_running_loop().time()
+        pools = self._files.pools()
+        try:
+            listeners = await asyncio.to_thread(self._listeners) if pools else ()
+        except OSError as error:
+            log.warning("what listens on this host is not known", extra={"error": str(error)})
+            return
+        by_port: dict[int, list[ConnectedSocket]] = {}
+        for each in listeners:
+            by_port.setdefault(each.local[1], []).append(each)
+        found = {pool.key: listener_at(pool.bind, by_port.get(pool.bind.port, ())) for pool in pools}
+        self.taken = {key: place for key, place in found.items() if place}
+
+    def pools_with_addresses(self) -> list[tuple[Pool, list[L3n4Addr]]]:
+        """Return the pools, each with the addresses of its servers."""
+        found = [(pool, self.servers.get(pool.key, {})) for pool in self.pools]
+        return [(pool, [each for group in servers.values() for each in group]) for pool, servers in found]
+
+    # --- what follows from all of it ---
+
+    def _update(self, on_change: OnChange) -> None:
+        """Make all objects anew; report what differs, then which servers went down."""
+        self.pools = self._files.pools()
+        self._names.use({server.host for pool in self.pools for server in pool.servers if server.address is None})
+        known = self._names.addresses
+        self.servers = {pool.key: addresses_of(pool, known) for pool in self.pools}
+        self.health.use(
+            {(each, pool.check) for pool in self.pools for group in self.servers[pool.key].values() for each in group}
+        )
+        objects: dict[tuple[str, str], Service | EndpointSlice] = {}
+        down: set[tuple[str, L3n4Addr]] = set()
+        messages = self._files.messages()
+        for pool in self.pools:
+            servers = self.servers[pool.key]
+            messages += messages_of(pool, servers, known)
+            if pool.key in self.taken:
+                messages.append(_taken(pool, self.taken[pool.key]))
+                continue
+            every = {each: self.health.is_down(each, pool.check) for group in servers.values() for each in group}
+            down |= {(pool.key, each) for each, is_down in every.items() if is_down}
+            service, slices = objects_of(pool, servers, every)
+            objects["Service", service.key] = service
+            objects |= {("EndpointSlice", piece.key): piece for piece in slices}
+        self._report(on_change, objects, messages + self._further_messages())
+        self._to_keep.set()
+        newly, self._down = down - self._down, down
+        for pool in self.pools:
+            for key, server in newly:
+                if key == pool.key:
+                    self.on_down(pool, server)
+
+    def _further_messages(self) -> list[Message]:
+        found = [
+            Message(text, "its last addresses hold", warning=True) for text in sorted(self._names.problems.values())
+        ]
+        checkers = (self.health.checker(*key) for key in self.health.results)
+        unusable = sorted({each.problem for each in checkers if each is not None and each.problem})
+        found += [Message(text, "servers are not checked, and stay as they are") for text in unusable]
+        if self._keeper.problem:
+            found.append(Message(self._keeper.problem, "a restart will not know the pools", warning=True))
+        return found
+
+    def _report(
+        self, on_change: OnChange, objects: dict[tuple[str, str], Service | EndpointSlice], messages: list[Message]
+    ) -> None:
+        old, self._objects = self._objects, objects
+        changes = [
+            ObjectChange(kind, key, old.get((kind, key)), objects.get((kind, key)))
+            for kind, key in dict.fromkeys((*old, *objects))
+            if old.get((kind, key)) != objects.get((kind, key))
+        ]
+        is_new = messages != self._messages
+        self._messages = messages
+        if is_new:
+            self._message_log.update(messages)
+        if changes or is_new or not self.synced.is_set():
+            on_change(changes)
+
+    async def _keep(self) -> None:
+        """Write what a later agent needs, as soon as it changes; what cannot be written is tried again."""
+        while True:
+            now = Kept(pools=self._files.kept(), addresses=self._names.kept(), health=self.health.kept())
+            if _lasting(now) != _lasting(self._written) or self._keeper.problem:
+                before = self._keeper.problem
+                await asyncio.to_thread(self._keeper.write, now)
+                self._written = now
+                if self._keeper.problem != before:
+                    self._changed.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_AGAIN_S if self._keeper.problem else None):
+                    await self._to_keep.wait()
+            self._to_keep.clear()
+
+
+def _lasting(kept: Kept) -> Any:
+    """Return what is worth a write: not the words of each check."""
+    return kept.pools, kept.addresses, [(each.address, each.check, each.up, each.since) for each in kept.health]
+
+
+def _taken(pool: Pool, place: str) -> Message:
+    problem = (
+        f"a process of this host listens on {place}: nothing is diverted from it; end it (`ss -ltnp 'sport = :{pool.bind.port}'`"
+        " names it) or choose another bindAddress"
+    )
+    return Message(problem, "the bind is not served", "bindAddress", pool.subject, pool.origin.file, pool.origin.line)

@@ -1,0 +1,70 @@
+"""Instances of native mode as the API and the metrics show them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lbagent.api.types import ApilbRow, ApilbServer
+from lbagent.apilb.native.checker import Checker
+from lbagent.apilb.native.connection_reset import ConnectionReset
+from lbagent.apilb.native.native_source import NativeSource
+from lbagent.apilb.native.pool_objects import Pool, ServerName
+from lbagent.errors import NotFound
+from lbagent.model.address import L3n4Addr
+from lbagent.observe.apilb_metrics import ApilbSample, ServerSample
+
+
+class NativePools(NamedTuple):
+    """The parts of the running agent that know of them."""
+
+    source: NativeSource
+    reset: ConnectionReset
+
+
+async def rows(native: NativePools | None) -> list[ApilbRow]:
+    """Return every instance, in the order of the files. Raises NotFound without native pools."""
+    if native is None:
+        raise NotFound("this agent serves no native pools: it was started without --apilb")
+    connections = await asyncio.to_thread(native.reset.count)
+    return [_row(native.source, pool, connections) for pool in native.source.pools]
+
+
+def _row(source: NativeSource, pool: Pool, connections: Counter[tuple[str, L3n4Addr]]) -> ApilbRow:
+    place = source.taken.get(pool.key)
+    servers = []
+    for server, addresses, checkers in _servers(source, pool):
+        latest = max((each.health for each in checkers), key=lambda health: health.since, default=None)
+        is_up = any(each.health.up for each in checkers)
+        last = "; ".join(dict.fromkeys(each.problem or each.health.last for each in checkers))
+        number = sum(connections[pool.key, each] for each in addresses)
+        row = ApilbServer(server.text, is_up, latest.since if latest else 0.0, last or "not checked yet", number)
+        servers.append(row if addresses else ApilbServer(server.text, False, 0.0, "it has no address"))
+    status = f"a process listens on {place}" if place else "running"
+    one = pool.instance
+    return ApilbRow(one.pool, one.name, one.bind_address, one.on_marked_down.value, status, servers)
+
+
+def sample(native: NativePools | None) -> ApilbSample | None:
+    """Return what the metrics show."""
+    if native is None:
+        return None
+    source, found = native.source, []
+    for pool in source.pools:
+        for server, addresses, checkers in _servers(source, pool):
+            results: Counter[str] = Counter()
+            for each in addresses:
+                results.update(source.health.results.get((each, pool.check), {}))
+            one = pool.instance
+            is_up = any(each.health.up for each in checkers)
+            turns = sum(each.transitions for each in checkers)
+            found.append(ServerSample(one.pool, one.name, server.text, is_up, turns, results))
+    return ApilbSample(tuple(found), source.health.seconds, native.reset.ended)
+
+
+def _servers(source: NativeSource, pool: Pool) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[Checker]]]:
+    for server, addresses in source.servers.get(pool.key, {}).items():
+        checkers = [source.health.checker(each, pool.check) for each in addresses]
+        yield server, addresses, [each for each in checkers if each is not None]
