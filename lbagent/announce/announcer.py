@@ -11,16 +11,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 from lbagent.announce import reach
+from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
 from lbagent.announce.frames import Claim
-from lbagent.announce.lease_election import LeaseElection
+from lbagent.announce.lease_election import LeaseElection, vip_lease
 from lbagent.announce.link_sockets import LinkSockets
 from lbagent.announce.rendezvous import preferred_node
-from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine
+from lbagent.announce.vip_machine import PROBE_S, Act, Order, Settings, View, VipMachine, is_overdue
 from lbagent.announce.vip_map import VipMap
 from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
+from lbagent.announce.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
@@ -31,37 +32,13 @@ from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0  # at the latest: carriers and Leases change without a word
+LOOK_S = 1.0  # at the latest everything is looked at: carriers change without a word
+TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
+SWEEP_S = 30.0  # between two looks for Leases that are left over
 OBJECTS_S = 0.2  # between two looks at all objects
 IN_USE = "AddressInUse"
 NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
 WRITES_AT_ONCE = 8  # of Leases
-
-
-class RouteAnnouncer(Protocol):
-    """What announces addresses by routes."""
-
-    def set_routes(self, addresses: Collection[bytes]) -> None:
-        """Announce exactly these from now on; returns at once."""
-
-    def refusal(self) -> str:
-        """Return why no router is told of the routes, '' when one is."""
-
-    def problems(self) -> list[str]:
-        """Return what is wrong, one sentence each."""
-
-
-class NodeView(NamedTuple):
-    """What the announcer asks of the rest of the agent; each is called when it is needed.
-
-    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
-    names of devices with programs, `carriers` the devices by which frames can leave.
-    """
-
-    objects: Callable[[], ObjectSnapshot | None]
-    network: Callable[[], NodeNetwork]
-    attached: Callable[[], Collection[str]]
-    carriers: Callable[[], Collection[int]]
 
 
 class Announcer:
@@ -83,26 +60,30 @@ class Announcer:
         self.node, self.pools, self.election, self.routes = node, pools, election, None
         self._around, self._events, self._external_ips, self._clock = around, events, external_ips, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
-        self._sockets = LinkSockets(self._heard)
-        self.machines: dict[bytes, VipMachine] = {
-            address: VipMachine(self._settings(), clock(), answers=True) for _, address in self._map.places
-        }
+        self._sockets, self._questions = LinkSockets(self._heard), WireQuestions()
+        self.machines: dict[bytes, VipMachine] = {}
+        self._take_over(clock())
         self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
         self.refusals: dict[bytes, str] = {}  # why this node may not announce an address by L2
         self.takeovers = 0
         self.problem = ""
         self._places: dict[bytes, dict[int, bytes]] = {}
         self._seen: tuple[object, ...] = ()  # what `_places` and `refusals` follow from
+        self._looks = 0  # how often those were made
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
         self._objects_changed = True
         self._orders: list[tuple[bytes, Order]] = []
+        self._leases_changed: set[str] = set()  # names of Leases, since the last turn
+        self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
+        self._stepped_at = float("-inf")
+        self._swept_at = clock()
         self._in_use: dict[bytes, bytes] = {}  # of which stranger the users were told
         self._announced_routes: frozenset[bytes] | None = None
         self._wake = asyncio.Event()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE)
         if election is not None:
-            election.on_change = self._wake.set
+            election.on_change = self._leases_change
 
     routes: RouteAnnouncer | None
 
@@ -111,6 +92,10 @@ class Announcer:
     def objects_changed(self) -> None:
         """Take note that objects changed, or are trusted now."""
         self._objects_changed = True
+        self._wake.set()
+
+    def _leases_change(self, names: Collection[str]) -> None:
+        self._leases_changed |= set(names)
         self._wake.set()
 
     def network_changed(self, _network: NodeNetwork) -> None:
@@ -128,36 +113,54 @@ class Announcer:
     def _settings(self) -> Settings:
         return Settings(self.node, self.pools.l2.restart_grace_s, self.pools.l2.probe)
 
+    def _take_over(self, now: float) -> None:
+        self._map.drop_ended(now)
+        places = {address for _, address in self._map.places}
+        self.machines = {address: VipMachine(self._settings(), now, answers=True) for address in places}
+
     # --- running ---
 
     async def run(self) -> None:
         """Announce until cancelled; the entries stay, for as long as `restartGrace` says."""
+        self._take_over(self._clock())  # some may have ended since they were read: loading programs takes seconds
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self.election is not None:
                     tasks.create_task(self.election.run())
                 while True:
-                    self._turn(self._clock(), tasks)
+                    began = self._clock()
+                    self._turn(began, tasks)
                     await self._wait()
+                    await asyncio.sleep(began + TURN_S - self._clock())
         finally:
             self._sockets.close()
 
     async def _wait(self) -> None:
         now = self._clock()
-        due = min([machine.wake_at() for machine in self.machines.values()], default=now + LOOK_S)
-        pause_s = min(due, self._map.refresh_at(), now + LOOK_S) - now
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.005, pause_s)):
+            async with asyncio.timeout(max(0.005, self._next_turn(now) - now)):
                 await self._wake.wait()
         self._wake.clear()
+
+    def _next_turn(self, now: float) -> float:
+        """Return when the next turn is, unless something is heard of before."""
+        due = min([machine.wake_at() for machine in self.machines.values()], default=now + LOOK_S)
+        end = self.election.next_end(now, PROBE_S) if self.election is not None else now + LOOK_S
+        return min(due, end, self._map.refresh_at(), self._questions.wake_at(), now + LOOK_S)
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
         self._look_at_objects(now, tasks)
         self._look_at_devices()
+        if self._map.has_ended(now):
+            log.warning("this agent did not run for so long that its programs stopped announcing: it begins anew")
+            for machine in self.machines.values():
+                machine.lapse(now)
         orders, self._orders = self._orders, []
-        for address, machine in self.machines.items() if self.wanted is not None else ():
-            orders += [(address, order) for order in machine.step(now, self._view(address, now))]
+        for address in self._concerned(now) if self.wanted is not None else ():
+            steps = self.machines[address].step(now, self._view(address, now))
+            orders += [(address, order) for order in steps]
+        orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_blindly(now))]
         try:
             self._map.write(self._answers(), now)
             self.problem = ""
@@ -168,6 +171,35 @@ class Announcer:
         for address, order in orders:
             self._do(address, order, tasks)
         self._set_routes()
+        self._sweep(now, tasks)
+
+    def _led_blindly(self, now: float) -> list[bytes]:
+        """Return the addresses that this node answers for while it does not know what the Leases say."""
+        if self.election is None or self.election.is_fresh(now):
+            return []
+        return [address for address, machine in self.machines.items() if machine.answers]
+
+    def _sweep(self, now: float, tasks: asyncio.TaskGroup) -> None:
+        """Delete the Leases whose nodes died before they could."""
+        if self.election is None or self.wanted is None or self._objects_changed or now < self._swept_at + SWEEP_S:
+            return
+        self._swept_at = now
+        for name in self.election.leftovers(self.machines, now, self.pools.l2.restart_grace_s):
+            log.info("a Lease of a node that died is deleted", extra={"lease": name})
+            tasks.create_task(self.election.remove(name))
+
+    def _concerned(self, now: float) -> list[bytes]:
+        """Return the addresses to be decided about: all each LOOK_S and when something changed for all, else those with news."""
+        common = (self._looks, self.election.state(now) if self.election is not None else ())
+        names, self._leases_changed = self._leases_changed, set()
+        if common != self._stepped or now >= self._stepped_at + LOOK_S:
+            self._stepped, self._stepped_at = common, now
+            return list(self.machines)
+        return [
+            address
+            for address, machine in self.machines.items()
+            if machine.wake_at() <= now or (names and vip_lease(address) in names)
+        ]
 
     def _look_at_objects(self, now: float, tasks: asyncio.TaskGroup) -> None:
         if not self._objects_changed:
@@ -197,6 +229,7 @@ class Announcer:
         if seen == self._seen:
             return
         self._seen = seen
+        self._looks += 1
         refusal = self._node_refusal()
         self._places.clear()
         self.refusals.clear()
@@ -222,12 +255,15 @@ class Announcer:
         vip = (self.wanted or {})[address]
         nodes = {node for node in election.nodes_reaching(address, now) if node != self.node and vip.admits(node)}
         holder = election.holder(address)
+        holder_dead_s = election.dead_s(holder, now) if holder else -1.0
+        if is_overdue(holder_dead_s):
+            nodes.discard(holder)
         return View(
             eligible,
             elects=True,
             fresh=election.is_fresh(now),
             holder=holder,
-            holder_dead_s=election.dead_s(holder, now) if holder else -1.0,
+            holder_dead_s=holder_dead_s,
             preferred=preferred_node(address, nodes | {self.node} if eligible else nodes),
         )
 
@@ -299,7 +335,10 @@ class Announcer:
         if machine is None or any(claim.mac == link.mac for link in self._around.network().links.values()):
             return
         node = self.election.node_of(claim.mac) if self.election else ""
-        self._orders += [(claim.address, order) for order in machine.heard(self._clock(), claim.mac, node)]
+        orders = list(machine.heard(self._clock(), claim.mac, node))
+        if any(order.act is Act.WITHDRAW for order in orders):
+            self._questions.suspect()
+        self._orders += [(claim.address, order) for order in orders]
         self._wake.set()
 
     # --- routes ---

@@ -20,6 +20,8 @@ import msgspec
 
 from lbagent.announce.node_lives import NodeLives
 from lbagent.announce.reach import is_within
+from lbagent.announce.rendezvous import preferred_node
+from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
 from lbagent.model.address import format_ip
 from lbagent.objects.records import ObjectChange
@@ -34,9 +36,11 @@ log = logging.getLogger(__name__)
 NAMESPACE = "kube-system"
 LABEL = "lbagent.io/lease"  # of our Leases: node or vip
 NETWORKS, MACS = "lbagent.io/networks", "lbagent.io/macs"  # annotations of a node's Lease, words
+ANOTHER_NODE = "another node"
 NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
 RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
 RETRY_S = 0.3
+FORGET_NODE_S = 600.0  # a node's Lease that has run out for so long is deleted
 
 
 class _Published(msgspec.Struct, frozen=True):
@@ -45,7 +49,7 @@ class _Published(msgspec.Struct, frozen=True):
 
 
 class LeaseElection:
-    """Follows and writes the Leases of one node. `on_change` is called when something that may matter has changed."""
+    """Follows and writes the Leases of one node. `on_change` is called with the names of those that have changed."""
 
     def __init__(
         self,
@@ -73,7 +77,8 @@ class LeaseElection:
         self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
         self._alive: frozenset[str] = frozenset()
         self._failure = ""
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[Collection[str]], None] = lambda _names: None
+        self._changes = 0  # of what nodes reach
 
     # --- what is known ---
 
@@ -85,10 +90,17 @@ class LeaseElection:
         """Return for how long a node's Lease has run out; negative while it lives."""
         return self._lives.dead_s(node, now)
 
+    def state(self, now: float) -> tuple[object, ...]:
+        """Return what all addresses have in common; another one: each has to be decided about anew."""
+        return self.is_fresh(now), self._lives.state(now, is_overdue), self._changes
+
+    def next_end(self, now: float, before_s: float) -> float:
+        """Return when a node's Lease runs out next, or is `before_s` from that, unless it is renewed."""
+        return self._lives.next_end(now, before_s)
+
     def holder(self, address: bytes) -> str:
         """Return the node that leads for an address, '' for none."""
-        lease = self._cache.lease(f"{NAMESPACE}/{vip_lease(address)}")
-        return (lease.spec.holder_identity or "") if lease else ""
+        return _holder(self._cache.lease(f"{NAMESPACE}/{vip_lease(address)}"))
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         """Return the live nodes that can announce an address."""
@@ -103,8 +115,8 @@ class LeaseElection:
         return found
 
     def node_of(self, mac: bytes) -> str:
-        """Return the other node that has a MAC address, '' for a stranger's."""
-        return self._nodes_by_mac.get(mac, "")
+        """Return the other node that has a MAC address, '' for a stranger's; before the Leases were read any host may be a node."""
+        return self._nodes_by_mac.get(mac, "" if self._annotations else ANOTHER_NODE)
 
     @property
     def failure(self) -> str:
@@ -141,9 +153,29 @@ class LeaseElection:
 
     async def forget(self, address: bytes) -> None:
         """Delete the Lease of an address that is announced no more. No failure raises."""
+        await self.remove(vip_lease(address))
+
+    async def remove(self, name: str) -> None:
+        """Delete a Lease. No failure raises."""
         with contextlib.suppress(LbError, TimeoutError):
             async with asyncio.timeout(self.duration_s):
-                await self._client.delete(f"{self._leases.path}/{vip_lease(address)}", silence_s=self.duration_s)
+                await self._client.delete(f"{self._leases.path}/{name}", silence_s=self.duration_s)
+
+    def leftovers(self, wanted: Collection[bytes], now: float, grace_s: float) -> list[str]:
+        """Return the Leases that this node has to delete in place of one that died: of addresses that are not wanted, and its own.
+
+        Their holders have been dead for `grace_s`, nodes for FORGET_NODE_S; a node that comes back makes its own again.
+        """
+        names, alive = {vip_lease(address) for address in wanted}, frozenset(self._lives.alive(now))
+        found = (key.rpartition("/")[2] for key in self._cache.keys)
+        left = (name for name in found if name not in names and self._is_left(name, now, grace_s))
+        return [name for name in left if preferred_node(name.encode(), alive) == self._node]
+
+    def _is_left(self, name: str, now: float, grace_s: float) -> bool:
+        if name.startswith(NODE_PREFIX):
+            return self.dead_s(name.removeprefix(NODE_PREFIX), now) >= FORGET_NODE_S
+        lease = self._cache.lease(f"{NAMESPACE}/{name}")
+        return name.startswith(VIP_PREFIX) and bool(lease) and self.dead_s(_holder(lease), now) >= grace_s
 
     def _absorb(self, raw: bytes) -> None:
         """Take what the server answered: the watch tells of it later."""
@@ -222,7 +254,7 @@ class LeaseElection:
                 node = name.removeprefix(NODE_PREFIX)
                 self._take_node(node, self._cache.lease(change.key), now)
         if changes:
-            self.on_change()
+            self.on_change([change.key.rpartition("/")[2] for change in changes])
 
     def _take_node(self, node: str, lease: Lease | None, now: float) -> None:
         if lease is None:
@@ -235,10 +267,15 @@ class LeaseElection:
         self._annotations[node] = annotations
         networks = tuple(annotations.get(NETWORKS, "").split())
         self._networks[node] = networks
+        self._changes += 1
         self._reaching.clear()
         self._nodes_by_mac = {mac: name for mac, name in self._nodes_by_mac.items() if name != node}
         if node != self._node:
             self._nodes_by_mac |= dict.fromkeys(_macs(annotations.get(MACS, "").split()), node)
+
+
+def _holder(lease: Lease | None) -> str:
+    return (lease.spec.holder_identity or "") if lease else ""
 
 
 def _macs(words: Collection[str]) -> list[bytes]:

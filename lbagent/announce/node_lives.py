@@ -7,7 +7,7 @@ that one is not seen to change, nothing is known of the others; and when it is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -49,6 +49,16 @@ class NodeLives:
         life = self._lives.get(node)
         seen_at = max(life.seen_at, self._fresh_since) if life else self._fresh_since
         return now - seen_at - (life.duration_s if life else self._duration_s)
+
+    def next_end(self, now: float, before_s: float) -> float:
+        """Return when the next Lease runs out, or is `before_s` from that, if it is not seen to change; inf for none."""
+        ends = (now - self.dead_s(node, now) for node in self._lives if node != self._own)
+        return min((at for end in ends for at in (end - before_s, end) if at > now), default=float("inf"))
+
+    def state(self, now: float, is_overdue: Callable[[float], bool]) -> frozenset[tuple[str, bool]]:
+        """Return the nodes that live, each with whether its Lease is overdue."""
+        dead_s = ((node, self.dead_s(node, now)) for node in self._lives)
+        return frozenset((node, is_overdue(since)) for node, since in dead_s if since < 0)
 
     def alive(self, now: float) -> Iterator[str]:
         """Iterate over the nodes whose Leases have not run out."""

@@ -5,10 +5,13 @@ the machine is given; what it wants done comes back as acts. `Rule` is the whole
 
     no Leases (a folder alone)         this node, unless a stranger has the address
     the Lease names this node          the same; the node that had it before may still answer, and stops when it hears
-    it names a live node               not this one
+    it names a live node               not this one; where that node's Lease is overdue, the one that would follow probes already
     it names a dead node, or none      the node that rendezvous hashing prefers: when no node answers a probe on the wire, and
                                        in any case after `restart_grace_s`, when a program that still answers has stopped
     the API server does not answer     not this one; a leader goes on
+
+Programs answer on where an agent died, and no other node is heard there. So a node that began asks the wire soon after: if
+another one still answers, it stops again, and waits until that one is silent.
 
 Source: RFC 5227 (probes; a defence within DEFEND_INTERVAL_S, then the address is given up).
 """
@@ -23,8 +26,10 @@ from msgspec import Struct
 
 PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no failover could wait for them
 PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
+SLACK_S = 0.01  # a clock's rounding, and a timer's
 PROBE_AGAIN_S = 0.5  # while the node that led before still answers
 BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the beginning: when the network is told, as one frame may be lost
+CHECK_S = (0.4, 0.6, 0.8)  # after the beginning, and so within a second: is this node alone?
 LEAVE_S = 0.8  # a leader that gave its Lease away answers no longer, heard or not
 GIVE_AGAIN_S = 1.0
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
@@ -50,15 +55,16 @@ class Rule(Enum):
     """Whether this node may begin to answer."""
 
     NO = 0
-    IF_SILENT = 1  # nothing on the wire answers
-    IF_NO_STRANGER = 2  # another node of ours may
+    SOON = 1  # when the leader's Lease runs out: probes are sent already
+    IF_SILENT = 2  # nothing on the wire answers
+    IF_NO_STRANGER = 3  # another node of ours may
 
 
 class View(Struct, frozen=True):
     """What is known of an address now. `holder` is '' where no Lease names a node.
 
     `elects`: Leases decide; `fresh`: what is known of them is what the server has. `holder_dead_s`: since the Lease of its node ran
-    out, negative while it lives. `preferred` '': no live node may announce it.
+    out, negative while it lives. `preferred` '': no live node may announce it; a holder whose Lease is overdue counts as dead.
     """
 
     eligible: bool
@@ -97,6 +103,11 @@ class Settings(NamedTuple):
     probe: bool = True
 
 
+def is_overdue(holder_dead_s: float) -> bool:
+    """Return whether a Lease was not renewed in time, and runs out unless it is by the time that probes take."""
+    return -PROBE_S - SLACK_S <= holder_dead_s < 0
+
+
 def rule(view: View, settings: Settings) -> Rule:
     """Return whether this node may begin to answer for an address."""
     if not view.eligible:
@@ -107,8 +118,10 @@ def rule(view: View, settings: Settings) -> Rule:
         return Rule.NO
     if view.holder == settings.node:
         return Rule.IF_NO_STRANGER
-    if view.preferred != settings.node or (view.holder and view.holder_dead_s < 0):
+    if view.preferred != settings.node:
         return Rule.NO
+    if view.holder and view.holder_dead_s < 0:
+        return Rule.SOON if is_overdue(view.holder_dead_s) else Rule.NO
     if view.holder and view.holder_dead_s >= settings.restart_grace_s:
         return Rule.IF_NO_STRANGER
     return Rule.IF_SILENT
@@ -128,6 +141,8 @@ class VipMachine:
         self._probes = 0  # sent
         self._peer_answered = False
         self._told: list[float] = []  # when the network is to be told again
+        self._checks: list[float] = []  # when the wire is to be asked whether another node answers too
+        self._checked_from = self._patient_until = float("-inf")
         self._defended = float("-inf")
         self._may_give = now
 
@@ -139,7 +154,7 @@ class VipMachine:
     def wake_at(self) -> float:
         """Return when `step` must be called although nothing changed."""
         quiet = self.phase in (Phase.CLAIMING, Phase.GIVING, Phase.ANNOUNCED)
-        return min(self._told[0] if self._told else float("inf"), float("inf") if quiet else self._due)
+        return min(*self._told[:1], *self._checks[:1], float("inf"), float("inf") if quiet else self._due)
 
     def step(self, now: float, view: View) -> Iterator[Order]:
         """Take what is known now; yield what is to be done, in order."""
@@ -166,11 +181,19 @@ class VipMachine:
             self._told.pop(0)
             if self.answers:
                 yield Order(Act.REPEAT)
+        while self._checks and now >= self._checks[0]:
+            self._checks.pop(0)
+            yield Order(Act.PROBE)
+
+    def lapse(self, now: float) -> None:
+        """Take that the programs stopped by themselves, as the agent did not move their time on: another node may answer."""
+        if self.answers:
+            self._stand(now)
 
     # --- not leading ---
 
     def _stand(self, now: float, pause_s: float = 0.0) -> None:
-        self.phase, self._due, self._told = Phase.STANDBY, now + pause_s, []
+        self.phase, self._due, self._told, self._checks = Phase.STANDBY, now + pause_s, [], []
 
     def _stand_by(self, now: float, view: View) -> Iterator[Order]:
         self.stranger = b"" if not view.eligible else self.stranger
@@ -181,7 +204,7 @@ class VipMachine:
             return
         if now < self._due < float("inf"):
             return
-        if not self.settings.probe and allowed is Rule.IF_NO_STRANGER:
+        if not self.settings.probe and self._may_begin_beside(now, allowed):
             yield from self._claim(now, view)
             return
         self.phase, self._probes, self._peer_answered, self.stranger = Phase.PROBING, 0, False, b""
@@ -197,10 +220,16 @@ class VipMachine:
             self._due = now + (PROBE_GAP_S if self._probes < PROBES else PROBE_WAIT_S)
             yield Order(Act.PROBE)
         elif now >= self._due:
-            if self._peer_answered and allowed is Rule.IF_SILENT:
+            if self._peer_answered and not self._may_begin_beside(now, allowed):
                 self._stand(now, PROBE_AGAIN_S)
+            elif allowed is Rule.SOON:
+                self._due = now - view.holder_dead_s
             else:
                 yield from self._claim(now, view)
+
+    def _may_begin_beside(self, now: float, allowed: Rule) -> bool:
+        """Return whether this node may begin although another one of ours answers, as that one stops when it hears."""
+        return allowed is Rule.IF_NO_STRANGER and now >= self._patient_until
 
     def _claim(self, now: float, view: View) -> Iterator[Order]:
         if view.elects and view.holder != self.settings.node:
@@ -221,6 +250,8 @@ class VipMachine:
     def _announce(self, now: float) -> Iterator[Order]:
         self.phase, self.stranger, self.yielded_to = Phase.ANNOUNCED, b"", ""
         self._told = [now + after for after in BURST_S]
+        self._checked_from = now + CHECK_S[0]
+        self._checks = [now + after for after in CHECK_S if self.view.elects]
         yield Order(Act.ANNOUNCE)
 
     def _give_unused(self, now: float, view: View) -> Iterator[Order]:
@@ -255,8 +286,8 @@ class VipMachine:
         if self.phase is Phase.GIVING:
             self.phase, self._due = (Phase.LEAVING, now + LEAVE_S) if done else (Phase.ANNOUNCED, now)
 
-    def _withdraw(self, now: float) -> Iterator[Order]:
-        self._stand(now)
+    def _withdraw(self, now: float, pause_s: float = 0.0) -> Iterator[Order]:
+        self._stand(now, pause_s)
         yield Order(Act.WITHDRAW)
 
     # --- what is heard ---
@@ -277,9 +308,12 @@ class VipMachine:
 
     def _contested(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
         holds = self.view.elects and self.view.fresh and self.view.holder == self.settings.node
-        if node and not holds:
+        is_deaf = self._checked_from <= now <= self._checked_from + CHECK_S[-1]
+        if node and (is_deaf or not holds):
             self.yielded_to = node
-            yield from self._withdraw(now)
+            if holds:  # its agent did not hear this one: it is dead, and its programs stop by then
+                self._patient_until = now + self.settings.restart_grace_s
+            yield from self._withdraw(now, PROBE_AGAIN_S)
         elif now - self._defended >= DEFEND_INTERVAL_S:
             self._defended = now
             yield Order(Act.REPEAT)
@@ -289,5 +323,5 @@ class VipMachine:
             yield from self._conflict(now)
 
     def _conflict(self, now: float) -> Iterator[Order]:
-        self.phase, self._due, self._told = Phase.CONFLICT, now + CONFLICT_S, []
+        self.phase, self._due, self._told, self._checks = Phase.CONFLICT, now + CONFLICT_S, [], []
         yield Order(Act.CONFLICT, mac=self.stranger)

@@ -1,6 +1,7 @@
 """lb_vip: for which addresses the programs answer, by which devices, and until when. The agent moves that time on.
 
-An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or they end by themselves.
+An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or they end by themselves. What has
+ended is not taken over: another node may answer by then.
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ class VipMap:
         self._maps = maps
         self.restart_grace_s = restart_grace_s
         self._written: dict[Place, bytes] = read(maps)  # with which MAC address
-        self._refreshed = float("-inf")
+        self._lasting: Mapping[Place, bytes] = dict(self._written)
+        self._refreshed, self._ends_at = float("-inf"), float("inf")
 
     @property
     def places(self) -> Mapping[Place, bytes]:
-        """What is written: a MAC address by device and address."""
-        return self._written
+        """What an earlier agent left that has not ended: a MAC address by device and address."""
+        return self._lasting
+
+    def drop_ended(self, now: float) -> None:
+        """Take no longer over what has ended by now; `now` is of CLOCK_MONOTONIC."""
+        self._lasting = read(self._maps, now)
 
     def refresh_at(self) -> float:
         """Return when `write` must be called again though nothing changed; monotonic seconds."""
@@ -46,6 +52,10 @@ class VipMap:
             if self._written
             else float("inf")
         )
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether the entries ended by themselves because `write` was not called; `now` is of CLOCK_MONOTONIC."""
+        return bool(self._written) and now >= self._ends_at
 
     def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
         """Answer for exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull."""
@@ -64,20 +74,22 @@ class VipMap:
             self._maps.put_many(MAP, [(_key(place), LB_VIP.pack(until, mac, b"")) for place, mac in fresh.items()])
             self._written |= fresh
         if due or len(fresh) == len(self._written):
-            self._refreshed = now
+            self._refreshed, self._ends_at = now, now + self.restart_grace_s
 
 
-def read(maps: LBMaps) -> dict[Place, bytes]:
-    """Return what an earlier agent left, also what has ended."""
+def read(maps: LBMaps, now: float = 0.0) -> dict[Place, bytes]:
+    """Return what is written, without what ended before `now`."""
     out: dict[Place, bytes] = {}
     if MAP in maps.specs:  # pins of an earlier version lack it
         for key, value in maps.items(MAP):
             ifindex, address = LB_VIP_KEY.unpack(key)
-            mac = LB_VIP.unpack(value)[1]
+            until, mac, _ = LB_VIP.unpack(value)
+            assert isinstance(until, int)
             assert isinstance(ifindex, int)
             assert isinstance(address, bytes)
             assert isinstance(mac, bytes)
-            out[ifindex, address.removeprefix(_V4_MAPPED)] = mac
+            if until >= now * NS:
+                out[ifindex, address.removeprefix(_V4_MAPPED)] = mac
     return out
 
 

@@ -13,8 +13,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from msgspec import Struct
-
+from lbagent.cloud.provider_errors import (
+    DiskNotFound,
+    ImplementedElsewhere,
+    InstanceNotFound,
+    NotSupported,
+    Refusal,
+    RetryAfter,
+)
+from lbagent.cloud.provider_parts import (
+    Clusters,
+    InstanceMetadata,
+    Instances,
+    InstancesV2,
+    PVLabeler,
+    Route,
+    Routes,
+    Zone,
+    Zones,
+)
 from lbagent.cloud.provider_records import (
     Ingress,
     IngressPort,
@@ -31,7 +48,7 @@ from lbagent.cloud.provider_rules import (
     node_included,
     source_ranges,
 )
-from lbagent.errors import ConfigError, LbError
+from lbagent.errors import ConfigError
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
 from lbagent.sources.kube.kube_client import KubeClient
@@ -39,57 +56,11 @@ from lbagent.sources.kube.kube_client import KubeClient
 __all__ = [
     "CONFIG", "ClientBuilder", "CloudProvider", "Clusters", "ConfigError", "DiskNotFound", "Factory", "ImplementedElsewhere",
     "Ingress", "IngressPort", "InstanceMetadata", "InstanceNotFound", "Instances", "InstancesV2", "LoadBalancer",
-    "LoadBalancerStatus", "Node", "NotSupported", "Refusal", "RetryAfter", "Route", "Routes", "Service", "ServicePort", "Zone",
-    "Zones", "default_load_balancer_name", "health_check", "needs_update", "node_included", "same_ingress", "source_ranges",
+    "LoadBalancerStatus", "Node", "NotSupported", "PVLabeler", "Refusal", "RetryAfter", "Route", "Routes", "Service",
+    "ServicePort", "Zone", "Zones", "default_load_balancer_name", "health_check", "needs_update", "node_included",
+    "same_ingress", "source_ranges",
 ]  # fmt: skip
 CONFIG = "--config"  # stands for the file's name in a factory's ConfigError: `--config:LINE: FIELD: what is wrong`
-
-
-class RetryAfter(LbError):
-    """It did not work, and is to be tried again after so many seconds, no sooner."""
-
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.seconds = seconds
-
-
-class ImplementedElsewhere(LbError):
-    """Another program takes care of this Service; raised by `ensure` and `update`, never by `ensure_deleted`."""
-
-    def __init__(self, message: str = "implemented by alternate to cloud provider") -> None:
-        super().__init__(message)
-
-
-class InstanceNotFound(LbError):
-    """The provider has no such instance."""
-
-    def __init__(self, message: str = "instance not found") -> None:
-        super().__init__(message)
-
-
-class DiskNotFound(LbError):
-    """The provider has no such disk."""
-
-    def __init__(self, message: str = "disk is not found") -> None:
-        super().__init__(message)
-
-
-class NotSupported(LbError):
-    """The provider cannot do this at all."""
-
-    def __init__(self, message: str = "unimplemented") -> None:
-        super().__init__(message)
-
-
-class Refusal(LbError):
-    """What a Service asks for cannot be given: a Warning Event with this reason. It is not tried again until something changes.
-
-    `status` is what the Service has now, where that is another one; None: its status stays as it is.
-    """
-
-    def __init__(self, reason: str, message: str, *, status: LoadBalancerStatus | None = None) -> None:
-        super().__init__(message)
-        self.reason, self.status = reason, status
 
 
 class LoadBalancer(ABC):
@@ -119,93 +90,6 @@ class LoadBalancer(ABC):
     @abstractmethod
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
         """Remove the balancer and what is left of one; one that is not there is no error."""
-
-
-class InstanceMetadata(Struct, frozen=True):
-    """What a provider knows of an instance; `provider_id` is `PROVIDER://ID`."""
-
-    provider_id: str = ""
-    instance_type: str = ""
-    addresses: tuple[tuple[str, str], ...] = ()
-    zone: str = ""
-    region: str = ""
-    additional_labels: tuple[tuple[str, str], ...] = ()
-
-
-class InstancesV2(ABC):
-    """The machines behind nodes."""
-
-    @abstractmethod
-    async def exists(self, node: Node) -> bool:
-        """Return whether the instance is there."""
-
-    @abstractmethod
-    async def is_shut_down(self, node: Node) -> bool:
-        """Return whether the instance is off."""
-
-    @abstractmethod
-    async def metadata(self, node: Node) -> InstanceMetadata | None:
-        """Return what is known of the instance; None: pass the node over."""
-
-
-class Instances(ABC):
-    """The machines behind nodes, by name: the older form of InstancesV2."""
-
-    @abstractmethod
-    async def addresses(self, node_name: str) -> tuple[tuple[str, str], ...]:
-        """Return pairs of type and address. Raises InstanceNotFound."""
-
-    @abstractmethod
-    async def instance_id(self, node_name: str) -> str:
-        """Return the provider's name of it. Raises InstanceNotFound."""
-
-
-class Zone(Struct, frozen=True):
-    """Where an instance is."""
-
-    failure_domain: str = ""
-    region: str = ""
-
-
-class Zones(ABC):
-    """Where instances are. Deprecated: InstancesV2.metadata says it."""
-
-    @abstractmethod
-    async def zone_of(self, node_name: str) -> Zone:
-        """Return the zone of a node. Raises InstanceNotFound."""
-
-
-class Clusters(ABC):
-    """The clusters of a provider."""
-
-    @abstractmethod
-    async def list(self) -> Sequence[str]:
-        """Return their names."""
-
-
-class Route(Struct, frozen=True):
-    """A way to the pods of a node. `blackhole`: its node is gone."""
-
-    name: str
-    target_node: str
-    destination: str
-    blackhole: bool = False
-
-
-class Routes(ABC):
-    """The ways to the pods of nodes."""
-
-    @abstractmethod
-    async def list(self, cluster: str) -> Sequence[Route]:
-        """Return those of a cluster."""
-
-    @abstractmethod
-    async def create(self, cluster: str, name_hint: str, route: Route) -> None:
-        """Make one."""
-
-    @abstractmethod
-    async def delete(self, cluster: str, route: Route) -> None:
-        """Remove one."""
 
 
 class ClientBuilder(Protocol):
@@ -253,7 +137,7 @@ class CloudProvider(ABC):
         return None
 
     def instances(self) -> Instances | None:
-        """Return the part that knows machines by name."""
+        """Return the part that knows machines by name, where there is none that `instances_v2` returns."""
         return None
 
     def instances_v2(self) -> InstancesV2 | None:
@@ -261,7 +145,7 @@ class CloudProvider(ABC):
         return None
 
     def zones(self) -> Zones | None:
-        """Return the part that knows zones."""
+        """Return the part that knows zones. Deprecated."""
         return None
 
     def clusters(self) -> Clusters | None:

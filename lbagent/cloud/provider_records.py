@@ -78,9 +78,12 @@ class Node(Struct, frozen=True, gc=False, kw_only=True):
     """A v1 Node; `addresses` are pairs of type and address, `taints` the keys. `leaves`: it is being deleted."""
 
     name: str
+    uid: str = ""
+    annotations: Mapping[str, str] = _NONE
     labels: Mapping[str, str] = _NONE
     addresses: tuple[tuple[str, str], ...] = ()
     provider_id: str = ""
+    pod_cidrs: tuple[str, ...] = ()
     unschedulable: bool = False
     ready: bool = False
     taints: tuple[str, ...] = ()

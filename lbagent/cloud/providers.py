@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
-from lbagent.cloud import pool_provider
+from lbagent.cloud import asked_plan, pool_provider
+from lbagent.cloud.builtin.fake_config import read_fake_config
 from lbagent.cloud.builtin.fake_provider import FakeProvider
 from lbagent.cloud.builtin.none_provider import NoneProvider
 from lbagent.cloud.builtin.pool_balancers import PoolProvider
@@ -17,6 +18,7 @@ from lbagent.cloud.edge.edge_provider import EdgeProvider
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
 from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
 from lbagent.errors import ConfigError, LbError
+from lbagent.model.address import parse_ip
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.followed_file import read_text_of
 from lbagent.pools.read_pools import read_pools
@@ -32,13 +34,7 @@ class Provider(NamedTuple):
 
     summary: str
     load: Callable[[], Factory]
-    plan: Callable[[str], Plan] | None = None
-
-    def make_plan(self, config: str) -> Plan:
-        """Return what plans. Raises ConfigError where the provider has no such thing."""
-        if self.plan is None:
-            raise ConfigError("--provider: this one makes no plan without a cluster")
-        return self.plan(config)
+    plan: Callable[[str], Plan]
 
 
 def _pool_plan(config: str) -> Plan:
@@ -48,12 +44,23 @@ def _pool_plan(config: str) -> Plan:
     return lambda objects, lb_class, _cluster: pool_provider.plan(file, objects, lb_class)
 
 
-def _no_plan(_config: str) -> Plan:
+def _no_plan(name: str) -> Plan:
     def plan(objects: ObjectSnapshot, _class: str, _cluster: str) -> list[PlannedBalancer]:
-        message = "provider none has no balancers"
+        message = f"provider {name} has no balancers"
         return [PlannedBalancer(service=key, action=Action.IGNORE, message=message) for key in sorted(objects.services)]
 
     return plan
+
+
+def _fake_plan(path: str) -> Plan:
+    with with_file_name(path):
+        config = read_fake_config(read_text_of(path) or "" if path else "")
+    given = tuple(parse_ip(each.ip) for each in config.status if each.ip)
+    return lambda objects, lb_class, _cluster: asked_plan.plan(objects, lb_class, given)
+
+
+def _plug_in_plan(_config: str) -> Plan:
+    return lambda objects, lb_class, _cluster: asked_plan.plan(objects, lb_class, None)
 
 
 def _edge_plan(path: str) -> Plan:
@@ -62,13 +69,26 @@ def _edge_plan(path: str) -> Plan:
     return lambda objects, lb_class, cluster: edge_plan.plan(config, objects, lb_class, cluster)
 
 
+def _baremetal() -> Factory:
+    from lbagent.cloud.builtin.baremetal_provider import BaremetalProvider  # with pyroute2, which the others do without
+
+    return BaremetalProvider
+
+
 BUILTIN = {
-    "none": Provider("No balancers: Services stay as they are.", lambda: NoneProvider, _no_plan),
+    "none": Provider("No balancers: Services stay as they are.", lambda: NoneProvider, lambda _: _no_plan("none")),
     "pool": Provider("Addresses of pools, named in the file of --config.", lambda: PoolProvider, _pool_plan),
     "edge": Provider(
         "Port mappings at the router of a home or branch (UPnP IGD, NAT-PMP).", lambda: EdgeProvider, _edge_plan
     ),
-    "fake": Provider("Records what it is asked for, and answers as --config says: for tests.", lambda: FakeProvider),
+    "baremetal": Provider(
+        "Machines of the inventory in --config behind Nodes, and routes to their pods.",
+        _baremetal,
+        lambda _: _no_plan("baremetal"),
+    ),
+    "fake": Provider(
+        "Records what it is asked for, and answers as --config says: for tests.", lambda: FakeProvider, _fake_plan
+    ),
 }
 
 
@@ -142,4 +162,4 @@ def _provider_of(plug_in: EntryPoint) -> Provider:
             ) from None
         return loaded
 
-    return Provider(f"A plug-in: {_place(plug_in)}.", load)
+    return Provider(f"A plug-in: {_place(plug_in)}.", load, _plug_in_plan)

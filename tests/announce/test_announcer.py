@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.announcer import IN_USE, Announcer, NodeView
+from lbagent.announce.announcer import IN_USE, Announcer
+from lbagent.announce.announcer_view import NodeView
 from lbagent.announce.frames import Claim
-from lbagent.announce.vip_map import VipMap, read
+from lbagent.announce.vip_machine import PROBE_S
+from lbagent.announce.vip_map import NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
 from lbagent.errors import NotFound
+from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
@@ -40,6 +43,9 @@ class Sockets:
 
     def use(self, devices: Collection[int]) -> None:
         self.devices = set(devices)
+
+    def close(self) -> None:
+        pass
 
     def probe(self, ifindex: int, address: bytes, mac: bytes) -> None:
         self.sent.append(("probe", address))
@@ -108,6 +114,34 @@ async def test_until_objects_are_known_what_an_earlier_agent_announced_is_kept()
     assert world.sockets.sent == []
 
 
+async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:
+    maps = MemoryMaps()
+    VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC, (IFINDEX, OTHER): MAC}, 60.0)
+    maps.put_many(
+        "lb_vip", [(LB_VIP_KEY.pack(IFINDEX, bytes(10) + b"\xff\xff" + OTHER), LB_VIP.pack(101 * NS, MAC, b""))]
+    )
+    world = World(maps)
+    world.run(0.1)
+    assert world.written() == {OTHER}
+    world.serve(VIP, OTHER)
+    assert world.written() == {OTHER}
+    assert {address for _, address in world.sockets.sent} == {VIP}
+
+
+async def test_what_ends_before_it_begins_is_not_begun_again_either() -> None:
+    maps = MemoryMaps()
+    VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC}, 71.0)
+    world = World(maps)
+    assert set(world.announcer.machines) == {VIP}
+    world.now = 101.1
+    running = asyncio.create_task(world.announcer.run())
+    await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert world.written() == set()
+
+
 async def test_then_too_it_yields_to_a_host_that_insists() -> None:
     maps = MemoryMaps()
     VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC}, 90.0)
@@ -130,6 +164,20 @@ async def test_a_stranger_is_told_of_once_and_looked_for_each_minute() -> None:
     assert "02:00:00:00:00:07" in world.events[0].text
     assert world.written() == set()
     world.run(61)
+    assert world.written() == {VIP}
+
+
+async def test_an_agent_that_did_not_run_for_too_long_begins_anew() -> None:
+    world = World()
+    world.serve(VIP)
+    world.run(1)
+    assert world.written() == {VIP}
+    world.sockets.sent.clear()
+    world.now += world.announcer.pools.l2.restart_grace_s
+    world.run(0.1)
+    assert world.written() == set()
+    world.run(1)
+    assert world.sockets.sent[:4] == [("probe", VIP)] * 3 + [("tell", VIP)]
     assert world.written() == {VIP}
 
 
@@ -184,3 +232,124 @@ async def test_what_is_not_known_is_not_found() -> None:
     assert why(world.announcer, "10.0.0.11").lines == [
         "10.0.0.11: no Service has this address of pool lan; an address is announced while a Service has it"
     ]
+
+
+class Election:
+    """What the Leases say, by the test's word: this node, and `i` that leads, as hashing wants it, and was seen at the time 100."""
+
+    failure = ""
+    fresh = True
+    on_change: Callable[[Collection[str]], None]
+
+    def __init__(self) -> None:
+        self.holders: dict[bytes, str] = {}
+        self.asked: list[bytes] = []  # addresses that were decided about
+        self.removed: list[str] = []  # Leases
+
+    def is_fresh(self, now: float) -> bool:
+        return self.fresh
+
+    def node_of(self, mac: bytes) -> str:
+        return "i"
+
+    def dead_s(self, node: str, now: float) -> float:
+        return now - 102.0
+
+    def state(self, now: float) -> tuple[object, ...]:
+        return (self.fresh, now < 102.0 - PROBE_S, now < 102.0)
+
+    def next_end(self, now: float, before_s: float) -> float:
+        return min(at for at in (102.0 - before_s, 102.0, float("inf")) if at > now)
+
+    def holder(self, address: bytes) -> str:
+        self.asked.append(address)
+        return self.holders.get(address, "i")
+
+    def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
+        return frozenset({"n", "i"})
+
+    def publish(self, networks: object, macs: object) -> None:
+        pass
+
+    def leftovers(self, wanted: Collection[bytes], now: float, grace_s: float) -> list[str]:
+        return [f"left beside {len(wanted)}"]
+
+    async def remove(self, name: str) -> None:
+        self.removed.append(name)
+
+
+def elected() -> tuple[World, Election]:
+    world, election = World(), Election()
+    world.announcer.election = election  # type: ignore[assignment]
+    world.objects = ObjectSnapshot(services={"ns/web": Service("ns", "web", ingress=(VIP, OTHER))})
+    world.announcer._turn(100.0, None)  # type: ignore[arg-type]
+    election.asked.clear()
+    return world, election
+
+
+async def test_a_turn_is_due_when_the_leader_s_lease_is_overdue_and_when_it_runs_out() -> None:
+    world, _ = elected()
+    world.announcer._objects_changed = False
+    assert world.announcer._next_turn(101.5) == 102.0 - PROBE_S
+    assert world.announcer._next_turn(101.8) == 102.0
+    assert world.announcer._next_turn(102.5) == 103.5
+
+
+async def test_only_addresses_with_news_are_decided_about_in_between() -> None:
+    world, election = elected()
+    for now, names, found in (
+        (100.1, [], []),
+        (100.2, ["lbagent-vip-10.0.0.9", "lbagent-node-i"], [VIP]),
+        (100.3, [], []),
+        (101.2, [], [VIP, OTHER]),
+        (101.3, [], []),
+        (102.0, [], [VIP, OTHER]),
+    ):
+        world.announcer._leases_change(names)
+        world.announcer._turn(now, None)  # type: ignore[arg-type]
+        assert sorted(set(election.asked)) == found, now
+        election.asked.clear()
+
+
+async def test_a_cordon_is_decided_about_for_all_at_once() -> None:
+    world, election = elected()
+    world.objects = replace(world.objects, nodes={"n": Node("n", cordoned=True)})
+    world.announcer.objects_changed()
+    world.announcer._turn(100.5, None)  # type: ignore[arg-type]
+    assert set(election.asked) == {VIP, OTHER}
+
+
+async def test_the_node_that_follows_a_leader_whose_lease_is_overdue_probes_already() -> None:
+    world, _ = elected()
+    world.sockets.sent.clear()
+    world.announcer._turn(101.6, None)  # type: ignore[arg-type]
+    assert world.sockets.sent == []
+    world.announcer._turn(102.0 - PROBE_S, None)  # type: ignore[arg-type]
+    assert sorted(world.sockets.sent) == [("probe", VIP), ("probe", OTHER)]
+
+
+async def test_a_leader_that_does_not_know_the_leases_asks_the_wire_and_then_about_all() -> None:
+    many = [parse_ip(f"10.0.0.{number}") for number in range(8, 15)]
+    maps = MemoryMaps()
+    VipMap(maps, 30.0).write({(IFINDEX, address): MAC for address in many}, 95.0)
+    world, election = World(maps), Election()
+    world.announcer.election, election.fresh = election, False  # type: ignore[assignment]
+    world.run(0.1)
+    assert sorted(world.sockets.sent) == sorted(("probe", address) for address in many)
+    world.sockets.sent.clear()
+    world.announcer._heard(IFINDEX, Claim(many[0], STRANGER))
+    world.run(0.1)
+    assert world.written() == set(many[1:7])
+    assert sorted(world.sockets.sent) == sorted(("probe", address) for address in set(many[1:7]))
+    election.fresh = True
+    world.sockets.sent.clear()
+    world.run(3)
+    assert world.sockets.sent == []
+
+
+async def test_leases_that_are_left_over_are_deleted_each_half_a_minute() -> None:
+    world, election = elected()
+    async with asyncio.TaskGroup() as tasks:
+        for now in (129.0, 130.0, 131.0, 160.0):
+            world.announcer._turn(now, tasks)
+    assert election.removed == ["left beside 2"] * 2

@@ -43,3 +43,11 @@ def test_a_node_without_a_lease_is_no_live_node() -> None:
     lives = seen(("a", "1", 0.0), ("b", "1", 0.0))
     lives.forget("b")
     assert set(lives.alive(1.0)) == {"a"}
+
+
+def test_the_next_end_is_that_of_the_first_of_the_others_or_so_long_before() -> None:
+    lives = seen(("a", "1", 0.0), ("b", "1", 0.5), ("c", "1", 1.0))
+    assert lives.next_end(1.0, 0.3) == 2.2
+    assert lives.next_end(2.3, 0.3) == 2.5
+    assert lives.next_end(2.6, 0.3) == 2.7
+    assert lives.next_end(3.0, 0.3) == float("inf")

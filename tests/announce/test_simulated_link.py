@@ -1,7 +1,8 @@
 """Nodes, Leases and a link, simulated: whatever happens, no two nodes answer for an address for over a second, and one does in the end.
 
 The machines are the real ones, as are the reckoning of lives and the hashing; server, wire and time are of this file. A node's
-program answers for `GRACE_S` longer than its agent lives.
+program answers for `GRACE_S` longer than its agent lives. Nodes lose the API server, their cable with and without a word; agents are
+killed and stopped at any moment; a node dies as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from lbagent.announce.node_lives import NodeLives
 from lbagent.announce.rendezvous import preferred_node
-from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine
+from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
+from lbagent.announce.wire_questions import WireQuestions
 
 ADDRESS = b"\n\0\0\1"
 STEP_S, DURATION_S, RENEW_S, GRACE_S = 0.05, 2.0, 1.0, 6.0
@@ -40,6 +42,7 @@ class SimulatedNode:
     online: bool = True  # the API server reaches it
     linked: bool = True  # frames reach it
     runs: bool = True  # its agent
+    stopped: bool = False  # SIGSTOP: it knows nothing of the time that passes
     eligible: bool = True
     answers_until: float = -1.0  # its program does
 
@@ -47,9 +50,10 @@ class SimulatedNode:
         self.start(self.began)
 
     def start(self, now: float) -> None:
-        self.runs = True
+        self.runs, self.stopped = True, False
         self.lives = NodeLives(self.name, DURATION_S)
         self.machine = VipMachine(Settings(self.name, GRACE_S), now, answers=self.answers_until > now)
+        self.questions = WireQuestions()
         self.known: dict[str, tuple[int, bool]] = {}
         self.holder, self.version = "", -1
         self.next_renewal = now
@@ -71,7 +75,7 @@ class World:
         for _ in range(round(seconds / STEP_S)):
             self.now += STEP_S
             for node in self.nodes.values():
-                if node.runs:
+                if node.runs and not node.stopped:
                     self._turn(node)
             self.together_s = self.together_s + STEP_S if len(self.answering()) > 1 else 0.0
             self.worst_s = max(self.worst_s, self.together_s)
@@ -86,7 +90,11 @@ class World:
                 node.known[name] = (count, eligible)
                 node.lives.see(name, str(count), DURATION_S, self.now)
             node.holder, node.version = self.server.holder, self.server.version
+        if node.answers_until < self.now:
+            node.machine.lapse(self.now)
         self._do(node, list(node.machine.step(self.now, self._view(node))))
+        is_asking = node.machine.answers and not node.lives.is_fresh(self.now)
+        self._do(node, [Order(Act.PROBE) for _ in node.questions.due(self.now, [ADDRESS] * is_asking)])
         if node.machine.answers:
             node.answers_until = self.now + GRACE_S
         elif node.answers_until > self.now:
@@ -96,12 +104,15 @@ class World:
         others = {
             name for name in node.lives.alive(self.now) if name != node.name and node.known.get(name, (0, False))[1]
         }
+        dead_s = node.lives.dead_s(node.holder, self.now) if node.holder else -1.0
+        if is_overdue(dead_s):
+            others.discard(node.holder)
         return View(
             node.eligible,
             elects=True,
             fresh=node.lives.is_fresh(self.now),
             holder=node.holder,
-            holder_dead_s=node.lives.dead_s(node.holder, self.now) if node.holder else -1.0,
+            holder_dead_s=dead_s,
             preferred=preferred_node(ADDRESS, others | {node.name} if node.eligible else others),
         )
 
@@ -114,7 +125,7 @@ class World:
                             self._do(node, list(node.machine.heard(self.now, b"", other.name)))
                 case Act.REPEAT if node.linked:
                     for other in self.nodes.values():
-                        if other is not node and other.linked and other.runs:
+                        if other is not node and other.linked and other.runs and not other.stopped:
                             self._do(other, list(other.machine.heard(self.now, b"", node.name)))
                             if not other.machine.answers:
                                 other.answers_until = -1.0
@@ -136,16 +147,18 @@ class World:
 
     def happen(self, what: str, node: SimulatedNode) -> None:
         match what:
-            case "kill" if (
-                node.online
-            ):  # one that is cut off and then dies in the moment of a take-over hears nothing of that
+            case "kill":
                 node.runs = False
+            case "stop":
+                node.stopped = not node.stopped
             case "start" if not node.runs:
                 node.start(self.now)
             case "cordon":
                 node.eligible = not node.eligible
             case "server":
                 node.online = not node.online
+            case "cable":  # behind a switch: the device has a carrier still
+                node.online = node.linked = not node.linked
             case "crash":  # of the whole node: nothing of it answers
                 node.runs, node.answers_until = False, -1.0
             case "outage":
@@ -157,14 +170,14 @@ class World:
     def settle(self) -> None:
         """Let everything be well again."""
         for node in self.nodes.values():
-            node.online = node.linked = True
+            node.online, node.linked, node.stopped = True, True, False
             if not node.runs:
                 node.start(self.now)
 
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(("kill", "start", "cordon", "server", "crash", "outage")),
+        st.sampled_from(("kill", "start", "stop", "cordon", "server", "cable", "crash", "outage")),
         st.sampled_from(NAMES),
         st.sampled_from((0.05, 0.3, 1.0, 2.5, 4.0, 9.0)),
     ),
@@ -186,6 +199,65 @@ def test_two_nodes_never_answer_for_over_a_second_and_one_does_in_the_end(events
     may = [node.name for node in world.nodes.values() if node.eligible]
     answering = [node.name for node in world.answering()]
     assert answering == ([preferred_node(ADDRESS, may)] if may else [])
+
+
+SWEEP = [round(0.3 * step, 1) for step in range(40)]  # seconds; GRACE_S and DURATION_S are in there
+
+
+def led() -> tuple[World, SimulatedNode]:
+    """Return a world in peace, and its leader."""
+    world = World()
+    world.run(5)
+    (leader,) = world.answering()
+    return world, leader
+
+
+@pytest.mark.parametrize("back", [None, 0.5, 4.0])
+@pytest.mark.parametrize("last", ["kill", "stop"])
+@pytest.mark.parametrize("first", ["server", "cordon"])
+def test_an_agent_that_ends_around_the_moment_in_which_another_node_takes_over(
+    first: str, last: str, back: float | None
+) -> None:
+    """It hears nothing of that, while its program answers on; it may be back without the API server."""
+    for seconds in SWEEP:
+        world, leader = led()
+        world.happen(first, leader)
+        world.run(seconds)
+        world.happen(last, leader)
+        if back is not None:
+            world.run(back)
+            world.happen("start" if last == "kill" else "stop", leader)
+        world.run(4 * GRACE_S)
+        assert world.worst_s <= MOST_TOGETHER_S + STEP_S / 2, (seconds, world.worst_s)
+        assert world.answering()
+        world.settle()
+        world.run(25)
+        assert len(world.answering()) == 1, seconds
+
+
+def test_a_cable_that_is_back_before_the_api_server_is() -> None:
+    world, leader = led()
+    world.happen("cable", leader)
+    world.run(3 * GRACE_S)
+    (heir,) = world.answering()
+    assert heir is not leader
+    leader.linked = True
+    world.run(10)
+    assert world.worst_s <= MOST_TOGETHER_S + STEP_S / 2
+    assert world.answering() == [heir]
+
+
+def test_an_agent_that_was_stopped_for_longer_than_its_programs_answer_begins_anew() -> None:
+    world, leader = led()
+    world.happen("stop", leader)
+    world.run(3 * GRACE_S)
+    (heir,) = world.answering()
+    assert heir is not leader
+    leader.online = False
+    world.happen("stop", leader)
+    world.run(10)
+    assert world.worst_s <= STEP_S
+    assert world.answering() == [heir]
 
 
 def test_a_node_that_crashes_is_replaced_within_its_lease_and_a_probe() -> None:

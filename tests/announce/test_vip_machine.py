@@ -6,6 +6,7 @@ import pytest
 
 from lbagent.announce.vip_machine import (
     BURST_S,
+    CHECK_S,
     CONFLICT_S,
     PROBE_AGAIN_S,
     PROBE_S,
@@ -41,7 +42,9 @@ def dead(seconds: float, **fields: object) -> View:
         (GIVEN, Rule.IF_NO_STRANGER),
         (View(eligible=True, elects=True, fresh=False, holder="a", preferred="a"), Rule.NO),
         (View(eligible=True, elects=True, fresh=True, preferred="b"), Rule.NO),
-        (dead(-0.1), Rule.NO),
+        (dead(-0.5), Rule.NO),
+        (dead(-PROBE_S), Rule.SOON),
+        (dead(-PROBE_S, preferred="b"), Rule.NO),
         (dead(0.0), Rule.IF_SILENT),
         (dead(29.9), Rule.IF_SILENT),
         (dead(30.0), Rule.IF_NO_STRANGER),
@@ -114,11 +117,102 @@ def test_a_dead_node_whose_programs_answer_is_waited_for() -> None:
     assert Act.CLAIM in run.acts(2)
 
 
+def expiring(run: Run, seconds: float) -> list[tuple[float, Act]]:
+    """Let the Lease of the other node run out at the time 101; return what is done, and how long after that."""
+    out, end = [], run.now + seconds
+    while run.now < end:
+        run.now += 0.01
+        run.view = dead(run.now - 101.0)
+        out += [(round(run.now - 101.0, 2), order.act) for order in run.machine.step(run.now, run.view)]
+    return out
+
+
+def test_an_overdue_lease_is_taken_when_it_runs_out_as_probes_were_sent_before() -> None:
+    found = expiring(Run(dead(-1.0)), 2.0)
+    assert [act for _, act in found] == [Act.PROBE] * PROBES + [Act.CLAIM]
+    assert all(at < -0.05 for at, _ in found[:-1])
+    assert 0 <= found[-1][0] <= 0.02
+
+
+def test_an_overdue_lease_is_not_taken_while_its_node_answers() -> None:
+    run = Run(dead(-1.0))
+    expiring(run, 0.85)
+    assert list(run.machine.heard(run.now, MAC, "b")) == []
+    found = expiring(run, 1.0)
+    assert [act for at, act in found if at < PROBE_AGAIN_S - 0.1] == [Act.PROBE] * (PROBES - 2)
+    assert [act for at, act in found if at >= PROBE_AGAIN_S - 0.1] == [Act.PROBE] * PROBES + [Act.CLAIM]
+
+
+def test_an_overdue_lease_that_is_renewed_is_let_be() -> None:
+    run = Run(dead(-1.0))
+    expiring(run, 0.95)
+    run.view = dead(-2.0)
+    assert run.acts(5) == []
+    assert run.machine.phase is Phase.STANDBY
+
+
 def test_a_lease_that_was_given_is_taken_while_the_giver_still_answers() -> None:
     run = Run(GIVEN)
     run.run(0.1)
     assert list(run.machine.heard(run.now, MAC, "b")) == []
     assert Act.ANNOUNCE in run.acts(1)
+
+
+def test_it_asks_the_wire_soon_after_the_beginning() -> None:
+    found = Run(GIVEN).run(11)
+    begin = next(at for at, order in found if order.act is Act.ANNOUNCE)
+    checks = [round(at - begin, 2) for at, order in found if order.act is Act.PROBE and at > begin]
+    assert checks == [pytest.approx(after, abs=0.06) for after in CHECK_S]
+
+
+def begun(seconds: float) -> Run:
+    """Return a machine that began so long ago."""
+    run = Run(GIVEN)
+    while not run.machine.answers:
+        run.now += 0.01
+        list(run.machine.step(run.now, run.view))
+    run.run(seconds)
+    return run
+
+
+def test_a_node_that_does_not_hear_that_this_one_began_goes_first() -> None:
+    run = begun(CHECK_S[0])
+    assert list(run.machine.heard(run.now, MAC, "b")) == [Order(Act.WITHDRAW)]
+    assert run.machine.yielded_to == "b"
+    end = run.now + OURS.restart_grace_s - 1
+    while run.now < end:
+        assert set(run.acts(0.1)) <= {Act.PROBE}
+        run.now += 0.05
+        if run.machine.phase is Phase.PROBING:
+            assert list(run.machine.heard(run.now, MAC, "b")) == []
+    assert Act.ANNOUNCE in run.acts(2)  # it is silent
+
+
+def test_one_that_still_answers_then_runs_and_is_told_again() -> None:
+    run = begun(CHECK_S[0])
+    list(run.machine.heard(run.now, MAC, "b"))
+    run.run(OURS.restart_grace_s, step=0.5)
+    while not run.machine.answers:
+        run.run(0.1)
+        list(run.machine.heard(run.now, MAC, "b"))
+    assert run.now < 100 + 2 * OURS.restart_grace_s
+
+
+def test_one_that_defends_its_address_before_is_answered() -> None:
+    run = begun(CHECK_S[0] - 0.1)
+    assert list(run.machine.heard(run.now, MAC, "b")) == [Order(Act.REPEAT)]
+    assert run.machine.answers
+
+
+def test_what_ended_by_itself_is_begun_anew() -> None:
+    run = leading()
+    run.machine.lapse(run.now)
+    assert not run.machine.answers
+    assert run.acts(1)[: PROBES + 1] == [Act.PROBE] * PROBES + [Act.ANNOUNCE]
+    run = leading()
+    run.machine.lapse(run.now)
+    run.view = View(eligible=True, elects=True, fresh=False, holder="a", preferred="a")
+    assert run.acts(60) == []
 
 
 def leading(view: View = GIVEN) -> Run:

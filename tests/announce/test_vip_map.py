@@ -55,6 +55,18 @@ def test_the_next_agent_takes_over_what_is_there() -> None:
     assert set(untils(maps).values()) == {140.0}
 
 
+def test_entries_end_by_themselves_when_nothing_is_written_for_so_long() -> None:
+    written = VipMap(MemoryMaps(), 30.0)
+    assert not written.has_ended(1000.0)
+    written.write({(NO_DEVICE, V4): MAC}, 100.0)
+    written.write({(NO_DEVICE, V4): MAC, (NO_DEVICE, V6): MAC}, 102.0)  # the first one ends first
+    assert [written.has_ended(now) for now in (129.9, 130.0)] == [False, True]
+    written.restart_grace_s = 8.0  # another file: what is written holds for as long as it said
+    assert not written.has_ended(129.9)
+    written.write({}, 131.0)
+    assert not written.has_ended(1000.0)
+
+
 def test_the_name_of_a_lease() -> None:
     assert vip_lease(V4) == "lbagent-vip-10.0.0.9"
     assert vip_lease(V6) == "lbagent-vip-fd00-0000-0000-0000-0000-0000-0000-0009"

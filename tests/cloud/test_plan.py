@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,34 @@ def test_provider_none_ignores_everything(planner: Planner) -> None:
     assert [(row["service"], row["action"]) for row in json.loads(done.out)] == [("shop/s", "ignore")]
 
 
+def test_the_fake_provider_gives_what_its_file_says(planner: Planner) -> None:
+    config = planner.folder / "fake.yaml"
+    config.write_text("status: [{ip: 198.51.100.7}, {hostname: lb.example}]\n")
+    more = ("--provider", "fake", "--config", str(config))
+    found = planner.rows(NODE % ("", "10.0.0.1") + service("web") + service("other", ", loadBalancerClass: x"), *more)
+    assert (found["shop/web"]["action"], found["shop/web"]["addresses"]) == ("ensure", ["198.51.100.7"])
+    assert (found["shop/web"]["nodes"], found["shop/other"]["action"]) == (["n1"], "ignore")
+    config.write_text("statuses: []\n")
+    done = planner.lb("cloud", "plan", "-f", str(planner.folder / "m"), *more)
+    assert (done.code, f"{config}:1: statuses: unknown key" in done.err) == (2, True)
+
+
+def test_of_a_provider_without_a_plan_its_own_only_status_is_known(planner: Planner, tmp_path: Path) -> None:
+    plug_in = tmp_path / "plugin"
+    info = plug_in / "someprovider-1.0.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: someprovider\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text("[lbagent.cloud_providers]\nsome = some_provider:make\n")
+    sys.path.insert(0, str(plug_in))
+    try:
+        found = planner.rows(service("web") + service("old", status="10.0.0.9"), "--provider", "some")
+    finally:
+        sys.path.remove(str(plug_in))
+    assert (found["shop/web"]["action"], found["shop/web"]["addresses"]) == ("ensure", [])
+    assert "known when the provider is asked" in found["shop/web"]["message"]
+    assert (found["shop/old"]["addresses"], found["shop/old"]["message"]) == (["10.0.0.9"], "")
+
+
 def test_pools_and_providers(planner: Planner) -> None:
     planner.rows(service("a", status="10.0.0.1"))
     config = str(planner.folder / "pools.yaml")
@@ -212,6 +241,7 @@ def test_pools_and_providers(planner: Planner) -> None:
         "none",
         "pool",
         "edge",
+        "baremetal",
         "fake",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def refused(lb: Run, config: Path, *arguments: str) -> str:  # noqa: F811
 def test_an_unknown_provider(lb: Run, no_agent: None, config: Path, install: Install) -> None:  # noqa: F811
     install("theirs", mine="their_provider:Mine")
     text = refused(lb, config, "--provider", "poll")
-    assert text == "--provider: unknown provider 'poll'; there are: none, pool, edge, fake, mine"
+    assert text == "--provider: unknown provider 'poll'; there are: none, pool, edge, baremetal, fake, mine"
 
 
 def test_two_of_one_name(lb: Run, no_agent: None, config: Path, install: Install) -> None:  # noqa: F811
@@ -112,6 +113,19 @@ def test_wrong_usage(lb: Run, no_agent: None, config: Path) -> None:  # noqa: F8
     assert (done.code, "one of --kubeconfig FILE and --in-cluster" in done.err) == (2, True)
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_log_has_the_form_that_was_asked_for(config: Path, form: str) -> None:
+    (config.parent / "kubeconfig").write_text(KUBECONFIG.replace("192.0.2.1:6443", "127.0.0.1:1"))
+    words = ("cloud", "run", "--provider", "none", "--kubeconfig", str(config.parent / "kubeconfig"))
+    argv = [sys.executable, "-m", "lbagent", *words, "--log-format", form]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert "cloud controller starts" in line
+    assert line.startswith("{") == (form == "json")
+
+
 def test_plug_ins_are_listed_and_made(lb: Run, no_agent: None, install: Install) -> None:  # noqa: F811
     install("theirs", mine="their_provider:Mine", gone="their_provider:nothing", other="their_provider:other")
     assert "mine" in lb("cloud", "providers").out
@@ -123,3 +137,19 @@ def test_plug_ins_are_listed_and_made(lb: Run, no_agent: None, install: Install)
         providers.make_provider("other", providers.provider("other").load(), None, "")
     with pytest.raises(ConfigError, match="their_provider:nothing of theirs cannot be loaded: AttributeError"):
         providers.provider("gone").load()
+
+
+def test_controllers_and_ranges_are_checked(lb: Run, no_agent: None, config: Path) -> None:  # noqa: F811
+    assert refused(lb, config, "--provider", "none", "--controllers", "*,-routes").startswith(
+        "--controllers: unknown controller '-routes'; there are: service-lb-controller, cloud-node-controller, "
+    )
+    text = refused(lb, config, "--provider", "none", "--cluster-cidr", "10.244.0.0/16,x")
+    assert text == "--cluster-cidr: 'x' does not appear to be an IPv4 or IPv6 network"
+    text = refused(lb, config, "--provider", "none", "--node-monitor-period", "0s")
+    assert text == "--node-monitor-period: 0s is less than 0.1s"
+
+
+def test_an_inventory_is_checked(lb: Run, no_agent: None, config: Path) -> None:  # noqa: F811
+    config.write_text("machines:\n- {name: a, addresses: [192.0.2]}\n")
+    text = refused(lb, config, "--provider", "baremetal", "--config", str(config))
+    assert text.startswith(f"{config}:2: machines[0].addresses[0]: ")

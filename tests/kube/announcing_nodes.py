@@ -173,7 +173,13 @@ class Link:
         self.cluster.put_slice(f"{name}-own", name, endpoints=endpoints)
 
     def lease(self, address: str) -> dict[str, Any]:
-        status, found = self.cluster.plane.send("GET", f"{LEASES}/lbagent-vip-{address}")
+        return self._lease(f"lbagent-vip-{address}")
+
+    def node_lease(self, host: Host) -> dict[str, Any]:
+        return self._lease(f"lbagent-node-{host.name}")
+
+    def _lease(self, name: str) -> dict[str, Any]:
+        status, found = self.cluster.plane.send("GET", f"{LEASES}/{name}")
         return dict(found["spec"]) if status == 200 else {}
 
     def leader(self, address: str) -> Host | None:

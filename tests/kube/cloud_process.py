@@ -17,7 +17,7 @@ from tests.kube.cluster import HOME, Cluster, collection
 from tests.kube.control_plane import MERGE, ControlPlane, Obj
 from tests.kube.http_proxy import HttpProxy, Write
 from tests.lab.agent import program
-from tests.lab.netns import LabError, wait_for
+from tests.lab.netns import LabError, Namespace, wait_for
 from tests.lab.topology import ROOT
 
 ACCOUNT = "lbagent-cloud"
@@ -26,14 +26,20 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/lbagent-clou
 WITHIN_S = 60.0  # a busy machine needs seconds to start Python
 
 
-def rights() -> list[Obj]:
+def rights(file: str = "rbac.yaml") -> list[Obj]:
     """Return the objects that give the controller its rights."""
-    return list(yaml.safe_load_all((ROOT / "deploy" / "cloud" / "rbac.yaml").read_text()))
+    return list(yaml.safe_load_all((ROOT / "deploy" / "cloud" / file).read_text()))
 
 
-def give_rights(plane: ControlPlane) -> None:
-    """Make the controller's account, once."""
-    for obj in rights():
+def verbs(objects: list[Obj]) -> set[tuple[str, str]]:
+    """Return what objects allow: verb and resource."""
+    rules = [rule for obj in objects for rule in obj.get("rules", ())]
+    return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def give_rights(plane: ControlPlane, file: str = "rbac.yaml") -> None:
+    """Make the controller's account, or the objects of another file, once."""
+    for obj in rights(file):
         if plane.send("GET", f"{collection(obj)}/{obj['metadata']['name']}")[0] == 404:
             plane.ask("POST", collection(obj), obj)
 
@@ -56,7 +62,10 @@ class CloudProcess:
         *more: str,
         elects: bool = False,
         name: str = "one",
+        namespace: Namespace | None = None,
+        python_path: Path | None = None,
     ) -> None:
+        self.env = os.environ | ({"PYTHONPATH": str(python_path)} if python_path else {})
         self.folder, self.config, self.log = folder, folder / f"{provider}.yaml", folder / f"cloud-{name}.log"
         self.configure(config)
         self.argv = [
@@ -64,6 +73,8 @@ class CloudProcess:
             "--node-name", name, "--retry-base", "300ms", "--retry-max", "2s", "--lease-duration", "3s",
             "--leader-elect" if elects else "--no-leader-elect", *more,
         ]  # fmt: skip
+        if namespace is not None:
+            self.argv = namespace.command(self.argv)
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, config: Any) -> None:
@@ -73,7 +84,7 @@ class CloudProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, cwd=ROOT, env=os.environ.copy())
+            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, cwd=ROOT, env=self.env)
 
     def kill(self) -> None:
         assert self.process is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kube.built_once import BuiltOnce
+from tests.kube.cloud_machines import NODE_RIGHTS, Machines
 from tests.kube.cloud_process import ACCOUNT, CloudLab, give_rights
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import ControlPlane
@@ -81,3 +82,12 @@ def cloud(cluster: Cluster, tmp_path: Path) -> Iterator[CloudLab]:
     yield lab
     lab.close()
     front.close()
+
+
+@pytest.fixture
+def machines(cloud: CloudLab) -> Iterator[Machines]:
+    """Nodes and an inventory of machines; the rights for Nodes are given."""
+    give_rights(cloud.cluster.plane, NODE_RIGHTS)
+    machines = Machines(cloud)
+    yield machines
+    machines.close()

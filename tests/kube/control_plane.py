@@ -14,6 +14,7 @@ import secrets
 import shutil
 import ssl
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ class ControlPlane:
         self.lasting_token = secrets.token_hex(16)  # the agent's account by name, also in a cluster that is another one
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._connection: ServerConnection | None = None
+        self._asking = threading.Lock()
         self._flags: tuple[str, ...] = ()
         self._prepare()
 
@@ -163,25 +165,29 @@ class ControlPlane:
     # --- requests ---
 
     def send(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
-        """Ask as the administrator; return the status and what the answer's JSON says (its text where it is none)."""
+        """Ask as the administrator, from any thread; return the status and what the answer's JSON says (its text where it is none)."""
         headers = {"Authorization": f"Bearer {self._admin}", "Content-Type": kind}
         text = None if body is None else json.dumps(body)
+        with self._asking:
+            status, data = self._exchange(method, path, text, headers)
+        with contextlib.suppress(ValueError):
+            return status, json.loads(data)
+        return status, data.decode()
+
+    def _exchange(self, method: str, path: str, text: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
         for is_last in (False, True):
             if self._connection is None:
                 self._connection = ServerConnection(self, 30)
             try:
                 self._connection.request(method, path, text, headers)
                 answer = self._connection.getresponse()
-                data = answer.read()
-                break
+                return answer.status, answer.read()
             except (OSError, http.client.HTTPException):
                 self._connection.close()
                 self._connection = None
                 if is_last:
                     raise
-        with contextlib.suppress(ValueError):
-            return answer.status, json.loads(data)
-        return answer.status, data.decode()
+        raise AssertionError("unreachable")
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """Ask as the administrator. Raises Refused."""

@@ -48,7 +48,7 @@ class Following:
         families = {4: socket.AF_INET, 16: socket.AF_INET6}
         return sorted(socket.inet_ntop(families[len(each.address)], each.address) for each in endpoints)
 
-    async def until(self, condition: Callable[[], Any], what: str = "", within_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], Any], what: str = "", within_s: float = 60.0) -> None:
         """Wait for a condition; the source must go on meanwhile."""
         try:
             async with asyncio.timeout(within_s):
@@ -58,7 +58,7 @@ class Following:
         except TimeoutError:
             raise AssertionError(f"not within {within_s} s: {what or condition}; {self.texts}") from None
 
-    async def converges(self, config: Path, within_s: float = 20.0) -> None:
+    async def converges(self, config: Path, within_s: float = 60.0) -> None:
         """Wait until the listener knows what a fresh agent reads, and the snapshot says the same."""
         fresh = await fresh_snapshot(config)
         try:

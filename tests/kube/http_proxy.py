@@ -24,7 +24,7 @@ from tests.kube.proxy import RST
 
 TOGETHER_S = 0.3  # events of so long are disordered together
 KEPT = ("Authorization", "Accept")
-VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 KEPT_OF_WRITES = (*KEPT, "Content-Type")
 END = "k8s.io/initial-events-end"
 
@@ -51,12 +51,16 @@ class Write(NamedTuple):
 
 
 class WriteFault(NamedTuple):
-    """What the next write to a resource meets: a status instead of an answer, or (0) a reset, before or after it was passed on."""
+    """What the next write to a resource meets: a status instead of an answer, or (0) a reset, before or after it was passed on.
+
+    `silent`: no answer at all, until the client hangs up.
+    """
 
     resource: str
     status: int = 0
     passed_on: bool = False
     headers: dict[str, str] = {}
+    silent: bool = False
 
 
 class HttpProxy:
@@ -147,6 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PATCH(self) -> None:
         self._write("PATCH")
 
+    def do_DELETE(self) -> None:
+        self._write("DELETE")
+
     def _write(self, method: str) -> None:
         """Pass a write on, once it is noted; a fault that waits for its resource meets it."""
         proxy, text = self.proxy, self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -170,6 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is None:
             proxy.on_written(write)
             self._answer(answer.status, {}, [data])
+        elif fault.silent:
+            self.close_connection = True
+            self.rfile.read(1)
         elif fault.status:
             self._answer(fault.status, fault.headers, [json.dumps(_status(fault.status)).encode()])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import subprocess
 from collections import Counter
@@ -29,6 +30,9 @@ SETTINGS = "snat-ports: 256-1023\nnew-flows: {}\n"
 # what a CNI has: as long as another rule translates addresses, the kernel goes on to translate the connections that kube-proxy began
 CNI = "table {} cni {{ chain out {{ type nat hook postrouting priority srcnat; meta mark 0x9999 masquerade; }}; }}"
 OPEN = 4  # connections that stay open, a place and address
+# Below those that the kernel gives away: a client that has one port towards two VIPs may meet one backend by both proxies, and neither
+# knows the other's connection (docs/kubernetes.md).
+OPEN_FROM = 20000
 
 
 class MigratingNode:
@@ -50,6 +54,7 @@ class MigratingNode:
         self.settings = lab.folder / "agent.yaml"
         words = ["--socket-lb", "--cgroup", str(group), "--config", str(self.settings)]
         self.agent = KubeAgent(lab, lab.folder, attach=hook, arguments=words)
+        self.ports = itertools.count(OPEN_FROM)
         self.places = {"outside": lab.client, "pod": lab.namespaces["p1"], "node": lab.node}
 
     def _make_services(self, cluster: Cluster) -> None:
@@ -132,7 +137,7 @@ class OpenConnections:
     def __init__(self, node: MigratingNode) -> None:
         """Open them, and ask once on each."""
         self._talkers = {
-            (place, to): traffic.Talkers(space, *to, OPEN)
+            (place, to): traffic.Talkers(space, *to, OPEN, node.ports)
             for place, space in node.places.items()
             for to in [(vip, 80) for vip in WEB] + ([(NODE_IPS[0], WEB_NODE_PORT)] if place == "outside" else [])
         }

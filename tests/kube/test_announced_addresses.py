@@ -13,7 +13,7 @@ from tests.kube.control_plane import MERGE
 from tests.lab import traffic
 from tests.lab.netns import wait_for
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 VIP = "10.8.0.100"
 ALL = [f"10.8.0.{number}" for number in range(100, 110)]
 

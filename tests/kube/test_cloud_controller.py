@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kube.cloud_process import FINALIZER, WITHIN_S, CloudLab, free_port, rights
+from tests.kube.cloud_process import FINALIZER, WITHIN_S, CloudLab, free_port, rights, verbs
 from tests.kube.cluster import HOME
 from tests.kube.control_plane import MERGE
 from tests.kube.http_proxy import WriteFault
@@ -303,13 +303,7 @@ def test_health_and_metrics(cloud: CloudLab) -> None:
 
 
 def test_the_shipped_rights_are_enough_and_each_of_them_is_used(cloud: CloudLab) -> None:
-    given = {
-        (verb, resource)
-        for obj in rights()
-        for rule in obj.get("rules", ())
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    given = verbs(rights())
     one = cloud.run("pool", {"pools": [{"name": "a", "addresses": ["10.9.0.1"]}]}, elects=True)
     cloud.front.write_faults.append(WriteFault("services/status", 409))
     cloud.add("web")

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
-from tests.kube.cloud_process import FINALIZER, LEASE, WITHIN_S, CloudLab, CloudProcess
+from tests.kube.cloud_process import FINALIZER, LEASE, CloudLab
 from tests.kube.cluster import HOME
 from tests.kube.http_proxy import Write, WriteFault
+from tests.kube.write_faults import Killer, name_of, write_faults
 
 pytestmark = [pytest.mark.root]
 POOLS = {"pools": [{"name": "a", "addresses": ["10.9.0.1-10.9.0.9"]}]}
 STATUS = "services/status"
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        WriteFault(STATUS, 409),
-        WriteFault(STATUS, 409, passed_on=True),
-        WriteFault(STATUS, 429, headers={"Retry-After": "1"}),
-        WriteFault(STATUS, 500),
-        WriteFault(STATUS, 500, passed_on=True),
-        WriteFault(STATUS),
-        WriteFault(STATUS, passed_on=True),
-    ],
-    ids=lambda fault: f"{fault.status or 'reset'}{'-done' if fault.passed_on else ''}",
-)
+@pytest.mark.parametrize("fault", write_faults(STATUS), ids=name_of)
 def test_each_write_meets_a_fault(cloud: CloudLab, fault: WriteFault) -> None:
     """Finalizer, status, and the end of both; the provider is not asked again for it."""
-    one = cloud.fake()
+    one = cloud.fake(elects=fault.silent)  # with an election a request has less time
     cloud.front.write_faults.append(fault)
     on_status = [fault]
 
@@ -67,44 +54,12 @@ def test_a_server_that_fails_for_a_while(cloud: CloudLab) -> None:
     one.until(lambda: "SyncLoadBalancerFailed" in cloud.events("a") | cloud.events("b"), "the Event")
 
 
-class Killer:
-    """Kills a controller at one of its writes of a status or finalizer: before the server has it, or before the answer."""
-
-    def __init__(self, cloud: CloudLab, process: CloudProcess, *, passed_on: bool) -> None:
-        self._process, self._left, self.died = process, -1, threading.Event()
-        setattr(cloud.front, "on_written" if passed_on else "on_write", self)
-
-    def __call__(self, write: Write) -> None:
-        if write.resource != STATUS or self._left < 0:
-            return
-        self._left -= 1
-        if self._left < 0:
-            self._process.kill()
-            self.died.set()
-            raise ConnectionResetError
-
-    def until_dead(self, nth: int, is_done: Callable[[], bool]) -> bool:
-        """Start the controller and wait until it died at its nth write; return False when there was nothing left to write."""
-        self._left = nth
-        self.died.clear()
-        self._process.start()
-        end = time.monotonic() + WITHIN_S
-        while not self.died.is_set():
-            assert time.monotonic() < end, self._process.tail()
-            if is_done():
-                self._left = -1
-                self._process.kill()
-                return False
-            time.sleep(0.02)
-        return True
-
-
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_killed_at_every_write(cloud: CloudLab, passed_on: bool) -> None:
     """It dies at its first write, the next time at its second one, and so on, until nothing is left to do."""
     one = cloud.run("pool", POOLS, "--concurrent-syncs", "1")
     one.kill()
-    killer = Killer(cloud, one, passed_on=passed_on)
+    killer = Killer(cloud, one, {STATUS}, passed_on=passed_on)
     names = ["a", "b", "c"]
     for name in names:
         cloud.add(name)

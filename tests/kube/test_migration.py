@@ -15,7 +15,7 @@ from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 from tests.lab.traffic import Load
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 CLEAN = "nothing of kube-proxy is on this node"
 IN_FLIGHT = 2  # requests of a place that may be lost while programs come or go
 WAYS = [("nftables", "tc"), ("nftables", "xdp")]

@@ -7,7 +7,7 @@ in which writes and watches arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,11 +22,13 @@ from lbagent.pools.read_pools import PoolsFile
 
 
 class Given(Struct):
-    """What a Service was given; `is_seen`: its status has had it."""
+    """What a Service was given in place of `held`; `is_seen`: its status has had it. `before` may be on its way there, too."""
 
     uid: str
     addresses: tuple[bytes, ...]
+    held: tuple[bytes, ...]
     is_seen: bool = False
+    before: tuple[bytes, ...] = ()
 
 
 class AddressBook:
@@ -35,6 +37,7 @@ class AddressBook:
     def __init__(self, file: PoolsFile, lb_class: str = "") -> None:
         self.file, self.lb_class = file, lb_class
         self.is_stale = True  # something changed since `look`
+        self._has_new = False  # Services came that no other one's address depends on
         self.allocations: dict[str, Allocation] = {}
         self._given: dict[str, Given] = {}
         self._claims: dict[str, Claim] = {}  # by key; as of the Service's last version
@@ -57,42 +60,62 @@ class AddressBook:
             self.is_stale = True
             return
         self._claims[change.key] = claim
+        if old is None and before_claim is None and not claim.held and not service.external_ips:
+            self._has_new = True  # what others have it cannot change: it is served when it is asked for
+            return
+        if claim == before_claim and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
+            return  # the finalizer came
         given = self._given_to(service)
         if given is not None and set(claim.held) == set(given.addresses):
-            given.is_seen = True
+            frees, given.is_seen, given.before = bool(given.before), True, ()
             if (
-                before_claim is not None
+                not frees
+                and before_claim is not None
                 and _is_own_write(before_claim, claim)
                 and _external_ips(old) == service.external_ips
             ):
                 return
         self.is_stale = True
 
+    def knows(self, key: str) -> bool:
+        """Return whether `allocations` says what a Service has."""
+        return not self.is_stale and (key in self.allocations or not self._has_new)
+
     def look(self, objects: ObjectSnapshot) -> dict[str, Allocation]:
         """Return what each Service has, by key; nothing is given out twice."""
-        if not self.is_stale:
+        if not self.is_stale and not self._has_new:
             return self.allocations
         claims: dict[str, Claim] = {}
         for key, service in objects.services.items():
             if claim := self._claim(service):
                 claims[key] = claim
         taken = dict(taken_addresses(objects, set(claims)))
-        for key, claim in claims.items():
-            given = self._given_to(objects.services[key])
-            if given is None or set(given.addresses) == set(claim.held):
-                continue
-            if given.is_seen and claim.held:  # another program wrote another status: that is what the Service has
-                del self._given[key]
-                continue
-            for address in claim.held:
-                if address not in given.addresses:
-                    taken.setdefault(address, f"Service {key}")
-            claims[key] = replace(claim, held=given.addresses)
+        holders = _holders(claims.values())
+        for key, claim in list(claims.items()):
+            if given := self._given_to(objects.services[key]):
+                claims[key] = self._as_given(claim, given, taken, holders)
         found = allocate(self.file.pools, claims.values(), taken)
         for key, each in found.items():
             self._give(key, objects.services[key], each)
-        self.allocations, self.is_stale = found, False
+        self.allocations, self.is_stale, self._has_new = found, False, False
         return found
+
+    def _as_given(
+        self, claim: Claim, given: Given, taken: dict[bytes, str], holders: Mapping[bytes, Sequence[Claim]]
+    ) -> Claim:
+        """Return the claim with what its Service was given; its further addresses are added to `taken`."""
+        for address in given.before:
+            taken.setdefault(address, f"Service {claim.key}")
+        if set(given.addresses) == set(claim.held):
+            return claim
+        is_other = claim.held and (given.is_seen or set(claim.held) != set(given.held))  # another program wrote it
+        if is_other or _are_anothers(given.addresses, claim, holders):  # or the server went back to what it had before
+            del self._given[claim.key]
+            return claim
+        for address in claim.held:
+            if address not in given.addresses:
+                taken.setdefault(address, f"Service {claim.key}")
+        return replace(claim, held=given.addresses)
 
     def release(self, key: str) -> None:
         """Forget what a Service was given: its balancer is gone."""
@@ -110,22 +133,44 @@ class AddressBook:
 
     def _given_to(self, service: Service) -> Given | None:
         given = self._given.get(service.key)
-        uid = service.balancer.uid if service.balancer else ""
-        return given if given and given.uid == uid else None
+        return given if given and given.uid == _uid(service) else None
 
     def _give(self, key: str, service: Service, found: Allocation) -> None:
-        uid = service.balancer.uid if service.balancer else ""
-        held = service.balancer.status if service.balancer else ()
+        uid, held = _uid(service), service.balancer.status if service.balancer else ()
         given = self._given_to(service)
         if not found.addresses:
             self._given.pop(key, None)
         elif given is None or given.addresses != found.addresses:
-            self._given[key] = Given(uid, found.addresses, set(found.addresses) == set(held))
+            unseen = (*given.before, *(() if given.is_seen else given.addresses)) if given else ()
+            before = tuple(address for address in unseen if address not in found.addresses)
+            self._given[key] = Given(uid, found.addresses, held, set(found.addresses) == set(held), before)
+
+
+def _holders(claims: Iterable[Claim]) -> dict[bytes, list[Claim]]:
+    """Return whose status shows which address."""
+    found: dict[bytes, list[Claim]] = {}
+    for claim in claims:
+        for address in claim.held:
+            found.setdefault(address, []).append(claim)
+    return found
+
+
+def _are_anothers(addresses: Collection[bytes], claim: Claim, holders: Mapping[bytes, Sequence[Claim]]) -> bool:
+    """Return whether the status of another Service, with which this one may not share, shows one of these addresses."""
+    return any(
+        other.key != claim.key and address not in claim.held and not other.shares_with(claim)
+        for address in addresses
+        for other in holders.get(address, ())
+    )
 
 
 def _is_own_write(before: Claim, now: Claim) -> bool:
     """Return whether only the status is another, and nothing went from it."""
     return set(before.held) <= set(now.held) and replace(before, held=()) == replace(now, held=())
+
+
+def _uid(obj: object) -> str:
+    return obj.balancer.uid if isinstance(obj, Service) and obj.balancer else ""
 
 
 def _external_ips(obj: object) -> tuple[bytes, ...]:

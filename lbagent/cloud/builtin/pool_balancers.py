@@ -65,7 +65,7 @@ class PoolBalancers(LoadBalancer):
 
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
         """Return the addresses. Raises Refusal where there is none."""
-        found = self._told[service.key] = self._look().get(service.key)
+        found = self._told[service.key] = self._look(service.key).get(service.key)
         if found is None:
             raise Refusal(FAILED, self._why_not(service))
         if found.problem:
@@ -102,8 +102,10 @@ class PoolBalancers(LoadBalancer):
         """Return the Services and Nodes."""
         return self._builder.snapshot() if self._builder else ObjectSnapshot()
 
-    def _look(self) -> dict[str, Allocation]:
-        return self.book.look(self.objects()) if self.book.is_stale else self.book.allocations
+    def _look(self, key: str = "") -> dict[str, Allocation]:
+        """Return what each Service has; those that are new only as far as `key` is one of them."""
+        is_known = self.book.knows(key) if key else not self.book.is_stale
+        return self.book.allocations if is_known else self.book.look(self.objects())
 
     def _note(self, changes: Sequence[ObjectChange]) -> None:
         for change in changes:

@@ -16,9 +16,11 @@ from contextlib import suppress
 from lbagent.cloud import providers
 from lbagent.cloud.controller.cloud_settings import CloudSettings, listen_address
 from lbagent.cloud.controller.controller_metrics import ControllerMetrics
+from lbagent.cloud.controller.controller_names import SERVICE_LB
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.leader_election import LeaderElection
+from lbagent.cloud.controller.nodes.node_controllers import NodeControllers
 from lbagent.cloud.controller.service_controller import ServiceController
 from lbagent.cloud.controller.service_writer import ServiceWriter
 from lbagent.cloud.controller.work_queue import WorkQueue
@@ -45,7 +47,7 @@ def run_cloud(settings: CloudSettings) -> None:
     factory = providers.provider(settings.provider).load()
     file = FollowedFile(settings.config)
     providers.make_provider(settings.provider, factory, file.text, settings.config)
-    logs.setup()
+    logs.setup(settings.log_format)
     logs.take_stderr()
     run = CloudRun(
         settings, lambda: providers.make_provider(settings.provider, factory, file.text, settings.config), file
@@ -79,7 +81,11 @@ class CloudRun:
         settings, client = self._settings, KubeClient(self._settings.kube)
         node = settings.node_name or os.uname().nodename
         election = LeaderElection(
-            client, settings.namespace, f"{node}_{secrets.token_hex(8)}", settings.lease_duration_s
+            client,
+            settings.namespace,
+            f"{node}_{secrets.token_hex(8)}",
+            settings.lease_duration_s,
+            lease=settings.lease_name,
         )
         log.info("cloud controller starts", extra={"provider": settings.provider, "node": node})
         leading: Callable[[], bool] = (lambda: election.is_leading) if settings.leader_elect else (lambda: True)
@@ -155,11 +161,14 @@ class Term:
         self._metrics = metrics
         self._queue = WorkQueue(settings.retry_base_s, settings.retry_max_s)
         self._writer = ServiceWriter(client, self._informers, may_write, write_s)
+        self._node_controllers = NodeControllers(settings, client, node, self._informers, may_write, write_s)
         self._controller: ServiceController | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the server and work, until cancelled."""
-        balancers, settings = self._provider.load_balancer(), self._settings
+        settings = self._settings
+        is_wanted = settings.runs(SERVICE_LB)
+        balancers = self._provider.load_balancer() if is_wanted else None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._informers.run())
             tasks.create_task(self._events.run())
@@ -175,12 +184,13 @@ class Term:
                     lb_class=settings.lb_class,
                 )
                 self._informers.follow(self._controller.take)
-            else:
+            elif is_wanted:
                 log.warning("the provider has no load balancers: Services stay as they are")
             await self._informers.listed()
             await self._provider.initialize(self, stop)
             if self._controller is not None:
                 tasks.create_task(self._controller.run(settings.concurrent_syncs))
+            tasks.create_task(self._node_controllers.run(self._provider))
 
     # --- what a provider is given ---
 

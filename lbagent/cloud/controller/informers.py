@@ -61,6 +61,15 @@ class Informers:
         """Iterate over the Nodes."""
         return (node for node in self._nodes.cache.objects.values() if isinstance(node, WatchedNode))
 
+    def node(self, name: str) -> WatchedNode | None:
+        """Return a Node; None: it is not there."""
+        found = self._nodes.cache.get(name)
+        return found if isinstance(found, WatchedNode) else None
+
+    def version_of_node(self, name: str) -> str:
+        """Return the resourceVersion of a Node, '' when it is not there."""
+        return self._nodes.cache.version_of(name)
+
     def snapshot(self) -> ObjectSnapshot:
         """Return every object."""
         return ObjectSnapshot(services=self._services.cache.objects, nodes=self._nodes.cache.objects)  # type: ignore[arg-type]
@@ -70,6 +79,12 @@ class Informers:
     def absorb(self, raw: bytes) -> None:
         """Take a Service that the server gave as the answer to a request."""
         change = self._services.cache.put(raw, metadata_of(raw))
+        if change is not None:
+            self._publish([change])
+
+    def absorb_node(self, raw: bytes) -> None:
+        """Take a Node that the server gave as the answer to a request."""
+        change = self._nodes.cache.put(raw, metadata_of(raw))
         if change is not None:
             self._publish([change])
 

@@ -34,8 +34,9 @@ class LeaderElection:
         identity: str,
         duration_s: float,
         clock: Callable[[], float] = time.monotonic,
+        lease: str = LEASE,
     ) -> None:
-        self._client, self._identity, self._clock = client, identity, clock
+        self._client, self._identity, self._clock, self._lease = client, identity, clock, lease
         self._duration_s = duration_s
         self._renew_s, self._retry_s = duration_s * RENEW_PARTS, duration_s * RETRY_PARTS
         self._leases = Leases(client, namespace)
@@ -70,7 +71,7 @@ class LeaderElection:
         while not await self._try_once():  # noqa: ASYNC110 - it waits for another process
             await asyncio.sleep(self._retry_s)
         self.is_leading = True
-        log.info("this controller leads", extra={"lease": LEASE, "identity": self._identity})
+        log.info("this controller leads", extra={"lease": self._lease, "identity": self._identity})
 
     async def _work_while_held(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Return whether the work ended, rather than the Lease."""
@@ -109,7 +110,7 @@ class LeaderElection:
         except (LbError, msgspec.MsgspecError, TimeoutError) as error:
             text = str(error) or "no answer in time"
             if text != self._failure and not (isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT):
-                log.warning("the Lease cannot be read or written", extra={"lease": LEASE, "error": text})
+                log.warning("the Lease cannot be read or written", extra={"lease": self._lease, "error": text})
             self._failure = text
             return False
         self._failure = ""
@@ -118,10 +119,10 @@ class LeaderElection:
         return is_held
 
     async def _acquire_or_renew(self, now: float) -> bool:
-        found = await self._leases.get(LEASE, silence_s=self.write_s)
+        found = await self._leases.get(self._lease, silence_s=self.write_s)
         if found is None:
             spec = LeaseSpec(lease_transitions=-1).held_by(self._identity, self._duration_s)
-            await self._leases.create(LEASE, spec, silence_s=self.write_s)
+            await self._leases.create(self._lease, spec, silence_s=self.write_s)
             self._observe(spec, now)
             return True
         if self._observed != found.spec:
@@ -145,7 +146,7 @@ class LeaderElection:
         """Give the Lease back, so that another controller need not wait."""
         try:
             async with asyncio.timeout(self.write_s):
-                found = await self._leases.get(LEASE, silence_s=self.write_s)
+                found = await self._leases.get(self._lease, silence_s=self.write_s)
                 if found and found.spec.holder_identity == self._identity:
                     await self._leases.replace(found, found.spec.given_back(), silence_s=self.write_s)
         except (LbError, msgspec.MsgspecError, TimeoutError) as error:

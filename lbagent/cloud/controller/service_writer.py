@@ -89,7 +89,7 @@ class ServiceWriter:
                     return False
                 if error.status in NOT_AS_IT_WAS and (is_last or not await self._refresh(path, service, body)):
                     raise Outdated(str(error)) from None
-                if is_last or not (error.status == HTTPStatus.CONFLICT or _may_pass(error)):
+                if is_last or not (error.status == HTTPStatus.CONFLICT or may_pass(error)):
                     raise
                 pause_s = max(pause_s, error.retry_after_s)
             except ServerUnreachable:
@@ -126,7 +126,7 @@ def _identity(service: WatchedService) -> tuple[str, str, bool]:
     return service.record.uid, service.record.type, service.deleting
 
 
-def _may_pass(error: ApiError) -> bool:
+def may_pass(error: ApiError) -> bool:
     """Return whether a failure is the server's, and may be over in a moment."""
     is_busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return is_busy and error.retry_after_s <= MAX_PAUSE_S

@@ -25,9 +25,10 @@ class WatchedService(Service, frozen=True, gc=False):
 
 
 class WatchedNode(Node, frozen=True, gc=False):
-    """A Node."""
+    """A Node; `network` is status and reason of its condition NetworkUnavailable, '' without one."""
 
     record: records.Node = records.Node(name="")
+    network: tuple[str, str] = ("", "")
 
 
 class _Meta(Struct, rename="camel", gc=False):
@@ -106,6 +107,7 @@ class _Taint(Struct, gc=False):
 
 class _NodeSpec(Struct, gc=False):
     provider_id: str = field(name="providerID", default="")
+    pod_cidrs: list[str] | None = field(name="podCIDRs", default=None)
     unschedulable: bool = False
     taints: list[_Taint] | None = None
 
@@ -118,6 +120,7 @@ class _Address(Struct, gc=False):
 class _Condition(Struct, gc=False):
     type: str = ""
     status: str = ""
+    reason: str = ""
 
 
 class _NodeStatus(Struct, gc=False):
@@ -141,7 +144,8 @@ def watched(obj: KubeObject | None, raw: msgspec.Raw | bytes) -> KubeObject | No
         if isinstance(obj, Service):
             return _watched_service(obj, _SERVICE.decode(raw))
         if isinstance(obj, Node):
-            return WatchedNode(**_fields(obj), record=_node_record(_NODE.decode(raw)))
+            node = _NODE.decode(raw)
+            return WatchedNode(**_fields(obj), record=_node_record(node), network=_network(node))
     except msgspec.MsgspecError:
         return None
     return None
@@ -206,14 +210,22 @@ def _node_record(raw: _Node) -> records.Node:
     meta, status = raw.metadata, raw.status or _NodeStatus()
     return records.Node(
         name=meta.name,
+        uid=meta.uid,
+        annotations=_frozen(meta.annotations),
         labels=_frozen(meta.labels),
         addresses=tuple((each.type, each.address) for each in status.addresses or ()),
         provider_id=raw.spec.provider_id,
+        pod_cidrs=tuple(raw.spec.pod_cidrs or ()),
         unschedulable=raw.spec.unschedulable,
         ready=any(each.type == "Ready" and each.status == "True" for each in status.conditions or ()),
         taints=tuple(taint.key for taint in raw.spec.taints or ()),
         leaves=bool(meta.deletion_timestamp),
     )
+
+
+def _network(raw: _Node) -> tuple[str, str]:
+    conditions = (raw.status.conditions if raw.status else None) or ()
+    return next(((each.status, each.reason) for each in conditions if each.type == "NetworkUnavailable"), ("", ""))
 
 
 def _frozen(texts: dict[str, str] | None) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import Lab
 from tests.lab.traffic import http_get
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 _number = itertools.count()
 VIP4, VIP6 = "172.31.78.1", "fd00:77::1"
 POOLS = """

@@ -15,7 +15,7 @@ from tests.announce.bgp.router_lab import NODE4, NODE6, TOR6, RouterLab
 from tests.lab.netns import wait_for
 from tests.lab.topology import end
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.early]
 VIP4, OTHER4, VIP6 = "172.31.78.1", "172.31.78.2", "fd00:77::1"
 
 

@@ -93,6 +93,42 @@ def test_a_status_that_another_program_wrote_is_what_the_service_has() -> None:
     assert (one.has("a"), one.has("b")) == (["10.9.9.9"], ["10.0.0.1"])
 
 
+def test_what_a_server_from_a_backup_says_is_another_s_address_is_not_kept() -> None:
+    """The status of `a` is empty again, as before it was given what `b` had: `b` is back, with its address."""
+    one = Watching("10.0.0.1-10.0.0.2")
+    one.put("a", 1.0, "10.0.0.1")
+    assert one.has("a") == ["10.0.0.1"]
+    one.put("a", 1.0)
+    one.put("b", 2.0, "10.0.0.1")
+    assert (one.has("a"), one.has("b")) == (["10.0.0.2"], ["10.0.0.1"])
+
+
+def test_what_is_on_its_way_goes_to_no_other_service_though_its_own_was_given_another_one() -> None:
+    """A write is under way while the pools change, and a wish can be met that could not before."""
+    one = Watching("10.0.0.1-10.0.0.2")
+    one.put("a", 1.0)
+    assert one.has("a") == ["10.0.0.1"]
+    one.put("a", 1.0, wish="10.1.0.1")
+    assert one.has("a") == ["10.0.0.1"]
+    one.book.use(parse_pools("pools: [{name: a, addresses: [10.0.0.1-10.0.0.2, 10.1.0.1]}]", "f"))
+    one.put("b", 2.0)
+    assert (one.has("a"), one.has("b")) == (["10.1.0.1"], ["10.0.0.2"])
+    one.put("c", 3.0)
+    assert one.has("c") == []
+    one.put("a", 1.0, "10.1.0.1", wish="10.1.0.1")
+    assert one.has("c") == ["10.0.0.1"]
+
+
+def test_a_status_from_a_backup_is_what_the_service_has() -> None:
+    """It was empty, the next address was on its way, and what it had before is back."""
+    one = Watching("10.0.0.1-10.0.0.3")
+    one.put("b", 1.0, "10.0.0.1")
+    one.put("a", 2.0)
+    assert one.has("a") == ["10.0.0.2"]
+    one.put("a", 2.0, "10.0.0.3")
+    assert one.has("a") == ["10.0.0.3"]
+
+
 def test_another_service_of_the_same_name_inherits_nothing() -> None:
     one = Watching("10.0.0.1-10.0.0.2")
     one.put("a", 2.0)
@@ -120,6 +156,8 @@ class Server:
         self.file = pools(1)
         self.book = AddressBook(self.file)
         self.wished: set[str] = set()
+        self.ever_wished: set[str] = set()
+        self.backup: tuple[dict[str, Service], set[str]] = ({}, set())
 
     # --- the server ---
 
@@ -148,6 +186,7 @@ class Server:
         if service and service.balancer:
             self.put(key, replace(service, balancer=replace(service.balancer, load_balancer_ip=text)))
             self.wished.add(key)
+            self.ever_wished.add(key)
 
     def empty(self, name: str) -> None:
         """Another program empties a status that was written."""
@@ -155,6 +194,24 @@ class Server:
         seen = self.seen.get(key)
         if service and service.balancer and service.balancer.status and seen and seen[1] == service:
             self.put(key, replace(service, balancer=replace(service.balancer, status=())))
+
+    def save(self) -> None:
+        """Make a backup, in place of the last one."""
+        self.backup = dict(self.there), set(self.wished)
+
+    def restore(self) -> None:
+        """Go back to the backup: Services and statuses are gone, or back. Requests end; the controller lists anew."""
+        self.log.clear()
+        self.writes.clear()
+        self.there, wished = dict(self.backup[0]), self.backup[1]
+        self.wished |= wished | self.ever_wished  # one that was met already may be on its way
+        self.count += 1
+        self.versions = dict.fromkeys(self.there, self.count)
+        for key in sorted(self.seen.keys() | self.there.keys()):
+            old = self.seen.pop(key, (0, None))[1]
+            if key in self.there:
+                self.seen[key] = (self.count, self.there[key])
+            self.book.note(ObjectChange("Service", key, old, self.there.get(key)))
 
     def edit(self, index: int) -> None:
         self.file = pools(index)
@@ -244,6 +301,8 @@ def steps(server: Server, rng: random.Random) -> list[tuple[int, Callable[[], No
         (6, server.ensure_all),
         (6, lambda: server.arrive(rng.randint(0, 3))),
         (1, server.die),
+        (2, server.save),
+        (2, server.restore),
     ]
 
 
@@ -257,3 +316,36 @@ def test_any_order(seed: int) -> None:
             weights, choices = zip(*steps(server, rng), strict=True)
             rng.choices(choices, weights)[0]()
             server.no_address_is_there_twice()
+
+
+def test_a_new_service_is_looked_at_without_all_the_others() -> None:
+    one = Watching("10.0.0.1-10.0.0.9")
+    one.put("old", 1.0)
+    assert one.has("old") == ["10.0.0.1"]
+    one.put("old", 1.0)  # it got its finalizer
+    assert one.book.knows("n/old")
+    one.put("new", 2.0)
+    assert one.book.knows("n/old")
+    assert not one.book.knows("n/new")
+    assert one.has("new") == ["10.0.0.2"]
+    assert one.book.knows("n/new")
+
+
+@pytest.mark.parametrize("change", ["status", "wish", "other", "external"])
+def test_what_may_change_what_others_have_makes_it_look_at_all(change: str) -> None:
+    one = Watching("10.0.0.1-10.0.0.9")
+    one.put("old", 1.0)
+    assert one.has("old") == ["10.0.0.1"]
+    if change == "wish":
+        one.put("old", 1.0, wish="10.0.0.5")
+    elif change == "external":
+        other = replace(one.services["n/old"], name="other", balancer=None, external_ips=(parse_ip("10.0.0.2"),))
+        one.book.note(ObjectChange("Service", other.key, None, other))
+        new = replace(other, name="new", balancer=one.services["n/old"].balancer)
+        assert not one.book.knows("n/old")
+        one.services |= {other.key: other}
+        one.has("old")
+        one.book.note(ObjectChange("Service", new.key, None, new))
+    else:
+        one.put("old" if change == "status" else "found", 1.0, "10.0.0.7")
+    assert not one.book.knows("n/old")

@@ -1,0 +1,35 @@
+"""What the announcer asks of the rest of the agent, and what announces by routes in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol
+
+from lbagent.net.snapshot import NodeNetwork
+from lbagent.objects.records import ObjectSnapshot
+
+
+class RouteAnnouncer(Protocol):
+    """What announces addresses by routes."""
+
+    def set_routes(self, addresses: Collection[bytes]) -> None:
+        """Announce exactly these from now on; returns at once."""
+
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+
+    def problems(self) -> list[str]:
+        """Return what is wrong, one sentence each."""
+
+
+class NodeView(NamedTuple):
+    """What the announcer asks of the rest of the agent; each is called when it is needed.
+
+    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
+    names of devices with programs, `carriers` the devices by which frames can leave.
+    """
+
+    objects: Callable[[], ObjectSnapshot | None]
+    network: Callable[[], NodeNetwork]
+    attached: Callable[[], Collection[str]]
+    carriers: Callable[[], Collection[int]]

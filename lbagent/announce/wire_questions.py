@@ -1,0 +1,44 @@
+"""Which addresses a leader asks the wire about while it does not know the Leases: another node may have taken them over unheard.
+
+It may have been deaf then: its cable was out, or its agent did not run. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ASK_S = 0.5
+AT_ONCE = 8  # addresses; the others follow in turn
+
+
+class WireQuestions:
+    """When to ask about which address; `now` is seconds of one steady clock."""
+
+    def __init__(self) -> None:
+        self._next_at = float("inf")
+        self._turn = 0
+        self._asks_all = False
+
+    def wake_at(self) -> float:
+        """Return when `due` must be called although nothing changed."""
+        return self._next_at
+
+    def suspect(self) -> None:
+        """Take that another node was heard with an address: it may have all of them."""
+        self._asks_all = True
+
+    def due(self, now: float, leading: Sequence[bytes]) -> list[bytes]:
+        """Return what to ask about now; `leading` are the addresses that this node answers for without knowing their Leases."""
+        if not leading:
+            self._next_at, self._asks_all = float("inf"), False
+            return []
+        if self._asks_all:
+            self._next_at, self._asks_all = now + ASK_S, False
+            return list(leading)
+        if self._next_at == float("inf"):
+            self._next_at = now
+        if now < self._next_at:
+            return []
+        self._next_at = now + ASK_S
+        begin, self._turn = self._turn % len(leading), self._turn + AT_ONCE
+        return [*leading[begin:], *leading[:begin]][:AT_ONCE]

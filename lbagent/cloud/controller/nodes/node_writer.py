@@ -1,0 +1,120 @@
+"""What the controllers write to Nodes, and how one is deleted. A write is made for one Node: its uid, mostly its version.
+
+Lists without a key (taints, addresses) are written whole, so a Node is read anew before; another version is refused (409).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from lbagent.cloud.controller.informers import Informers
+from lbagent.cloud.controller.service_writer import FIRST_PAUSE_S, TRIES, NotLeading, Outdated, may_pass
+from lbagent.cloud.provider_records import Node
+from lbagent.sources.kube.kube_client import STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.sources.kube.resources import NODES
+
+T = TypeVar("T")
+Obj = dict[str, Any]
+NETWORK_UNAVAILABLE = "NetworkUnavailable"
+
+
+class NodeWriter:
+    """Writes Nodes; `may_write` is asked before each write."""
+
+    def __init__(
+        self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float
+    ) -> None:
+        self._client, self._informers, self._may_write, self._silence_s = client, informers, may_write, silence_s
+
+    async def edit(self, node: Node, change: Callable[[Obj], Obj | None], part: str = "") -> bool:
+        """Apply a patch that follows from the Node as it is now (None: nothing to do); return whether one was written.
+
+        One that the server did without saying so counts. `part` is `/status` or ''. Raises Outdated, NotLeading, and what the
+        client raises.
+        """
+        is_unknown = False  # whether an earlier try was done
+
+        async def once() -> bool:
+            nonlocal is_unknown
+            raw = await self._read(node)
+            body = change(raw)
+            if body is None:
+                return is_unknown
+            identity = {"uid": node.uid, "resourceVersion": raw["metadata"]["resourceVersion"]}
+            body = body | {"metadata": body.get("metadata", {}) | identity}
+            self._check_leading()
+            try:
+                answer = await self._client.patch(f"{NODES}/{node.name}{part}", body, silence_s=self._silence_s)
+            except (ApiError, ServerUnreachable) as error:
+                is_unknown = not isinstance(error, ApiError) or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+                raise
+            self._informers.absorb_node(answer)
+            return True
+
+        return await self._until_answered(once)
+
+    async def set_network_condition(self, node: Node, *, status: str, reason: str, message: str) -> None:
+        """Write the condition NetworkUnavailable; the others stay. Raises what `edit` does."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {"type": NETWORK_UNAVAILABLE, "status": status, "reason": reason, "message": message}
+        times = {"lastTransitionTime": now, "lastHeartbeatTime": now}
+        body = {"metadata": {"uid": node.uid}, "status": {"conditions": [condition | times]}}
+
+        async def once() -> None:
+            path = f"{NODES}/{node.name}/status"
+            answer = await self._client.patch(path, body, kind=STRATEGIC_PATCH, silence_s=self._silence_s)
+            self._informers.absorb_node(answer)
+
+        await self._until_answered(once)
+
+    async def delete(self, node: Node, version: str) -> None:
+        """Delete a Node as long as it is at this version. Raises what `edit` does."""
+        preconditions = {"uid": node.uid, "resourceVersion": version}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+
+        async def once() -> None:
+            try:
+                await self._client.delete(f"{NODES}/{node.name}", silence_s=self._silence_s, options=options)
+            except ApiError as error:
+                if error.status == HTTPStatus.CONFLICT:
+                    raise Outdated(str(error)) from None
+                raise
+
+        await self._until_answered(once)
+
+    async def _read(self, node: Node) -> Obj:
+        async with self._client.get(f"{NODES}/{node.name}", {}, silence_s=self._silence_s) as answer:
+            raw: Obj = msgspec.json.decode(await answer.read())
+        if raw["metadata"]["uid"] != node.uid:
+            raise Outdated(f"Node {node.name} is another one by now")
+        return raw
+
+    def _check_leading(self) -> None:
+        if not self._may_write():
+            raise NotLeading("another controller may lead by now")
+
+    async def _until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Send a request until the server has answered. Raises Outdated for a Node that is gone."""
+        pause_s = FIRST_PAUSE_S
+        for is_last in (*(False,) * (TRIES - 1), True):
+            self._check_leading()
+            try:
+                return await request()
+            except ApiError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    raise Outdated(str(error)) from None
+                if is_last or not (error.status == HTTPStatus.CONFLICT or may_pass(error)):
+                    raise
+                pause_s = max(pause_s, error.retry_after_s)
+            except ServerUnreachable:
+                if is_last:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("unreachable")

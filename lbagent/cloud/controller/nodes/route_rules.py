@@ -1,0 +1,76 @@
+"""Which routes to pods are missing and which are too many. Pure: no provider is asked here.
+
+Source: k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lbagent.cloud.provider_parts import Route
+from lbagent.cloud.provider_records import Node
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class RoutePlan(Struct, frozen=True):
+    """What is to be done: deletions first. `told` are the Nodes whose condition says what came of it."""
+
+    deleted: tuple[Route, ...] = ()
+    created: tuple[tuple[Node, Route], ...] = ()
+    told: tuple[Node, ...] = ()
+
+
+def plan_routes(nodes: Sequence[Node], routes: Sequence[Route], cluster_cidrs: Sequence[Network]) -> RoutePlan:
+    """Return what makes the routes those of the Nodes' pod CIDRs; routes outside of the cluster's CIDRs are not touched."""
+    wanted = {(node.name, _network(cidr)): node for node in nodes for cidr in node.pod_cidrs}
+    kept: set[tuple[str, Network | None]] = set()
+    deleted: list[Route] = []
+    for route in routes:
+        key = (route.target_node, _network(route.destination))
+        node = wanted.get(key)
+        if node is not None and key not in kept and _leads_to(route, node):
+            kept.add(key)
+        elif _is_of(route, cluster_cidrs):
+            deleted.append(route)
+    created = [
+        (node, _new_route(node, cidr))
+        for node in nodes
+        for cidr in dict.fromkeys(node.pod_cidrs)
+        if (node.name, _network(cidr)) not in kept
+    ]
+    targets = {route.target_node for route in routes}
+    told = [node for node in nodes if node.pod_cidrs or node.name in targets]
+    return RoutePlan(tuple(deleted), tuple(created), tuple(told))
+
+
+def parse_cluster_cidrs(text: str) -> tuple[Network, ...]:
+    """Read `CIDR[,CIDR]`, the ranges of the cluster's pods; '' is none. Raises ValueError."""
+    return tuple(ipaddress.ip_network(each.strip()) for each in text.split(",")) if text else ()
+
+
+def _new_route(node: Node, cidr: str) -> Route:
+    return Route("", node.name, cidr, target_addresses=node.addresses)
+
+
+def _leads_to(route: Route, node: Node) -> bool:
+    is_current = not route.compares_addresses or set(route.target_addresses) == set(node.addresses)
+    return is_current and not route.blackhole
+
+
+def _is_of(route: Route, cluster_cidrs: Sequence[Network]) -> bool:
+    """Return whether the first or the last address of a route is the cluster's."""
+    network = _network(route.destination)
+    if network is None:
+        return False
+    return any(network[0] in cidr or network[-1] in cidr for cidr in cluster_cidrs)
+
+
+def _network(cidr: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(cidr, strict=False)
+    except ValueError:
+        return None

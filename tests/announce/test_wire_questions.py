@@ -1,0 +1,45 @@
+"""A leader that does not know the Leases asks the wire: some addresses each half second, all once another node was heard."""
+
+from __future__ import annotations
+
+from lbagent.announce.wire_questions import ASK_S, AT_ONCE, WireQuestions
+
+MANY = [bytes([10, 0, 0, number]) for number in range(20)]
+
+
+def test_nothing_is_asked_and_nothing_waked_for_while_the_leases_are_known() -> None:
+    questions = WireQuestions()
+    assert questions.due(1.0, []) == []
+    assert questions.wake_at() == float("inf")
+
+
+def test_each_address_has_its_turn() -> None:
+    questions, asked = WireQuestions(), []
+    for step in range(3):
+        found = questions.due(step * ASK_S, MANY)
+        assert len(found) == AT_ONCE
+        assert questions.wake_at() == (step + 1) * ASK_S
+        assert questions.due(step * ASK_S + 0.1, MANY) == []
+        asked += found
+    assert set(asked) == set(MANY)
+
+
+def test_few_addresses_are_asked_about_once_each_time() -> None:
+    questions = WireQuestions()
+    for step in range(3):
+        assert sorted(questions.due(step * ASK_S, MANY[:3])) == MANY[:3]
+
+
+def test_all_are_asked_about_at_once_when_one_was_taken() -> None:
+    questions = WireQuestions()
+    questions.due(0.0, MANY)
+    questions.suspect()
+    assert questions.due(0.02, MANY[1:]) == MANY[1:]
+    assert questions.due(0.04, MANY[1:]) == []
+
+
+def test_a_suspicion_ends_when_the_leases_are_known() -> None:
+    questions = WireQuestions()
+    questions.suspect()
+    questions.due(0.0, [])
+    assert len(questions.due(1.0, MANY)) == AT_ONCE
