@@ -52,6 +52,12 @@ class AgentUnreachable(LbError):
     exit_code = 5
 
 
+class HostUnreachable(LbError):
+    """A host, or the container runtime on it, does not answer."""
+
+    exit_code = 5
+
+
 class TimedOut(LbError):
     """The wait ended before the condition held."""
 

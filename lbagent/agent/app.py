@@ -8,8 +8,6 @@ agent left goes on serving untouched.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import signal
@@ -30,12 +28,15 @@ from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
-from lbagent.agent.sources import build_sources, event_sinks
-from lbagent.announce.announcer import Announcer, NodeView
+from lbagent.agent.sources import build_sources, event_sinks, native_pools
+from lbagent.announce.announcer import Announcer
+from lbagent.announce.announcer_view import NodeView
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
 from lbagent.announce.lease_election import LeaseElection
 from lbagent.api.server import ApiServer, require_socket, socket_file
+from lbagent.apilb.native.connection_reset import ConnectionReset
+from lbagent.apilb.native.pool_rows import NativePools
 from lbagent.bpf.build import artifact, builder
 from lbagent.bpf.build.artifact import Artifact
 from lbagent.bpf.load import datapath, generation
@@ -49,12 +50,13 @@ from lbagent.errors import ConfigError, LbError
 from lbagent.healthcheck.node_servers import NodeServers
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.net.snapshot import EMPTY, NodeNetwork
+from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.pools.followed_file import FollowedFile
 from lbagent.pools.read_pools import PoolsFile, parse_pools
+from lbagent.process_memory import settle_memory, spare_memory, trim_after_storms
 from lbagent.resolve import Resolver
 from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
@@ -62,9 +64,6 @@ from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
 
 log = logging.getLogger(__name__)
-M_ARENA_MAX = -8  # mallopt(3)
-# Garbage collections: hardly any while a start builds what stays, later seldom: a change of one service makes no cycles.
-AT_START, LATER = (200_000, 20, 100), (10_000, 20, 100)
 SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most
 
 
@@ -79,7 +78,6 @@ def run_agent(load: Callable[[], Config]) -> None:
     if config.artifact and not os.path.isfile(config.artifact):
         raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
     spare_memory()
-    gc.set_threshold(*AT_START)
     sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(Agent(config, load).run())
@@ -190,6 +188,7 @@ class Agent:
         )  # fmt: skip
         if announced is not None:
             components.announcer, components.pools = build_announcer(components, announced), pools
+        components.native = build_native(components)
         return components
 
     # --- running ---
@@ -214,8 +213,8 @@ class Agent:
         """Start what runs for ever, in the order of the module's first lines."""
         config, loop, bpf = components.config, components.loop, components.bpf
         await components.network.start()
-        follow_node_ports = node_port_follower(components)
-        follow_node_ports(components.network.network)
+        follow_addresses = address_follower(components)
+        follow_addresses(components.network.network)
         require_devices(components.network.network, config)
         loading = group.create_task(asyncio.to_thread(self._load_programs, components))
         for source in components.sources:
@@ -230,7 +229,7 @@ class Agent:
         components.devices.on_attached = components.network.use_devices
         components.devices.refusing_of = components.network.refusing_of
         await components.devices.start(components.network.network)
-        components.network.on_network = both(components.devices.follow, follow_node_ports)
+        components.network.on_network = both(components.devices.follow, follow_addresses)
         group.create_task(components.devices.run())
         if components.announcer is not None and components.pools is not None:
             start_announcer(components, components.announcer, components.pools, group)
@@ -243,7 +242,9 @@ class Agent:
             bpf.flows_of_backends,
         )
         group.create_task(components.sweeper.run())
-        if config.socket_lb:
+        if components.native is not None:
+            group.create_task(components.native.reset.run(lambda: loop.settled(bpf)))
+        if config.has_socket_programs:
             group.create_task(DeadPeers(components.maps).run(bpf.changed_from))
         group.create_task(Reloader(components, self._load, self._reload).run())
         components.conditions = ConditionMonitor(components, every_check())
@@ -253,6 +254,7 @@ class Agent:
         components.started = self._started = True
         notify("READY=1")
         settle_memory()
+        group.create_task(trim_after_storms(lambda: bpf.counts.writes))
         if bpf.ready.is_set():
             state = bpf.state
             found = {"services": len({svc.name for svc in state.services}), "generation": state.generation}
@@ -273,15 +275,15 @@ class Agent:
         return datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
 
 
-def node_port_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:
-    """Return a function that lets NodePorts follow the addresses that the node has of --nodeport-addresses."""
-    known = layer_settings.node_port_addresses(components.config, EMPTY)
+def address_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:
+    """Return a function that lets NodePorts, and binds to every address, follow the addresses that the node has."""
+    known = layer_settings.resolve_options(components.config)
 
     def follow(network: NodeNetwork) -> None:
         nonlocal known
-        before, known = known, layer_settings.node_port_addresses(components.config, network)
+        before, known = known, layer_settings.resolve_options(components.config, network)
         if known != before:
-            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(components.config, network)))
+            components.loop.replace_resolver(Resolver(known))
 
     return follow
 
@@ -333,19 +335,14 @@ def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], N
     return follow
 
 
-def spare_memory() -> None:
-    """Let threads share one heap: each of their own keeps some MiB for ever."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
-def settle_memory() -> None:
-    """Give back what the start used, and keep what it built out of later garbage collections."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*LATER)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def build_native(components: AgentComponents) -> NativePools | None:
+    """Return what serves native pools beside their source."""
+    source, bpf = native_pools(components.sources), components.bpf
+    if source is None:
+        return None
+    reset = ConnectionReset(components.maps, source.pools_with_addresses, lambda: bpf.current_state)
+    source.on_down = reset.server_down
+    return NativePools(source, reset)
 
 
 def build_routes(components: AgentComponents, announcer: Announcer) -> BgpRoutes:

@@ -11,6 +11,7 @@ from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.announce.announcer import Announcer
 from lbagent.announce.bgp.speaker import BgpSpeaker
+from lbagent.apilb.native.pool_rows import NativePools
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
@@ -44,6 +45,7 @@ class AgentComponents:
     node_servers: NodeServers | None = None
     announcer: Announcer | None = None  # with --announce
     pools: FollowedFile | None = None  # --announce
+    native: NativePools | None = None  # with --apilb
     speaker: BgpSpeaker | None = None  # with --announce
     started: bool = False  # programs are loaded and attached
     events: Sequence[EventSink] = ()  # where Events about objects go

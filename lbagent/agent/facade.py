@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
@@ -15,7 +15,9 @@ from lbagent.agent.operator_states import OperatorStates, unwritable
 from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.api.target_rows import problems_of_targets, target_status
 from lbagent.api.types import (
+    ApilbRow,
     CgroupStatus,
     ConditionStatus,
     DeviceStatus,
@@ -24,10 +26,10 @@ from lbagent.api.types import (
     OutputStatus,
     SourceStatus,
     Status,
-    TargetStatus,
     VipAnswer,
     VipRow,
 )
+from lbagent.apilb.native import pool_rows
 from lbagent.bpf.hooks import TargetKind
 from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.objects.records import Message
     from lbagent.objects.source import Source
-    from lbagent.sync.runner import TargetRunner
-    from lbagent.sync.target.bpf_target import BpfTarget
 
 FRESH_S = 1.0  # flows counted so lately are not counted again
 COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 s with the largest table
@@ -62,6 +62,7 @@ class AgentFacade:
     def __init__(self, components: AgentComponents) -> None:
         self._components = components
         self._started_at = time.time()
+        self._counted = (State(), 0)  # a State and how many Services it has
         self._operator_states = OperatorStates(components)
         self._counting: asyncio.Task[None] | None = None
 
@@ -142,7 +143,7 @@ class AgentFacade:
             node=components.config.name_of_node,
             started_at=self._started_at,
             generation=state.generation,
-            services=len({svc.name for svc in state.services}),
+            services=self._count_services(state),
             frontends=components.bpf.frontends,
             backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
             attach=components.config.attach,
@@ -159,6 +160,12 @@ class AgentFacade:
             conditions=self._conditions(),
             problems=self._problems(),
         )
+
+    def _count_services(self, state: State) -> int:
+        """Return how many Services a State has: counted once, as probes ask each moment."""
+        if self._counted[0] is not state:
+            self._counted = (state, len({svc.name for svc in state.services}))
+        return self._counted[1]
 
     def _sources(self) -> list[SourceStatus]:
         counts = self._components.loop.inbox.counts
@@ -290,6 +297,10 @@ class AgentFacade:
         speaker = self._components.speaker
         return await speaker.peers() if speaker else []
 
+    async def apilb(self) -> Sequence[ApilbRow]:
+        """Return the instances of native mode that this host has."""
+        return await pool_rows.rows(self._components.native)
+
     def settings(self) -> Mapping[str, object]:
         """Return the configuration in force, by key."""
         config = self._components.config
@@ -337,6 +348,7 @@ class AgentFacade:
                 kube_proxy=_kube_proxy_sample(components),
                 announced=announced_vips(components.announcer),
                 takeovers=components.announcer.takeovers if components.announcer else None,
+                apilb=pool_rows.sample(components.native),
             )
         )
 
@@ -356,28 +368,6 @@ class AgentFacade:
 def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
     servers = components.node_servers
     return KubeProxySample(components.loop.record, servers.health.codes if servers else {})
-
-
-def target_status(runner: TargetRunner) -> TargetStatus:
-    """Return how a target is, now."""
-    target = runner.target
-    return TargetStatus(
-        target.name,
-        target.ready.is_set(),
-        runner.in_sync,
-        target.generation,
-        len(target.failing),
-        target.waiting,
-        runner.error,
-    )
-
-
-def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
-    """Yield what is wrong with the targets that have no lines of their own in the status."""
-    for runner in runners:
-        text = runner.error or runner.target.waiting
-        if text and runner.target is not bpf:
-            yield f"target {runner.target.name}: {text}"
 
 
 def _shown(messages: Sequence[Message]) -> list[str]:

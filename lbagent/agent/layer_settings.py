@@ -67,17 +67,20 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
         timeout_closing_s=config.timeout_closing,
         further=further,
         announce=bool(config.announce),
-        netns_cookie=netns_cookie() if config.socket_lb else 0,
+        pools_alone=bool(config.apilb) and not config.has_manifests,
+        netns_cookie=netns_cookie() if config.has_socket_programs else 0,
     )
 
 
 def socket_cgroup(config: Config) -> str:
     """Return the cgroup that the socket programs are attached to; '': they are off. Raises NotFound without a mount of cgroup2."""
-    if not config.socket_lb:
+    if not config.has_socket_programs:
         return ""
     found = config.cgroup or mounts.first_cgroup()
     if not found:
-        raise NotFound("--socket-lb needs cgroup2, which is not mounted here; mount it, or use --no-socket-lb")
+        flag = "--apilb" if config.apilb else "--socket-lb"
+        advice = "mount it" if config.apilb else "mount it, or use --no-socket-lb"
+        raise NotFound(f"{flag} needs cgroup2, which is not mounted here; {advice}")
     return os.path.realpath(found)
 
 
@@ -96,7 +99,14 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         node_port_addresses=node_port_addresses(config, network),
         node_port_primary=config.nodeport_addresses == (PRIMARY,),
         external_ips=config.external_ips,
+        host_addresses=host_addresses(network) if config.apilb else (),
     )
+
+
+def host_addresses(network: NodeNetwork) -> tuple[bytes, ...]:
+    """Return the addresses of this host that a bind to all of them means. Not those of the loopback, nor link-local ones."""
+    found = {item.address for item in network.addresses if not special(item.address)}
+    return tuple(sorted(found, key=lambda each: (len(each), each)))
 
 
 def node_port_addresses(config: Config, network: NodeNetwork) -> tuple[bytes, ...] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lbagent.errors import Conflict
 from lbagent.kernel.kernel_error import kernel_error
+from lbagent.kernel.private_folder import holder
 
 
 class AgentLock:
@@ -50,18 +51,3 @@ class AgentLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def holder(fd: int) -> int:
-    """Return the pid that holds an flock on the file behind `fd`; 0 when none is seen (another pid namespace)."""
-    found = os.fstat(fd)
-    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    try:
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        parts = line.split()
-        if len(parts) >= 6 and parts[1] == "FLOCK" and parts[5] == wanted:
-            return int(parts[4])
-    return 0

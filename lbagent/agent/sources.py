@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from lbagent.apilb.files.pool_files import read_pool_files
+from lbagent.apilb.instance import Instance
+from lbagent.apilb.native import pool_objects
+from lbagent.apilb.native.native_source import NativeSource
 from lbagent.config import Config
 from lbagent.errors import ConfigError
 from lbagent.objects.object_event import EventSink
@@ -34,6 +38,16 @@ def _folder(config: Config) -> Source:
 
 def _synthetic(config: Config) -> Source:
     return synthetic.SyntheticSource(*synthetic.parse_synthetic(config.synthetic))
+
+
+def _native_pools(config: Config) -> Source:
+    return NativeSource(config.apilb, config.state_dir, _read_pools)
+
+
+def _read_pools(path: str) -> tuple[Sequence[Instance], Sequence[str]]:
+    """Read one pool file. How this process would log in to other hosts is not asked: it goes to none."""
+    found = read_pool_files([path], environ={"SSH_AUTH_SOCK": path})
+    return found.instances, [str(warning) for warning in found.warnings]
 
 
 def _kube(config: Config) -> Source:
@@ -65,6 +79,7 @@ _KINDS = (
         _reconfigure_kube,
         _kube_events,
     ),
+    _SourceKind(pool_objects.SOURCE, lambda config: bool(config.apilb), _native_pools),
     _SourceKind(synthetic.SOURCE, lambda config: bool(config.synthetic), _synthetic),
 )
 
@@ -82,8 +97,15 @@ def build_sources(config: Config) -> tuple[OperatorSource, list[Source]]:
     operator = OperatorSource(config.state_dir)
     services = [kind.build(config) for kind in _KINDS if kind.is_configured(config)]
     if not services:
-        raise ConfigError("no source of services: give --manifests DIR, --kubeconfig FILE or --in-cluster")
+        raise ConfigError(
+            "no source of services: give --manifests DIR, --kubeconfig FILE, --in-cluster or --apilb PATH"
+        )
     return operator, [operator, *services]
+
+
+def native_pools(sources: Sequence[Source]) -> NativeSource | None:
+    """Return the source of native pools, whose servers are checked and shown too."""
+    return next((source for source in sources if isinstance(source, NativeSource)), None)
 
 
 def event_sinks(sources: Sequence[Source]) -> list[EventSink]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lbagent.api.bgp_peers import BgpPeerRow
-from lbagent.api.types import Status, VipAnswer, VipRow
+from lbagent.api.types import ApilbRow, Status, VipAnswer, VipRow
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.state import State
@@ -117,6 +117,10 @@ class AgentApi(Protocol):
 
     async def bgp_peers(self) -> Sequence[BgpPeerRow]:
         """Return the BGP sessions of this node, in the order of the pools file; none without its section `bgp`."""
+        ...
+
+    async def apilb(self) -> Sequence[ApilbRow]:
+        """Return the instances of native mode, in the order of their files. Raises NotFound without --apilb."""
         ...
 
     def settings(self) -> Mapping[str, object]:

@@ -102,6 +102,10 @@ class AgentClient:
         """Return how the agent is."""
         return self._expect(self._request("GET", "/status"), dict)
 
+    def apilb(self) -> list[dict[str, Any]]:
+        """Return the instances of native mode that the host serves: ApilbRow (api/types.py). Raises NotFound without --apilb."""
+        return self._list("/apilb")
+
     def vips(self) -> list[dict[str, Any]]:
         """Return the addresses that are to be announced: VipRow (api/types.py)."""
         return self._list("/vips")

@@ -112,15 +112,20 @@ def services_left_empty(state: State, taken: Collection[L3n4Addr]) -> Cooperativ
     """
     ports: dict[_Port, bool] = {}  # that lose a backend -> whether another one stays
     for svc in state.services:
-        if svc.type is not SVCType.HOST_PORT and any(each.address in taken for each in _able(svc)):
+        if not _is_host_port(svc) and any(each.address in taken for each in _able(svc)):
             ports[_port_of(svc)] = False
         yield
     for svc in state.services if ports else ():
-        if svc.type is not SVCType.HOST_PORT and (port := _port_of(svc)) in ports:
+        if not _is_host_port(svc) and (port := _port_of(svc)) in ports:
             ports[port] |= any(each.address not in taken for each in _able(svc))
         yield
     texts = (f"{name}:{word}" if word else str(name) for (name, word, _, _), stays in ports.items() if not stays)
     return list(dict.fromkeys(texts))
+
+
+def _is_host_port(svc: SVC) -> bool:
+    """Return whether it is a row of a Pod's hostPort; a Service that is bound to addresses of the host has named ports."""
+    return svc.type is SVCType.HOST_PORT and not svc.port_name
 
 
 def _port_of(svc: SVC) -> _Port:

@@ -9,6 +9,7 @@ GET /v1/vips                           list of VipRow
 GET /v1/vips/why?name=                 VipAnswer
 GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
 GET /v1/bgp/peers                      list of BgpPeerRow, asked of BIRD now
+GET /v1/apilb                          list of ApilbRow
 GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
 GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
 """
@@ -76,6 +77,7 @@ class ApiServer:
             ("GET", "/vips/why"): self._why_vip,
             ("GET", "/wait"): self._wait,
             ("GET", "/bgp/peers"): self._bgp_peers,
+            ("GET", "/apilb"): self._apilb,
         }
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             (method, API_PREFIX + path): handler for (method, path), handler in routes.items()
@@ -218,6 +220,9 @@ class ApiServer:
 
     async def _bgp_peers(self, _: Request) -> Response:
         return Response(200, msgspec.json.encode(await self._view.bgp_peers()) + b"\n")
+
+    async def _apilb(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode(await self._view.apilb()) + b"\n")
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)

@@ -211,6 +211,27 @@ class VipAnswer(Struct):
     lines: list[str]  # sentences
 
 
+class ApilbServer(Struct):
+    """A server of an instance of native mode."""
+
+    address: str  # as its file says: HOST or HOST:PORT
+    up: bool  # one of its addresses is; also while none of them was checked yet
+    since: float  # seconds since the epoch; 0: not checked yet
+    last: str  # the last check, in words
+    connections: int = 0  # of this host's processes, at this moment
+
+
+class ApilbRow(Struct):
+    """An instance of native mode that this host serves."""
+
+    pool: str
+    name: str
+    bind_address: str
+    on_marked_down: str  # keep, reset
+    status: str  # running, or why its bind is not served
+    servers: list[ApilbServer]
+
+
 class Problem(Struct, omit_defaults=True):
     """Every answer that is not 2xx."""
 

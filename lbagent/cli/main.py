@@ -31,6 +31,10 @@ VERBS = {
         "Show the map entries that manifests stand for; needs no agent and no root.",
     ),
     "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: run, plan, pools, providers."),
+    "apilb": (
+        "lbagent.cli.verbs.apilb:apilb",
+        "Load balancers of API servers: show, render, plan, apply, destroy, export, status.",
+    ),
     "vip": ("lbagent.cli.verbs.vip:vip", "Announced addresses: list, why."),
     "bgp": ("lbagent.cli.verbs.vip:bgp", "Announcement of addresses by BGP: peers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),

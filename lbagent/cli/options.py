@@ -12,6 +12,7 @@ import click
 from lbagent.api.client import AgentClient
 from lbagent.cli.output import FORMATS, Style
 from lbagent.defaults import DEFAULT_BPFFS
+from lbagent.durations import parse_duration
 from lbagent.errors import LbError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,7 +22,6 @@ FITTING = (
     " formats have them whole."
 )
 _ASK_S = 2.0
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def socket_option(command: F) -> F:
@@ -106,7 +106,7 @@ class Duration(click.ParamType[float]):
         text = str(value)
         if re.fullmatch(r"\d+(\.\d+)?", text):
             return float(text)
-        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            self.fail(f"{text!r} is not a time like 30s, 2m or 500ms", param, ctx)
-        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+        try:
+            return parse_duration(text)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

@@ -53,6 +53,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     synthetic: Annotated[
         str, Meta(description="Generated Services for measurements, SERVICES:BACKENDS (10000:10).")
     ] = ""
+    apilb: Annotated[
+        str,
+        Meta(
+            description="File or folder of pool files: their instances of native mode are served on this host, by socket programs,"
+            " too; read again when they change."
+        ),
+    ] = ""
     device: Annotated[
         Words,
         Meta(
@@ -232,6 +239,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         """First and last SNAT port."""
         first, _, last = self.snat_ports.partition("-")
         return int(first), int(last)
+
+    @property
+    def has_socket_programs(self) -> bool:
+        """Whether processes of the node reach Services by socket programs: native pools are served by nothing else there."""
+        return self.socket_lb or bool(self.apilb)
+
+    @property
+    def serves_sockets_alone(self) -> bool:
+        """Whether socket programs do everything: no device is named whose packets would be balanced."""
+        return self.has_socket_programs and not (self.device or self.pod_device)
+
+    @property
+    def has_manifests(self) -> bool:
+        """Whether Services of Kubernetes are among what is served, from wherever."""
+        return bool(self.manifests or self.synthetic or self.has_kubernetes)
 
     @property
     def has_kubernetes(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
+import time
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,6 +14,9 @@ from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, ob
 LICENSE = b"Dual BSD/GPL\0"
 LOG_TEXT, LOG_STATS = 1, 4
 LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
+_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
+_MEMBARRIER_GLOBAL = 1
+_GRACE_S = 0.05  # where the kernel offers no barrier: no program runs that long
 
 
 class ProgType(IntEnum):
@@ -128,3 +133,11 @@ def prog_map_ids(fd: int) -> tuple[int, ...]:
 def prog_fd_by_id(ident: int) -> int:
     """Return a descriptor for a program id. Raises OSError ENOENT when the program is gone."""
     return fd_by_id(Cmd.PROG_GET_FD_BY_ID, ident)
+
+
+def grace_period() -> None:
+    """Wait until no CPU runs a BPF program it entered before this call (membarrier is synchronize_rcu)."""
+    number = _SYS_MEMBARRIER.get(os.uname().machine)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is None or libc.syscall(number, _MEMBARRIER_GLOBAL, 0, 0) != 0:
+        time.sleep(_GRACE_S)

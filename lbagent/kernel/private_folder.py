@@ -1,8 +1,10 @@
-"""Folders that only their owner may look into."""
+"""Folders and files that only their owner may look into, and which process has one locked."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 
 def make_private(folder: str) -> None:
@@ -22,3 +24,41 @@ def make_private(folder: str) -> None:
             continue  # another thread was faster
     if not os.path.isdir(folder):
         raise NotADirectoryError(20, os.strerror(20), folder)
+
+
+def replace_private(path: str, data: bytes) -> None:
+    """Replace a file whole, with mode 0600: a reader sees the old one or the new one, also after a crash. Raises OSError."""
+    draft = path + ".new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)  # another mode, or a link that another user made
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+    handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)  # the rename itself
+    finally:
+        os.close(handle)
+
+
+def holder(fd: int) -> int:
+    """Return the pid that holds an flock on the file behind `fd`; 0 when none is seen (another pid namespace)."""
+    found = os.fstat(fd)
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        parts = line.split()
+        if len(parts) >= 6 and parts[1] == "FLOCK" and parts[5] == wanted:
+            return int(parts[4])
+    return 0

@@ -17,6 +17,7 @@ from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
+from lbagent.maps.layout import is_zero
 from lbagent.maps.lbmaps import Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
 from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
@@ -169,7 +170,7 @@ class KernelMaps:
         zero = bytes(size) if spec.type in _ARRAYS else b""
         out: list[Item] = []
         for keys, values, count in self.batches(map_name):
-            if zero and not values.strip(b"\0"):
+            if zero and is_zero(values):
                 continue
             split = [
                 (keys[i * spec.key_size : (i + 1) * spec.key_size], values[i * size : (i + 1) * size])
@@ -261,5 +262,6 @@ class KernelMaps:
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Set counters to zero. Raises KernelError."""
-        with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
-            windows.zero_counters(view, counter_row(self.sizes), indexes)
+        fd, limit = self.fds["lb_metrics"], self.specs["lb_metrics"].value_size
+        with kernel_errors("mmap", "lb_metrics"):
+            windows.store_zero_counters(fd, counter_row(self.sizes), indexes, limit)

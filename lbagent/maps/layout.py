@@ -28,6 +28,11 @@ def u32_values(data: bytes) -> array[int]:
     return array("I", data)
 
 
+def is_zero(data: bytes) -> bool:
+    """Whether all bytes are 0; one comparison in C, where `strip` takes a call for each byte."""
+    return data == bytes(len(data))
+
+
 _CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
     "be16": "2s", "be32": "4s", "be128": "16s", "mac": "6s",
@@ -125,6 +130,10 @@ LB6_SOCK_VALUE = _layout(
     "lb6_sock_value", "be128 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen, pad4 pad_end"
 )
 SOCK_REVERSE, SOCK_CHOICE = 0, 1
+# The same of a TCP socket, which has one peer: which frontend its backend's address stands for. It is at the place that its cookie
+# names, until another socket needs that.
+LB4_STREAM = _layout("lb4_stream", "u64 cookie, be32 peer, be32 address, be16 peer_port, be16 port, pad4 pad")
+LB6_STREAM = _layout("lb6_stream", "u64 cookie, be128 peer, be128 address, be16 peer_port, be16 port, pad4 pad")
 
 # --- arrays of the fast path ---
 # One record a backend id, and one for each further source address of the node (model/further_sources.py), whose number is in
@@ -232,6 +241,7 @@ class ConfigFlag(IntEnum):
     STRICT_SOURCE = 2
     NEW_FLOWS_SYN = 4
     ANNOUNCE = 8  # requests for the addresses in lb_vip are answered
+    POOLS_ALONE = 16  # of the agent, for other agents: no program asks
 
 
 FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
@@ -240,6 +250,7 @@ SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
+STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 VIPS = 4096  # entries of lb_vip
 DEVICES = 1024  # positions of lb_device
@@ -264,6 +275,7 @@ BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
 SOCK_KEY = {Family.IPV4: LB4_SOCK_KEY, Family.IPV6: LB6_SOCK_KEY}
 SOCK_VALUE = {Family.IPV4: LB4_SOCK_VALUE, Family.IPV6: LB6_SOCK_VALUE}
+STREAM = {Family.IPV4: LB4_STREAM, Family.IPV6: LB6_STREAM}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

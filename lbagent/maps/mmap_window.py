@@ -129,13 +129,38 @@ def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[i
 
 def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
     """Set packets and bytes of these indexes to 0 in every row; neighbours at once, as there may be a hundred rows."""
-    runs: list[list[int]] = []
-    for index in sorted(indexes):
-        if runs and index <= runs[-1][1]:
-            runs[-1][1] = index + 1
-        else:
-            runs.append([index, index + 1])
-    for first, end in runs:
+    for first, end in _runs(indexes):
         zero = bytes(COUNTER_BYTES * (end - first))
         for at in range(0, len(view), row):
             view[at + COUNTER_BYTES * first : at + COUNTER_BYTES * end] = zero
+
+
+def store_zero_counters(fd: int, row: int, indexes: Iterable[int], limit: int) -> None:
+    """Do what `zero_counters` does in the map behind fd: of each row only the pages of these indexes are mapped.
+
+    A lone change zeroes one counter; to map all of them, some MiB a row, takes longer than the change.
+    """
+    near: list[list[tuple[int, int]]] = []
+    for run in _runs(indexes):
+        if near and (run[1] - near[-1][0][0]) * COUNTER_BYTES <= SPAN_BYTES:
+            near[-1].append(run)
+        else:
+            near.append([run])
+    for runs in near:
+        first, behind = runs[0][0], runs[-1][1]
+        for at in range(0, limit, row):
+            with window(fd, at + COUNTER_BYTES * first, COUNTER_BYTES * (behind - first), limit) as view:
+                for start, end in runs:
+                    zero = bytes(COUNTER_BYTES * (end - start))
+                    view[COUNTER_BYTES * (start - first) : COUNTER_BYTES * (end - first)] = zero
+
+
+def _runs(indexes: Iterable[int]) -> list[tuple[int, int]]:
+    """Return (first, behind the last) of indexes that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for index in sorted(indexes):
+        if runs and index <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], index + 1)
+        else:
+            runs.append((index, index + 1))
+    return runs

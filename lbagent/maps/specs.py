@@ -26,6 +26,7 @@ from lbagent.maps.layout import (
     LB4_SOCK_KEY,
     LB4_SOCK_VALUE,
     LB4_SOURCE_RANGE_KEY,
+    LB4_STREAM,
     LB6_AFFINITY_KEY,
     LB6_BACKEND,
     LB6_FRAG_KEY,
@@ -35,6 +36,7 @@ from lbagent.maps.layout import (
     LB6_SOCK_KEY,
     LB6_SOCK_VALUE,
     LB6_SOURCE_RANGE_KEY,
+    LB6_STREAM,
     LB_AFFINITY_MATCH,
     LB_AFFINITY_VALUE,
     LB_CONFIG,
@@ -58,6 +60,7 @@ from lbagent.maps.layout import (
     SPILL4_KEY,
     SPILL6_KEY,
     SPILL_VALUE,
+    STREAMS,
     VIPS,
 )
 
@@ -160,6 +163,8 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_vip", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
         MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
+        MapSpec("lb4_stream", t.ARRAY, 4, STREAMS * LB4_STREAM.size, 1),
+        MapSpec("lb6_stream", t.ARRAY, 4, STREAMS * LB6_STREAM.size, 1),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
@@ -174,6 +179,8 @@ ADDED_MAPS = (
     "lb_neighbor",
     "lb4_sock",
     "lb6_sock",
+    "lb4_stream",
+    "lb6_stream",
     "lb_direct",
     "lb_vip",
 )  # pins of an earlier version of this schema lack them; only the agent makes them

@@ -6,6 +6,7 @@ bits 14 (deny) and 15 (dsr) as in the newer releases.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from msgspec import Struct
@@ -69,8 +70,12 @@ class ServiceFlags(int):
         return super().__new__(cls, value)
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def from_param(cls, param: SvcFlagParam) -> Self:
-        """Return the flags of a frontend. ClusterIP and NONE set no type bit; Nat46 and Nat64 set the same one."""
+        """Return the flags of a frontend. ClusterIP and NONE set no type bit; Nat46 and Nat64 set the same one.
+
+        Equal ones are one object: 30,000 frontends have a few.
+        """
         host_port = param.svc_type == SVCType.HOST_PORT
         two_scopes = param.two_scopes
         if two_scopes is None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
@@ -154,18 +155,19 @@ class IdAssigner:
         middle = new[prefix : len(new) - suffix]
         keys = [id(svc) for svc in middle]
         gone = {id(svc) for svc in old[prefix : len(old) - suffix]}.difference(keys)
+        before = {self._resolved[key].frontend: key for key in gone}
         for key, svc in zip(keys, middle, strict=True):
             if key not in self._assigned:
-                self._add(key, svc)
+                self._add(key, svc, before.get(svc.frontend))
                 yield
         for key in gone:  # after the new ones, so that a changed SVC keeps its ids
             self._remove(key)
         if self.errors:  # the two States do not lie side by side any more
             return self._assign_all(state)
-        before, numbered = self._given, self._numbered
+        given, numbered = self._given, self._numbered
         numbered[prefix : len(numbered) - suffix] = map(self._assigned.__getitem__, keys)
         self._last, self._given = state, tuple(numbered)
-        return State(state.generation, self._given, StateDelta(before, self._given, prefix, suffix))
+        return State(state.generation, self._given, StateDelta(given, self._given, prefix, suffix))
 
     def _assign_all(self, state: State) -> State:
         keys = list(map(id, state.services))
@@ -179,11 +181,13 @@ class IdAssigner:
         self.service_ids.release_unclaimed()
         self.backend_ids.release_unclaimed()
 
-    def _add(self, key: int, svc: SVC) -> None:
+    def _add(self, key: int, svc: SVC, before: int | None) -> None:
+        """Assign ids to an SVC; `before` is the key of the one that it replaces, whose backends stay the same objects."""
+        known = self._same_backends(before) if before is not None else {}
         try:
             number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
             groups = [
-                tuple(replace(backend, id=self.backend_ids.allocate(backend.address)) for backend in group)
+                self._with_ids(group, known) if group else ()
                 for group in (svc.selectable, svc.unselectable, svc.slotless)
             ]
         except IdsExhausted as error:
@@ -198,7 +202,23 @@ class IdAssigner:
             for backend in group:
                 uses[backend.id] += 1
         self._resolved[key] = svc
+        if svc.wildcard and not (svc.id or any(groups)):  # without ids it stays as it is
+            self._assigned[key] = svc
+            return
         self._assigned[key] = replace(svc, id=number, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
+
+    def _same_backends(self, key: int) -> dict[int, Backend]:
+        """Return the backends of an SVC as they were given out, by id(resolved Backend)."""
+        resolved, assigned = self._resolved[key].backends, self._assigned[key].backends
+        return dict(zip(map(id, resolved), assigned, strict=True))
+
+    def _with_ids(self, group: tuple[Backend, ...], known: dict[int, Backend]) -> tuple[Backend, ...]:
+        allocate = self.backend_ids.allocate
+        if known:
+            return tuple(
+                [known.get(id(backend)) or replace(backend, id=allocate(backend.address)) for backend in group]
+            )
+        return tuple([replace(backend, id=allocate(backend.address)) for backend in group])
 
     def _release_unused(self, svc: SVC) -> None:
         self.service_ids.release(svc.frontend)  # an older SVC of this frontend is not in the State any more

@@ -14,9 +14,8 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
+from lbagent.iproute import AsyncIPRoute, NetlinkError
 from lbagent.maps.layout import LB_NEIGHBOR_KEY
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family

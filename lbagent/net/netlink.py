@@ -13,10 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from lbagent.errors import KernelError
+from lbagent.iproute import AsyncIPRoute, NetlinkError
 from lbagent.kernel import features
 from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family

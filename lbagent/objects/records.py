@@ -116,6 +116,8 @@ class Service(Struct, frozen=True, gc=False):
     `created` is seconds since 1970, 0 = unknown. `ingress` holds only addresses that this node must answer for (ipMode VIP).
     `node_port_ranges`: the source ranges hold at its node ports, too, which a router sends packets to (provider edge).
     `ranges_given` stays True when every source range was bad or of the other family: a VIP is never opened by a mistake.
+    `binds`: addresses of this host that it is served at whatever else it says (lbagent/apilb): loopback ones for the host's own
+    processes, an unspecified one for every address of the host.
     """
 
     namespace: str
@@ -142,6 +144,7 @@ class Service(Struct, frozen=True, gc=False):
     nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
     l7_proxy_port: int = 0
     balancer: Balancer | None = None
+    binds: tuple[bytes, ...] = ()
 
     @property
     def has_affinity(self) -> bool:
@@ -155,7 +158,10 @@ class Service(Struct, frozen=True, gc=False):
 
 
 class Endpoint(Struct, frozen=True, gc=False):
-    """An endpoint of a slice, conditions with their defaults filled in. `pod` is 'namespace/name' of its targetRef."""
+    """An endpoint of a slice, conditions with their defaults filled in. `pod` is 'namespace/name' of its targetRef.
+
+    `state` is what its source found out about it, for this Service alone; every BackendState beats it. None: nothing.
+    """
 
     address: bytes
     ready: bool = True
@@ -166,6 +172,7 @@ class Endpoint(Struct, frozen=True, gc=False):
     pod: str = ""
     for_zones: tuple[str, ...] = ()
     for_nodes: tuple[str, ...] = ()
+    state: BackendState | None = None
 
 
 class SlicePort(Struct, frozen=True, gc=False):

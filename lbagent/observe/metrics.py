@@ -17,7 +17,8 @@ from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.state import State
-from lbagent.observe import exposition, kube_proxy_metrics
+from lbagent.observe import apilb_metrics, exposition, kube_proxy_metrics
+from lbagent.observe.apilb_metrics import ApilbSample
 from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
 
@@ -70,6 +71,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     kube_proxy: KubeProxySample | None = None
     announced: Mapping[tuple[str, str], bool] = {}  # by address and mode: whether this node announces it
     takeovers: int | None = None  # None: this agent announces nothing
+    apilb: ApilbSample | None = None  # with --apilb
 
 
 def render(snapshot: Snapshot) -> Iterator[str]:
@@ -85,6 +87,8 @@ def families(snapshot: Snapshot) -> Iterator[MetricFamily | HistogramFamily]:
         yield from kube_proxy_metrics.families(snapshot.kube_proxy, snapshot.state.services)
     yield from _datapath(snapshot)
     yield from _announcing(snapshot)
+    if snapshot.apilb is not None:
+        yield from apilb_metrics.families(snapshot.apilb)
     yield from _per_service(snapshot)
     yield from _per_backend(snapshot)
 

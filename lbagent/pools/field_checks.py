@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from lbagent.durations import UNITS_S
 from lbagent.errors import ConfigError
 from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
@@ -18,7 +19,6 @@ from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
 # msgspec's words
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -122,7 +122,7 @@ class FieldChecks:
         match = _DURATION.fullmatch(text := f"{given}s" if isinstance(given, int) else given)
         if match is None:
             self.refuse(at, f"{given!r} is no time like 2s, 300ms or 1h")
-        found = int(match[1]) * _UNIT_S[match[2]]
+        found = int(match[1]) * UNITS_S[match[2]]
         if not least <= found <= most:
             self.refuse(at, f"{text!r} is not in {least:g}s-{most:g}s")
         return found

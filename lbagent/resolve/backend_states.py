@@ -47,6 +47,9 @@ class SharedStates:
                 if id(group) in seen:  # frontends of one port share their groups
                     continue
                 seen.add(id(group))
+                if not states and all(backend.state is BackendState.ACTIVE for backend in group):
+                    states = {backend.address: BackendState.ACTIVE for backend in group}
+                    continue
                 for backend in group:
                     state, known = backend.state, states.get(backend.address)
                     if known is None or state < known:

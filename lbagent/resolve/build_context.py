@@ -25,11 +25,15 @@ class BuildContext(Struct, frozen=True, gc=False):
     nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses whose objects differ (placement.py)
 
     def node_of(self, info: EndpointInfo) -> tuple[str, bool]:
-        """Return the node an endpoint's address is on, '' = unknown, and whether it is this one.
+        """Return `node_at` of an endpoint."""
+        return self.node_at(info.address.address, info.node_name)
+
+    def node_at(self, address: bytes, name: str) -> tuple[str, bool]:
+        """Return the node an address is on whose endpoint names one or '', '' = unknown, and whether it is this one.
 
         §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
         """
-        name, here, nodes = info.node_name, self.node, self.nodes
+        here, nodes = self.node, self.nodes
         if nodes:
-            name = nodes.get(info.address.address, name)
-        return name, (name == here.name) if name else info.address.address in here.addresses
+            name = nodes.get(address, name)
+        return name, (name == here.name) if name else address in here.addresses

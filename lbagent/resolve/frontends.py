@@ -1,7 +1,7 @@
 """Which frontends a Service wants: addresses, ports, kinds. Which Service gets a contested one is decided in ownership.py.
 
 Order, and so the order of fresh IDs: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer,
-externalIPs; inside each by address, then by port.
+externalIPs, binds; inside each by address, then by port.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class LocalNode(Struct, frozen=True, gc=False):
     zone: str = ""
     node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
     external_ips: bool = True  # whether externalIPs are served here
+    host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
@@ -37,6 +38,7 @@ class WantedFrontend(Struct, frozen=True, gc=False):
     field: FieldPath
     port: ServicePort | None = None
     surrogate: bool = False  # 0.0.0.0 or [::], for look-ups on the node itself
+    loopback: bool = False  # an address that only processes of the node itself can mean
 
     @property
     def is_wildcard(self) -> bool:
@@ -46,7 +48,7 @@ class WantedFrontend(Struct, frozen=True, gc=False):
     @property
     def is_routable(self) -> bool:
         """Whether sources outside the cluster may reach it."""
-        return not self.surrogate and self.type is not SVCType.CLUSTER_IP
+        return not (self.surrogate or self.loopback) and self.type is not SVCType.CLUSTER_IP
 
 
 def wanted_frontends(service: Service, node: LocalNode) -> list[WantedFrontend]:
@@ -74,6 +76,25 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
+    for bind in service.binds:
+        yield from _bound(bind, service.ports, node)
+
+
+def _bound(bind: bytes, ports: Iterable[ServicePort], node: LocalNode) -> Iterator[WantedFrontend]:
+    family = Family.of(bind)
+    places = [(bind, False)] if bind != UNSPECIFIED[family] else node_addresses((family,), node.host_addresses)
+    for address, surrogate in places:
+        for port in ports:
+            frontend = L3n4Addr(address, port.port, port.protocol)
+            yield WantedFrontend(frontend, SVCType.HOST_PORT, ("bindAddress",), port, surrogate, is_loopback(address))
+
+
+def is_loopback(address: bytes) -> bool:
+    """Return whether it is one of 127.0.0.0/8, or ::1."""
+    return address[0] == 127 if len(address) == 4 else address == _LOOPBACK6
+
+
+_LOOPBACK6 = bytes(15) + b"\x01"
 
 
 def _node_ports(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:

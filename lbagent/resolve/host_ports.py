@@ -17,7 +17,7 @@ from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, sele
 from lbagent.model.service import SVC, ServiceName, SVCType
 from lbagent.objects.records import HostPort, Message, Pod
 from lbagent.resolve.build_context import BuildContext
-from lbagent.resolve.frontends import UNSPECIFIED, node_addresses
+from lbagent.resolve.frontends import UNSPECIFIED, is_loopback, node_addresses
 
 
 class HostPortRows(NamedTuple):
@@ -78,9 +78,8 @@ def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L
     if port.host_ip is not None and port.host_ip not in UNSPECIFIED.values():
         family = Family.of(port.host_ip)
         if family in backends:
-            loopback = port.host_ip[0] == 127 if family is Family.IPV4 else port.host_ip == bytes(15) + b"\x01"
             frontend = L3n4Addr(port.host_ip, port.port, port.protocol)
-            yield frontend, _Claim(pod, backends[family], False, loopback)
+            yield frontend, _Claim(pod, backends[family], False, is_loopback(port.host_ip))
         return
     if port.host_ip is not None:
         families = tuple(family for family in families if family == Family.of(port.host_ip))

@@ -7,6 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate, chain
 
+from msgspec.structs import replace
+
+from lbagent.model.backend import Backend
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta
 from lbagent.objects.records import Origin
@@ -50,8 +53,7 @@ class OrderedRows:
         at = bisect_left(self._places, (origin, owner))
         old = self._rows[at]
         if rows != old:
-            known = {svc.frontend: svc for svc in old}
-            self._rows[at] = tuple([_same(known.get(svc.frontend, svc), svc) for svc in rows])
+            self._rows[at] = _with_known(rows, old)
             first, end = self._touched
             self._touched = (min(first, at), max(end, at + 1)) if end else (at, at + 1)
 
@@ -76,5 +78,30 @@ class OrderedRows:
         return State(generation, self._last, delta)
 
 
-def _same(old: SVC, new: SVC) -> SVC:
-    return old if old == new else new
+def _with_known(rows: tuple[SVC, ...], old: tuple[SVC, ...]) -> tuple[SVC, ...]:
+    """Return new rows with the old ones where they are equal, else with their backends: what stays leaves memory as it was."""
+    if not old:
+        return rows
+    known = {svc.frontend: svc for svc in old}
+    backends = {backend: backend for svc in old for backend in svc.backends}
+    groups: dict[int, tuple[Backend, ...]] = {}  # by id of a new one: frontends of one port share theirs
+
+    def same(group: tuple[Backend, ...]) -> tuple[Backend, ...]:
+        found = groups.get(id(group))
+        if found is None:
+            found = groups[id(group)] = tuple([backends.get(backend, backend) for backend in group])
+        return found
+
+    return tuple(
+        [
+            before
+            if (before := known.get(svc.frontend)) == svc
+            else replace(
+                svc,
+                selectable=same(svc.selectable),
+                unselectable=same(svc.unselectable),
+                slotless=same(svc.slotless),
+            )
+            for svc in rows
+        ]
+    )

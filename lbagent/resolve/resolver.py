@@ -39,6 +39,7 @@ class Options(Struct, frozen=True, gc=False):
     there before counts: a State may hold resting backends that a fresh one does not.
     `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
     `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them).
+    `host_addresses`: every address of the host, for Services that are bound to all of them.
     `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
@@ -49,6 +50,7 @@ class Options(Struct, frozen=True, gc=False):
     node_port_addresses: tuple[bytes, ...] | None = None
     node_port_primary: bool = False
     external_ips: bool = True
+    host_addresses: tuple[bytes, ...] = ()
 
 
 class Resolution(Struct, frozen=True):
@@ -109,7 +111,12 @@ class Resolver:
         chosen = options.node_port_addresses
         if options.node_port_primary:
             chosen = tuple({Family.of(address): address for address in reversed(node.addresses)}.values())
-        return replace(node, node_port_addresses=chosen, external_ips=options.external_ips)
+        return replace(
+            node,
+            node_port_addresses=chosen,
+            external_ips=options.external_ips,
+            host_addresses=options.host_addresses,
+        )
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""

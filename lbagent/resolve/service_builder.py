@@ -29,6 +29,7 @@ from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend
+from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -67,6 +68,7 @@ class ServiceBuilder:
         self._choices: dict[tuple[int, int], _Choice] = {}
         self._name = ServiceName(service.namespace, service.name)
         self._ignored_weights: dict[str, None] = {}
+        self._plain: dict[Family, PlainEndpoints | None] = {}
 
     def build(self, wanted: Iterable[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
         """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
@@ -125,6 +127,7 @@ class ServiceBuilder:
                 is_routable=want.is_routable,
                 check_source_range=check,
                 l7_load_balancer=bool(service.l7_proxy_port),
+                loopback_hostport=want.loopback,
                 source_range_deny=service.ranges_deny,
                 forwarding_dsr=dsr,
                 two_scopes=two_scopes,
@@ -149,6 +152,7 @@ class ServiceBuilder:
             check_source_range=check,
             flags=flags,
             l7_lb_proxy_port=service.l7_proxy_port,
+            loopback_hostport=want.loopback,
             health_check_node_port=service.health_check_node_port,
             health_check_addresses=checked,
             forwarding_dsr=dsr,
@@ -166,6 +170,9 @@ class ServiceBuilder:
     def _choose(self, port: ServicePort, family: Family) -> _Choice:
         service, node = self._service, self._context.node
         with_local = service.external_local or service.internal_local  # else no frontend can ask for it
+        if not with_local and (plain := self._plain_of(family)) and (all_of_them := plain.backends(port)) is not None:
+            every = _Group(all_of_them, (), ())
+            return _Choice(cluster_ip=every, outside=every, inside=every)
         picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
         cluster = self._group(picked, picked.cluster, port)
         if not with_local:
@@ -181,6 +188,11 @@ class ServiceBuilder:
             inside=group(picked.for_inside()),
             health_check_addresses=_ready_addresses(picked.local) if service.health_check_node_port else (),
         )
+
+    def _plain_of(self, family: Family) -> PlainEndpoints | None:
+        if family not in self._plain:
+            self._plain[family] = plain_endpoints(self._slices, family, self._context)
+        return self._plain[family]
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
         make, context = _backend, self._context
@@ -215,6 +227,7 @@ class ServiceBuilder:
                         weight = DEFAULT_BACKEND_WEIGHT
                     elif weight not in (0, DEFAULT_BACKEND_WEIGHT):
                         self._ignored_weights[piece.key] = None
+                    override = overrides.state_of(address, endpoint.pod) if overrides else None
                     found.append(
                         EndpointInfo(
                             address,
@@ -227,7 +240,7 @@ class ServiceBuilder:
                             zone_hints=endpoint.for_zones,
                             node_hints=endpoint.for_nodes,
                             weight=weight,
-                            override=overrides.state_of(address, endpoint.pod) if overrides else None,
+                            override=endpoint.state if override is None else override,
                         )
                     )
         return found

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from lbagent.errors import LbError, Refused
-from lbagent.kernel.private_folder import make_private
+from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.objects.message_log import MessageLog
@@ -133,23 +133,11 @@ class OperatorSource:
             self._on_change(changes)
 
     def _write(self, data: bytes) -> None:
-        folder = os.path.dirname(self._path)
-        make_private(folder)
+        make_private(os.path.dirname(self._path))
         if self._broken:
             os.replace(self._path, self._path + ".broken")
             self._broken = False
-        draft = self._path + ".new"
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        os.replace(draft, self._path)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)  # the rename itself
-        finally:
-            os.close(handle)
+        replace_private(self._path, data)
 
     def _read(self) -> None:
         if not os.path.lexists(self._path):

@@ -251,6 +251,29 @@ class ProviderSuite:
 
         self._run(check)
 
+    def test_machines(self) -> None:
+        """What is said of a machine is of the right kind, and the same twice."""
+
+        async def check(machines: InstancesV2, node: Node) -> None:
+            assert isinstance(await machines.exists(node), bool)
+            assert isinstance(await machines.is_shut_down(node), bool)
+            found = await machines.metadata(node)
+            assert found == await machines.metadata(node)
+            if found is not None:
+                assert "://" in found.provider_id
+                assert all(kind and address for kind, address in found.addresses)
+
+        async def run() -> None:
+            provider, cluster, stop = self.make_provider(), FakeCluster(self.nodes), asyncio.Event()
+            machines = provider.instances_v2()
+            if machines is not None:
+                await provider.initialize(cluster, stop)
+                for node in cluster.nodes:
+                    await check(machines, node)
+                stop.set()
+
+        asyncio.run(run())
+
     def _run(self, check: Callable[[FakeCluster, LoadBalancer], Awaitable[None]]) -> None:
         async def run() -> None:
             provider, cluster, stop = self.make_provider(), FakeCluster(self.nodes), asyncio.Event()

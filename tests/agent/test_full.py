@@ -9,7 +9,7 @@ import pytest
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.lab.netns import wait_for
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 
 TINY = ("--max-backends", "256", "--max-source-ranges", "4", "--max-service-slots")
 VIP = "203.0.113.7"

@@ -20,7 +20,7 @@ from tests.agent.conftest import Box, endpoints, service
 from tests.lab.agent import program
 from tests.sync.rig import FixedPaths, running
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow, pytest.mark.early]
 
 ROOT = Path(__file__).resolve().parents[2]
 BEFORE = [

@@ -18,7 +18,7 @@ from tests.lab.topology import ROOT, end
 from tests.sources.kube.api_server import Obj
 from tests.sources.kube.cluster import kubeconfig, node
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 PORT = 16443
 NAME = KubeAgent.name
 

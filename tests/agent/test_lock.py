@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.agent.lock import AgentLock, holder
+from lbagent.agent.lock import AgentLock
 from lbagent.errors import Conflict, KernelError
+from lbagent.kernel.private_folder import holder
 
 HOLD = "import sys, time; from pathlib import Path; from lbagent.agent.lock import AgentLock; \
 AgentLock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"

@@ -16,7 +16,7 @@ from tests.agent.conftest import Box, endpoints, service, web
 from tests.lab.agent import program
 from tests.lab.netns import wait_for
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 
 
 def one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.cpus import possible_cpus
+from lbagent.maps import mmap_window
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes, map_specs
 from tests.maps.conftest import SMALL
@@ -134,6 +135,26 @@ def test_counters_are_summed_over_the_cpus(kernel_maps):
     assert kernel_maps.counters([300]) == [(total, 100 * total)]
     kernel_maps.zero_counters(range(250, 301))
     assert kernel_maps.counters([300]) == [(0, 0)]
+
+
+def test_zeroing_a_counter_maps_its_page_alone(kernel_maps, monkeypatch):
+    """All of them are MiBs a CPU: to map them took longer than the rest of a change."""
+    mapped = []
+    real = mmap_window.window
+
+    def noted(fd, offset, length, limit):
+        mapped.append(length)
+        return real(fd, offset, length, limit)
+
+    monkeypatch.setattr(mmap_window, "window", noted)
+    last = kernel_maps.specs["lb_metrics"].value_size // possible_cpus() // 16 - 1
+    kernel_maps.zero_counters([7, last, 8, 3])
+    assert max(mapped) <= mmap_window.SPAN_BYTES
+    rows = len(mapped) // (2 if last * 16 > mmap_window.SPAN_BYTES else 1)
+    assert rows == possible_cpus()
+    before = sum(mapped)
+    kernel_maps.zero_counters([last])
+    assert sum(mapped) - before == 16 * possible_cpus()
 
 
 def test_many_counters_say_what_single_ones_say(kernel_maps):

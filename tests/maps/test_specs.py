@@ -46,6 +46,8 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         ("lb_nexthop_id", MapType.HASH, (12, 4, 4096)),
         ("lb_device", MapType.ARRAY, (4, 1024 * 16, 1)),
         ("lb_direct", MapType.ARRAY, (4, 4096 * 4, 1)),
+        ("lb4_stream", MapType.ARRAY, (4, 32768 * 24, 1)),
+        ("lb6_stream", MapType.ARRAY, (4, 32768 * 48, 1)),
         ("lb_live", MapType.ARRAY, (4, 2 * 1024 * 4, 1)),
         ("lb_filter", MapType.ARRAY, (4, 3 << 17, 1)),
         ("lb_scratch", MapType.PERCPU_ARRAY, (4, 256, 1)),

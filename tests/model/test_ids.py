@@ -264,3 +264,19 @@ def test_the_assigned_state_says_what_stayed() -> None:
         True,
         True,
     ]
+
+
+def test_what_stays_of_a_changed_service_is_the_same_object() -> None:
+    """A storm of changes leaves memory as it was: backends that stay are not made anew, nor is a row without ids."""
+    ids = _assigner()
+    wildcard = SVC(_frontend(9), wildcard=True)
+    first = _svc(1, 1, 2, 3)
+    (before, kept) = ids.assign(State(1, (first, wildcard))).services
+    assert kept is wildcard
+    second = replace(first, selectable=(first.selectable[0], first.selectable[2], _svc(1, 4).selectable[0]))
+    (after, _) = ids.assign(State(2, (second, wildcard))).services
+    assert after.selectable[0] is before.selectable[0]
+    assert after.selectable[1] is before.selectable[2]
+    assert [backend.id for backend in after.selectable] == [1, 3, 4]
+    (again, _) = ids.assign(State(3, (first, wildcard))).services
+    assert [backend.id for backend in again.selectable] == [1, 5, 3], "2 was released"

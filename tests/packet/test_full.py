@@ -15,6 +15,8 @@ from tests.packet.craft import Family
 from tests.packet.harness import SMALL, open_world
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
+pytestmark = pytest.mark.early
+
 TINY = dataclasses.replace(SMALL, flow4=256, flow6=256, snat4=1 << 12, snat6=1 << 12, spill=2048)
 
 

@@ -28,6 +28,8 @@ from tests.packet.craft import Family
 from tests.packet.harness import DEFAULTS, SEEDS, SMALL, Splice, open_world
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
+pytestmark = pytest.mark.early
+
 GROWN = dataclasses.replace(SMALL, flow4=1 << 14, flow6=1 << 13, snat4=1 << 16, snat6=1 << 15)
 FEWER = dataclasses.replace(SMALL, flow4=1 << 10, flow6=1 << 9)
 TINY = dataclasses.replace(SMALL, flow4=32, flow6=32)

@@ -48,7 +48,7 @@ def check_devices(components: AgentComponents) -> Iterator[Condition]:
 
 def check_outputs(components: AgentComponents) -> Iterator[Condition]:
     """Name the devices by which remote backends are reached and where their replies pass no program."""
-    if components.devices is None:
+    if components.devices is None or components.config.serves_sockets_alone:
         return
     network = components.network
     attached = {item.target.name for item in components.devices.attached}
@@ -60,7 +60,7 @@ def check_outputs(components: AgentComponents) -> Iterator[Condition]:
 
 def reverse_path_problems(components: AgentComponents) -> list[str]:
     """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
-    if components.config.socket_lb:
+    if components.config.has_socket_programs:
         return []  # a backend's answers to the node's own processes come as what they are
     network, devices = components.network.network, components.devices
     names = {item.target.name for item in devices.attached} if devices else set()

@@ -18,6 +18,8 @@ _SWITCH = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "ipv6/conf/all/forwardin
 
 def check_forwarding(components: AgentComponents) -> Iterator[Condition]:
     """Name the families whose forwarding is off while a service of theirs has backends beyond this node's own sockets."""
+    if components.config.serves_sockets_alone:
+        return
     usage = components.bpf.usage()
     needed = {family for family in components.network.finder.forwards if usage[family.map("backend")][0]}
     devices = {item.target.name for item in components.devices.attached} if components.devices else set()

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
-from pyroute2 import IPRoute
-
 from lbagent.bpf.hooks import (
     INGRESS_MODES,
     SOCKET_HOOKS,
@@ -34,6 +32,7 @@ from lbagent.bpf.load.devices import list_devices, no_such_device
 from lbagent.bpf.load.links import detach_link, link_fault, linked_devices, linked_program, pinned_links
 from lbagent.bpf.load.other_agents import is_pinned_elsewhere
 from lbagent.errors import NotFound
+from lbagent.iproute import IPRoute
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.kernel.mounts import cgroup_id

@@ -1,7 +1,8 @@
 """Socket programs onto a cgroup, by pinned link, beside those of other programs' owners; never beside those of another lbagent.
 
 The kernel runs the programs of a cgroup for the sockets of all its processes and of the cgroups below. Ours leave alone what is in
-another network namespace than their agent's, so two agents may share a cgroup when they serve two network namespaces.
+another network namespace than their agent's, so two agents may share a cgroup when they serve two network namespaces, or when one
+of them serves native pools alone: what one of the two translates, the other knows no frontend for.
 """
 
 from __future__ import annotations
@@ -9,23 +10,24 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lbagent.bpf.load.links import attach_link, pin_path
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
 from lbagent.kernel import bpf_link, bpf_map, bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.kernel.mounts import cgroup_id, open_cgroup
-from lbagent.maps.layout import LB_CONFIG
+from lbagent.maps.layout import LB_CONFIG, ConfigFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from lbagent.bpf.hooks import AttachTarget, Hook
 
 _TELLTALE = "lb_config"  # a map of every socket program; another one than ours is another agent's
-_AT_COOKIE = LB_CONFIG.offsets()["netns_cookie"]
+_AT_COOKIE, _AT_FLAGS = LB_CONFIG.offsets()["netns_cookie"], LB_CONFIG.offsets()["flags"]
+_FLAGS_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,17 @@ def _explain(error: KernelError, target: AttachTarget, hook: Hook) -> Exception:
     return error
 
 
+class _Served(NamedTuple):
+    """What socket programs of lbagent serve: a network namespace, and whether native pools alone."""
+
+    netns_cookie: int
+    pools_alone: bool
+
+
 def _require_no_other_agent(cgroup: int, target: AttachTarget, hook: Hook, prog_fd: int) -> None:
-    """Raise Conflict when programs of another agent run here that serve the network namespace of `prog_fd`, a program of ours."""
-    own = _netns_cookies(bpf_prog.prog_map_ids(prog_fd))
+    """Raise Conflict when programs of another agent run here that serve the same as `prog_fd`, a program of ours."""
     own_maps = set(bpf_prog.prog_map_ids(prog_fd))
+    own = _served(own_maps)
     for ident in bpf_link.cgroup_programs(cgroup, hook.attach_type):
         try:
             fd = bpf_prog.prog_fd_by_id(ident)
@@ -84,15 +93,15 @@ def _require_no_other_agent(cgroup: int, target: AttachTarget, hook: Hook, prog_
             maps, name = bpf_prog.prog_map_ids(fd), bpf_prog.prog_info(fd).name
         finally:
             os.close(fd)
-        if not own_maps & set(maps) and own & _netns_cookies(maps):
+        if not own_maps & set(maps) and own & _served(maps):
             raise Conflict(
                 f"cgroup {target.name} already runs the program {name} (id {ident}) of another lbagent, whose pins are in another"
                 " --bpffs; socket programs were not attached; stop that agent and run `lbagent cleanup --bpffs` with its folder"
             )
 
 
-def _netns_cookies(map_ids: tuple[int, ...]) -> set[int]:
-    """Return the network namespaces that a program of lbagent with these maps serves: one, or none if it is not lbagent's."""
+def _served(map_ids: Iterable[int]) -> set[_Served]:
+    """Return what a program of lbagent with these maps serves: one thing, or none if it is not lbagent's."""
     out = set()
     for ident in map_ids:
         try:
@@ -103,7 +112,9 @@ def _netns_cookies(map_ids: tuple[int, ...]) -> set[int]:
             info = bpf_map.map_info(fd)
             if info.name == _TELLTALE and info.value_size >= _AT_COOKIE + 8:
                 record = bpf_map.map_lookup(fd, bytes(4), info.value_size) or b""
-                out.add(int.from_bytes(record[_AT_COOKIE : _AT_COOKIE + 8], "little"))
+                cookie = int.from_bytes(record[_AT_COOKIE : _AT_COOKIE + 8], "little")
+                flags = int.from_bytes(record[_AT_FLAGS : _AT_FLAGS + _FLAGS_BYTES], "little")
+                out.add(_Served(cookie, bool(flags & ConfigFlag.POOLS_ALONE)))
         finally:
             os.close(fd)
-    return out - {0}
+    return {served for served in out if served.netns_cookie}

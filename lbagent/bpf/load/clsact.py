@@ -11,19 +11,17 @@ import errno
 import struct
 from typing import TYPE_CHECKING, Any
 
-from pyroute2.netlink.exceptions import NetlinkError
-
 from lbagent.bpf.hooks import HOOKS, AttachTarget, Hook, TargetKind
 from lbagent.errors import KernelError
+from lbagent.iproute import NetlinkError
 from lbagent.kernel.features import has_tcx
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pyroute2 import IPRoute
-
     from lbagent.bpf.load.devices import Device
+    from lbagent.iproute import IPRoute
 
 FILTER_PREFIX = "lbagent_"  # names of our filters; `cleanup` finds them by it
 MARK_SUFFIX = "-filters"

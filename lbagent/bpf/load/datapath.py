@@ -129,9 +129,16 @@ class Datapath:
             self.interim.close()
         self.interim = interim
 
-    def install(self) -> None:
-        """Make these loaded programs the ones that are pinned and attached."""
-        generation.install(self.root, self.key, self.generation, self._swap)
+    def install(self, *, lead_over: bool = False) -> None:
+        """Make these loaded programs the ones that are pinned and attached.
+
+        `lead_over`: those in force are of the same source, and do not look into the table where these make new flows.
+        """
+        generation.install(self.root, self.key, self.generation, self._lead_over_and_swap if lead_over else self._swap)
+
+    def _lead_over_and_swap(self, new: Generation) -> None:
+        generation.lead_over(self.root, self.artifact.programs, new.programs)
+        self._swap(new)
 
     def close(self) -> None:
         """Give the descriptors back. Programs, links and pins stay and keep serving."""

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pyroute2 import IPRoute
-
     from lbagent.bpf.hooks import AttachTarget, Hook
     from lbagent.bpf.load.devices import Device
+    from lbagent.iproute import IPRoute
 
 
 @dataclass(frozen=True)

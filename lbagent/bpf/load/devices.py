@@ -8,9 +8,8 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
-from pyroute2 import IPRoute
-
 from lbagent.errors import NotFound
+from lbagent.iproute import IPRoute
 
 _IFF_LOOPBACK = 8
 STRICT = 1  # of rp_filter

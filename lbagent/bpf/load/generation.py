@@ -9,17 +9,18 @@ are renamed over the old ones, and only after a grace period of the kernel the o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.load.loader import Generation, is_tail_called
+from lbagent.bpf.load.loader import Generation, call_slots, is_tail_called
 from lbagent.bpf.load.program_settings import Seeds, further_of
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
+from lbagent.kernel.bpf_prog import grace_period
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.model.further_sources import FurtherSources
@@ -27,12 +28,10 @@ from lbagent.model.further_sources import FurtherSources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.build.artifact import Artifact, Program
 
 _NEXT = "next"
-_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
-_MEMBARRIER_GLOBAL = 1
-_GRACE_S = 0.05  # where the kernel offers no barrier: no program runs that long
+_LOOK_UP = re.compile(r"call_\w+_(reply|icmp)[46]")
 
 
 def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: bytes) -> str:
@@ -86,6 +85,12 @@ def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:
     return found
 
 
+def is_in_force(root: Path, artifact: Artifact, shared_maps: Mapping[str, int]) -> bool:
+    """Say whether what is pinned was loaded from this artifact against these maps, with whatever settings."""
+    record = _pinned_config(root)
+    return record is not None and (root / "build" / generation_key(artifact, shared_maps, record)).is_dir()
+
+
 def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], None]) -> None:
     """Make `new` the generation in force: pin it, let `swap` update every link, then move the pins.
 
@@ -102,11 +107,36 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
     old_maps = _keep_open(root)
     try:
         _move_pins(root, stage, key)
-        _grace_period()  # packets that entered through the old programs have left them
+        grace_period()  # packets that entered through the old programs have left them
     finally:
         for fd in old_maps:
             os.close(fd)
     _remove_tree(root / _NEXT)
+
+
+def lead_over(root: Path, programs: Mapping[str, Program], loaded: Mapping[str, int]) -> None:
+    """Put the tail-called `programs` that are `loaded` into the arrays under `root`, before their entry programs are on any hook.
+
+    Hooks are updated one by one. Where the next generation makes flows in another table than the one in force looks into
+    (docs/datapath.md, "Resizing"), a flow that begins at a device with the next one would lose replies at a device without it. An
+    array is one for all devices: the slots of those that only look flows up come first, then those that make them. Both generations
+    are of the same source, so that a program finds in the scratch record what it expects. Can be done again. Raises KernelError.
+    """
+    slots = {place: name for place, name in call_slots(programs).items() if name in loaded}
+    for looks_up in (True, False):
+        for (calls, slot), name in slots.items():
+            if bool(_LOOK_UP.fullmatch(name)) == looks_up:
+                _fill(root / calls, slot, loaded[name])
+        grace_period()  # no program runs any longer that came in before
+
+
+def _fill(pin: Path, slot: int, program: int) -> None:
+    array = bpffs.open_pin(pin)
+    try:
+        with kernel_errors(f"fill slot {slot}", pin.name):
+            bpf_map.map_update(array, slot.to_bytes(4, "little"), program.to_bytes(4, "little"))
+    finally:
+        os.close(array)
 
 
 def add_pins(root: Path, made: Generation, names: Iterable[str]) -> None:
@@ -173,11 +203,3 @@ def _opened(path: Path) -> Iterator[int | None]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _grace_period() -> None:
-    """Wait until no CPU runs a program it entered before this call (membarrier is synchronize_rcu)."""
-    number = _SYS_MEMBARRIER.get(os.uname().machine)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if number is None or libc.syscall(number, _MEMBARRIER_GLOBAL, 0, 0) != 0:
-        time.sleep(_GRACE_S)

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pyroute2 import IPRoute
-
     from lbagent.bpf.load.devices import Device
+    from lbagent.iproute import IPRoute
 
 _TELLTALE = "lb_filter"  # a map of every entry program; another one than ours is another agent's
 

@@ -33,6 +33,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_closing_s: int = 20
     further: FurtherSources = FurtherSources()
     announce: bool = False  # ARP requests and neighbor solicitations for the addresses in lb_vip are answered
+    pools_alone: bool = False  # the agent serves native pools and nothing else: one of a cluster may be beside it
     netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
 
     def flags(self) -> int:
@@ -40,7 +41,8 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
         external = ConfigFlag.EXTERNAL_CLUSTERIP if self.external_clusterip else 0
         strict = ConfigFlag.STRICT_SOURCE if self.strict_source else 0
         announce = ConfigFlag.ANNOUNCE if self.announce else 0
-        return external | strict | announce | _NEW_FLOWS[self.new_flows]
+        alone = ConfigFlag.POOLS_ALONE if self.pools_alone else 0
+        return external | strict | announce | alone | _NEW_FLOWS[self.new_flows]
 
 
 class Seeds(Struct, frozen=True, gc=False):

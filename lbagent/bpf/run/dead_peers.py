@@ -1,7 +1,7 @@
 """Ends connected UDP sockets whose backend went away: nothing would tell their processes, a resolver among them, to connect anew.
 
-Socket programs keep the backend of each socket under its cookie (lb{4,6}_sock); a TCP connection hears of its backend's end itself,
-and an unconnected socket gets another backend with its next datagram.
+Socket programs keep the backend of each UDP socket under its cookie (lb{4,6}_sock); a TCP connection hears of its backend's end
+itself, and an unconnected socket gets another backend with its next datagram.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeadPeers:
     def __init__(self, maps: LBMaps) -> None:
         """Nothing is read yet."""
         self._maps = maps
-        self._seen: set[tuple[Family, int, int, int]] = set()  # of TCP, unconnected or closed, as was found before
+        self._seen: set[tuple[Family, int, int, int]] = set()  # unconnected or closed, as was found before
         self.ended = 0
 
     async def run(self, changed_from: Callable[[int], Awaitable[int]]) -> None:

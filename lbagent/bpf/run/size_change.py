@@ -18,7 +18,7 @@ from typing import Self
 from msgspec import Struct
 
 from lbagent.bpf.build.artifact import Artifact
-from lbagent.bpf.load import attach, datapath
+from lbagent.bpf.load import attach, datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.migrate import migrate_flows, resized_flow_maps
@@ -68,6 +68,9 @@ class SizeChange:
         self._made, self._settings = made, settings
         self.names = list(made)
         self.flows = 0
+        self._leads_over = False
+        self._begins = False  # or goes on: then hooks may have programs that know both kinds of maps
+        self._before: Datapath | None = None  # of the artifact, on the old maps: only where other programs are in force
         self._both: Datapath | None = None
         self._after: Datapath | None = None
 
@@ -77,6 +80,7 @@ class SizeChange:
         before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
         stage = pins.pin_dir(maps.bpffs) / STAGE
         change = cls(maps, sizes, {}, settings)
+        change._begins = True
         try:
             stage.mkdir(mode=0o700)
             for name in (name for name, spec in after.items() if spec != before[name]):
@@ -106,10 +110,17 @@ class SizeChange:
         return cls(maps, sizes, made, settings)
 
     def load(self, artifact: Artifact) -> None:
-        """Load the programs that know both kinds of maps, and those that know the new ones; attach nothing."""
+        """Load the programs that know both kinds of maps, and those that know the new ones; attach nothing.
+
+        Tail calls are led over between programs of one source only: where others are in force, those of `artifact` take over first.
+        """
         fds = self._maps.fds | self._made
         old = {f"{name}_old": self._maps.fds[name] for name in resized_flow_maps(self._maps.sizes, self._sizes)}
         if old:
+            self._leads_over = generation.is_in_force(self._root, artifact, self._maps.fds)
+            if self._begins and not self._leads_over and attach.attached(self._root):
+                self._before = datapath.load(self._root, artifact, self._maps.fds, self._maps.sizes, self._settings)
+                self._leads_over = True
             self._both = datapath.load(
                 self._root, artifact, fds | old, self._sizes, self._settings, old=self._maps.sizes
             )
@@ -128,10 +139,12 @@ class SizeChange:
         assert self._after is not None
         problems: list[str] = []
         attached = bool(attach.attached(self._root))
+        if attached and self._before is not None:
+            self._before.install()
         self._mark(MOVING)
         if self._both is not None:
             if attached:
-                self._both.install()
+                self._both.install(lead_over=self._leads_over)
             moved = migrate_flows(self._both.programs, self._maps.sizes, self._sizes)
             self.flows = sum(item.flows + item.spilled for item in moved.values())
             lost = sum(item.lost + item.again for item in moved.values())
@@ -142,8 +155,9 @@ class SizeChange:
             self._after.install()
         self._mark(MOVED)
         exchange_pins(self._root)
-        if self._both is not None:
-            self._both.close()
+        for item in (self._before, self._both):
+            if item is not None:
+                item.close()
         return ResizeOutcome(self._sizes, problems, self._made, self._after)
 
     def _mark(self, name: str) -> None:
@@ -151,7 +165,7 @@ class SizeChange:
 
     def close(self) -> None:
         """Give the descriptors back; what is pinned or attached stays."""
-        for item in (self._both, self._after):
+        for item in (self._before, self._both, self._after):
             if item is not None:
                 item.close()
         pins.close_all(self._made)

@@ -53,6 +53,9 @@ PROVIDERS = Listing(
 )
 LEASE = "A leader that is not heard of for so long is replaced (15s)."
 RETRY = "Pause after the first failure of a Service; it doubles (5s)."
+LEASE_NAME = "The Lease; processes of one name are one group."
+CONTROLLERS = "Controllers to run, * for all, -NAME for not this one; as of kube's cloud-controller-manager."
+CLUSTER_CIDR = "The cluster's pods; routes are made, and removed, in there only."
 CONFIG = "The provider's configuration; of pool: the file of pools; edge needs none."
 
 
@@ -71,6 +74,40 @@ def cloud() -> None:
 @click.option(
     "--lb-class", default="", metavar="NAME", help="Serve Services of this class only (default: those without one)."
 )
+@click.option(
+    "--leader-elect-resource-name",
+    "lease_name",
+    default="lbagent-cloud",
+    show_default=True,
+    metavar="NAME",
+    help=LEASE_NAME,
+)
+@click.option("--controllers", default="*", show_default=True, metavar="LIST", help=CONTROLLERS)
+@click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help=CLUSTER_CIDR)
+@click.option(
+    "--node-status-update-frequency",
+    "node_addresses_period_s",
+    type=Duration(),
+    default=300.0,
+    metavar="TIME",
+    help="How often the addresses of Nodes are asked for (5m).",
+)
+@click.option(
+    "--node-monitor-period",
+    "node_monitor_period_s",
+    type=Duration(),
+    default=5.0,
+    metavar="TIME",
+    help="How often the machines of Nodes that are not ready are asked for (5s).",
+)
+@click.option(
+    "--route-reconciliation-period",
+    "route_period_s",
+    type=Duration(),
+    default=10.0,
+    metavar="TIME",
+    help="How often the routes to pods are looked at (10s).",
+)
 @click.option("--namespace", default="kube-system", show_default=True, metavar="NAME", help="Where the Lease is.")
 @click.option("--leader-elect/--no-leader-elect", default=True, show_default=True, help="One of several leads.")
 @click.option("--lease-duration", "lease_duration_s", type=Duration(), default=15.0, metavar="TIME", help=LEASE)
@@ -83,8 +120,13 @@ def cloud() -> None:
 )
 @click.option("--metrics-address", default="", metavar="IP:PORT", help="Where /metrics is answered (default: nowhere).")
 @click.option("--health-address", default="", metavar="IP:PORT", help="Where /healthz is answered (default: nowhere).")
+@click.option(
+    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True, help="Of the log lines."
+)
 def run(*, in_cluster: bool, kubeconfig: str, **settings: Any) -> None:
     """Watch Services of type LoadBalancer, have the provider make their balancers, and write the addresses to their status.
+
+    With a provider that knows machines or routes, also: initialise Nodes, remove those whose machine is gone, make routes to pods.
 
     SIGTERM ends it; the addresses stay. Exit code 2: wrong usage, or a wrong configuration.
     """
@@ -112,7 +154,7 @@ def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, 
     """
     from lbagent.cloud.providers import provider
 
-    planned = provider(name).make_plan(config)
+    planned = provider(name).plan(config)
     loaded = _load(folder)
     rows = planned(loaded.snapshot(), lb_class, cluster_name)
     problems = loaded.problems()

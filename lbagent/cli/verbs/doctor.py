@@ -17,7 +17,7 @@ UNSUPPORTED = 77
 @click.command()
 @form_option("table", "json", "yaml")
 @setting_options(
-    "device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address", "socket_lb", "cgroup"
+    "device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address", "socket_lb", "apilb", "cgroup"
 )
 @click.option("--kubernetes", is_flag=True, help="Look for what kube-proxy left on this node, too.")
 def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
@@ -44,7 +44,7 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
             bpffs=settings.bpffs,
             artifact=settings.artifact,
             snat_ports=settings.snat_port_range,
-            socket_lb=settings.socket_lb,
+            socket_lb=settings.has_socket_programs,
             cgroup=settings.cgroup,
         )
     )

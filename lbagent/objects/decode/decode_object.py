@@ -7,6 +7,7 @@ and say so; they raise nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -146,6 +147,7 @@ def _decode(
     """Decode an object of a kind that is used; `converted` is what it is in Kubernetes' shape, where that is known."""
     known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
+    namespace = intern(namespace) if type(namespace) is str else namespace  # one object for 10,000 that are in it
     subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
     key = f"{namespace}/{name}" if known.namespaced else name
     report = Report(origin, subject, locate, lambda: last(kind, key))

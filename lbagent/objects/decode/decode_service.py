@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import intern
+
 from lbagent.model.address import L4Type
 from lbagent.model.family import Family
 from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
@@ -205,7 +207,7 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
                 )
                 node_port = 0
             node_ports.add((node_port, protocol))
-        ports.append(ServicePort(raw.name or "", protocol, port, node_port, index))
+        ports.append(ServicePort(intern(raw.name or ""), protocol, port, node_port, index))
     return keep_ports(spec.ports, ports, report)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.report import seconds
-from lbagent.objects.records import KubeObject, LastGoodObject, Message, ObjectChange, Origin, Pod
+from lbagent.objects.records import EndpointSlice, KubeObject, LastGoodObject, Message, ObjectChange, Origin, Pod
 from lbagent.sources.kube.resources import Resource
 
 SOURCE = "kube"  # the name of the source that every object carries
@@ -204,6 +204,8 @@ class ObjectCache:
         if decoded.last is not None:
             return CachedObject(version, decoded.last.obj, messages, decoded.last.generation, decoded.last.parts)
         obj, triggered_at = self._refine(decoded.obj, raw), _triggered_at(meta)
+        if known and isinstance(known.obj, EndpointSlice) and isinstance(obj, EndpointSlice):
+            obj = _with_known_endpoints(obj, known.obj)
         return CachedObject(version, obj, messages, self._generation(), decoded.kept, triggered_at)
 
     def _change(self, key: str, old: CachedObject | None, new: CachedObject | None) -> ObjectChange | None:
@@ -211,6 +213,13 @@ class ObjectCache:
         if before == after:
             return None
         return ObjectChange(self._kind, key, before, after, new.triggered_at if new else 0.0)
+
+
+def _with_known_endpoints(new: EndpointSlice, old: EndpointSlice) -> EndpointSlice:
+    """Return a slice with the endpoints of its old form where they are equal: a storm of changes leaves memory as it was."""
+    known = {each.address: each for each in old.endpoints}
+    kept = [before if (before := known.get(each.address)) == each else each for each in new.endpoints]
+    return replace(new, endpoints=tuple(kept))
 
 
 def _triggered_at(meta: ObjectMeta) -> float:

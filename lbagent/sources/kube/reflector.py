@@ -194,6 +194,7 @@ class Reflector:
                 for at in range(0, len(lines), AT_ONCE):
                     draft = self._take(events_of(lines[at : at + AT_ONCE]), draft)
                     await asyncio.sleep(0)
+                lines.clear()  # no watch holds what it has read while it waits
         finally:
             if lives is not None:
                 lives.cancel()

@@ -112,7 +112,7 @@ class _Reader:
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self._anchors:
-            raise YamlError(_line(event), f"unknown alias *{event.anchor}")
+            raise YamlError(_line(event), "unknown alias")  # without its name: it may be a password that begins with *
         if self._lines:
             return self._anchors[event.anchor]
         return self._copy(self._anchors[event.anchor], _line(event))

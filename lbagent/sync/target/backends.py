@@ -274,11 +274,14 @@ class BackendPlanner:
     def _unreferenced(self) -> Iterator[tuple[_FamilyMaps, int]]:
         """Yield what restore found in the maps and no service names in that family."""
         for maps in self._families.values():
-            backends = ((ident, self._seen.get(ident)) for ident, refs in self._refs.items() if refs)
-            planned = {ident for ident, backend in backends if backend and self._maps_of(backend) is maps}
-            for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()} - planned):
-                if not self._named(self._backend_of(ident, maps), maps):
+            for ident in sorted({*maps.backend_rows.used(), *maps.paths.used()}):
+                if not self._is_planned(ident, maps) and not self._named(self._backend_of(ident, maps), maps):
                     yield maps, ident
+
+    def _is_planned(self, ident: int, maps: _FamilyMaps) -> bool:
+        """Whether a service names this id, of a backend of this family."""
+        backend = self._seen.get(ident)
+        return backend is not None and bool(self._refs.get(ident)) and self._maps_of(backend) is maps
 
     def _backend_of(self, ident: int, maps: _FamilyMaps) -> int:
         """Return the id of the backend whose further path record has this id; of any other the id itself."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import U32, u32_values
+from lbagent.maps.layout import U32, is_zero, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
@@ -59,7 +59,6 @@ def restore(maps: LBMaps) -> Restored:
     with maps.window("lb_filter", 0, maps.specs["lb_filter"].value_size) as window:
         shadow.restore_filter(bytes(window))
     _read_frontends(maps, found)
-    shadow.end_restore()
     return found
 
 
@@ -94,7 +93,7 @@ def _pieces(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]
     for start in range(0, size, step):
         with maps.window(name, start, min(step, size - start)) as window:
             piece = bytes(window)
-        if piece.strip(b"\0"):
+        if not is_zero(piece):
             yield start // record, piece
 
 

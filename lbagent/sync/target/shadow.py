@@ -6,7 +6,6 @@ id. One BpfTarget owns a Shadow: `restore` fills it, `apply` keeps it up to date
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -19,7 +18,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.service import SVC
-from lbagent.sync.target.record_array import RecordArray, zeroed_memory
+from lbagent.sync.target.record_array import BackendRefs, BitUsers, RecordArray, zeroed_memory
 from lbagent.sync.target.shadow_frontend import PartialFrontend, ShadowFrontend, entry_counts
 
 _FIELD = 24  # bits of one counter in a backend's refs
@@ -42,12 +41,12 @@ class Shadow:
         self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
         self.frontends: dict[L3n4Addr, ShadowFrontend] = {}
         self.dirty: set[L3n4Addr] = set()  # must be planned again although their SVC is the same object
-        self.refs: dict[int, int] = {}
+        self.refs = BackendRefs(sizes.backends)
         self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
         self.further_paths = 0  # live path records of further source addresses
         self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
-        self.filter_refs: Counter[int] = Counter()  # by bit: frontends at the address, local backends with it
+        self.filter_refs = BitUsers(8 * len(self.filter))  # by bit: frontends at the address, local backends with it
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: dict[int, float] = {}  # without users: to be cleared at that time, in seconds; 0: not set yet
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
@@ -82,11 +81,6 @@ class Shadow:
     def restore_orphan(self, map_name: str, key: bytes) -> None:
         """Note an entry that belongs to no frontend: the next plan takes it away."""
         self.orphans.append((map_name, key))
-
-    def end_restore(self) -> None:
-        """Keep the counters of the prefilter side by side: they outlive all else that is read, and would hold its memory."""
-        refs = self.filter_refs
-        self.filter_refs = Counter(dict(zip(array("I", refs).tolist(), refs.values(), strict=True)))
 
     def keep_unreferenced(self) -> None:
         """Leave backends that no service names in the maps, from now on."""
@@ -135,14 +129,11 @@ class Shadow:
 
     def set_references(self, refs: Mapping[int, int]) -> None:
         """Replace the reference counts of these backend ids; 0 forgets one."""
-        self.refs.update(refs)
-        if not all(refs.values()):
-            for ident in [ident for ident, count in refs.items() if not count]:
-                del self.refs[ident]
+        self.refs.replace(refs)
 
     def pin(self, ident: int, counted: int) -> None:
         """Turn what a frontend counted for a backend into a pin: its slots may name the backend, in no known state."""
-        self.refs[ident] = self.refs.get(ident, 0) - counted + PIN
+        self.refs[ident] = self.refs.get(ident) - counted + PIN
 
     def set_rows(self, family: Family, first: int, values: bytes) -> None:
         """Note backend rows, side by side, of ids that follow each other."""
@@ -171,7 +162,7 @@ class Shadow:
         self.further_paths += step * backend_codec.further_count(records, size)
         bits = backend_codec.filter_bits_of_each(records, size)
         if step == 1 and self.stale_bits.keys().isdisjoint(bits):
-            self.filter_refs.update(bits)
+            self.filter_refs.add_each(bits)
         else:
             for bit in bits:
                 self.count_filter(bit, step)
@@ -229,12 +220,9 @@ class Shadow:
 
     def count_filter(self, number: int, by: int) -> None:
         """Add to the users of a filter bit; at none it becomes stale."""
-        users = self.filter_refs.get(number, 0) + by
-        if users > 0:
-            self.filter_refs[number] = users
+        if self.filter_refs.add(number, by):
             self.stale_bits.pop(number, None)
         else:
-            self.filter_refs.pop(number, None)
             self.stale_bits[number] = 0.0
 
     def set_snat_bits(self, bits: frozenset[int]) -> None:
@@ -244,10 +232,9 @@ class Shadow:
 
     def mark_stale(self, candidates: Iterable[int]) -> None:
         """Mark those of the bits that have no user as stale."""
-        users, snat = self.filter_refs, self.snat_bits
-        stale = self.stale_bits
-        for bit in candidates:
-            if bit not in users and bit not in snat:
+        snat, stale = self.snat_bits, self.stale_bits
+        for bit in self.filter_refs.unused(candidates):
+            if bit not in snat:
                 stale.setdefault(bit, 0.0)
 
     def clearable_bits(self, now: float, linger_s: float) -> list[int]:
@@ -267,7 +254,7 @@ class Shadow:
     def states(self) -> Counter[BackendState]:
         """Return how many backends are in which state, without a look at the services."""
         found: Counter[BackendState] = Counter()
-        for refs, number in Counter(self.refs.values()).items():
+        for refs, number in self.refs.numbers().items():
             if (state := state_of(refs)) is not None:
                 found[state] += number
         return found

@@ -17,7 +17,7 @@ from tests.agent.conftest import Box, endpoints, service, web
 from tests.lab.agent import program
 from tests.lab.netns import run, wait_for
 
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 WITHIN_S = 10.0
 
 

@@ -12,7 +12,14 @@ TABLE = {
     "ct.h", "ct_entry.h", "ct_insert.h", "ct_key.h", "ct_refresh.h", "ct_state.h", "ct_value.h",
     "ct_walk.h", "snat.h", "snat_find.h", "snat_lease.h", "snat_migrate.h", "snat_slot.h",
 }  # fmt: skip
-SHARED_MEMORY = {"types.h", "maps.h", "path.h", "prefilter.h"}  # read or write words of records that are no flows
+SHARED_MEMORY = {
+    "types.h",
+    "maps.h",
+    "path.h",
+    "prefilter.h",
+    "announce.h",
+    "sock_peer.h",
+}  # read or write words of records that are no flows
 BITS = re.compile(
     r"\b(?:V_[A-Z]\w*|OWNER_\w+|KEY_OWNER|KEY_CLIENT|REPLY_MARK|GEN_MASK|E_VALUE|E_SEEN|SEEN_\w+"
     r"|CT_(?:ENTRY_WORDS|WAY|VERSION\w*|STAMPS)|SNAT_SLOT_\w+|value_at|seen_at)\b"

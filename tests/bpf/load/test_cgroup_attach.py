@@ -35,10 +35,10 @@ def group() -> Iterator[Path]:
         yield path
 
 
-def programs_of(cookie: int, stack) -> dict[str, int]:
+def programs_of(cookie: int, stack, **settings: object) -> dict[str, int]:
     """Load the socket programs of an agent with maps of its own that serves a network namespace."""
     fds = stack.enter_context(temporary_maps())
-    own = stack.enter_context(loader.generation_maps(config_record(netns_cookie=cookie)))
+    own = stack.enter_context(loader.generation_maps(config_record(netns_cookie=cookie, **settings)))
     built = artifacts.load(ARTIFACT_PATH).programs
     names = [name for name, program in built.items() if program.context == SOCK_CONTEXT.name]
     out = {name: loader.load_program(built[name], loader.with_old_maps({**fds, **own})) for name in names}
@@ -98,6 +98,20 @@ def test_another_agent_of_the_same_network_namespace_is_refused(root, netns, gro
     assert on(group) == before
     attach.attach(other, wanted, programs_of(8, stack), fall_back=False)
     assert len(on(group)) == 2 * len(before)
+    for each in (root, other):
+        attach.detach_all(each)
+
+
+def test_an_agent_of_native_pools_alone_and_one_of_a_cluster_may_share_a_cgroup(root, netns, group, stack):
+    wanted, other, third = attach.socket_attachments(str(group)), root.parent / "other", root.parent / "third"
+    other.mkdir()
+    third.mkdir()
+    attach.attach(root, wanted, programs_of(7, stack, pools_alone=True), fall_back=False)
+    attach.attach(other, wanted, programs_of(7, stack), fall_back=False)
+    assert len(on(group)) == 2 * len(SOCKET_HOOKS)
+    for pools_alone in (True, False):  # a second one of either is one too many
+        with pytest.raises(Conflict):
+            attach.attach(third, wanted, programs_of(7, stack, pools_alone=pools_alone), fall_back=False)
     for each in (root, other):
         attach.detach_all(each)
 

@@ -72,14 +72,15 @@ def test_pins_have_their_contracted_names(root, started):
 
 
 def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(started, artifact, second_artifact, fds):
-    before = [counter(fds, index) for index in (ENTRY, TAIL)]
-    assert before[0] == before[1]  # IPv6 chatter of the new device
+    before = counter(fds, ENTRY)  # IPv6 chatter of the new device
     with Traffic() as traffic:
         for turn in range(20):
             started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL_SIZES, Settings())
-    wait_for(lambda: counter(fds, ENTRY) >= before[0] + traffic.sent, "all frames counted")
+    wait_for(lambda: counter(fds, ENTRY) >= before + traffic.sent, "all frames counted")
     assert traffic.sent > 1000
-    assert counter(fds, TAIL) == counter(fds, ENTRY)
+    wait_for(
+        lambda: counter(fds, TAIL) == counter(fds, ENTRY), "a tail call for each frame"
+    )  # chatter may come in between
     assert [counter(fds, index) for index in (FELL_THROUGH, MIXED)] == [0, 0]
 
 

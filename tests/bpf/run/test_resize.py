@@ -27,7 +27,7 @@ from tests.lab.topology import Lab
 from tests.lab.traffic import connect, request
 
 VIP4, VIP6 = "10.96.0.10", "fd00:96::10"
-pytestmark = [pytest.mark.root, pytest.mark.bpf]
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 # Programs are verified in seconds of processor time, and under other work that can be minutes; what hangs is found all the same.
 PROGRAMS_S = 600
 PATIENCE_S = 60  # for an answer: a packet that is lost is missed for good, or seen as a SYN that was sent again

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lbagent.sources.kube import bare_packages
+from lbagent import bare_packages
 
 
 @pytest.fixture
@@ -50,3 +50,28 @@ def test_the_client_leaves_the_synchronous_one_out():
     """Its own process, because another test may have loaded it."""
     code = "import sys; from lbagent.sources.kube import kube_client as k; k._load_package(); sys.exit('requests' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_stand_in_is_found_until_its_block_ends(loud):
+    with bare_packages.stand_ins({loud: {"ANSWER": 41}, "pytest": {"no_such_name": 1}}):
+        assert importlib.import_module(loud).ANSWER == 41
+        assert not hasattr(sys.modules["pytest"], "no_such_name"), "a module that is loaded stays as it is"
+    with pytest.raises(ImportError, match="the code of the package ran"):
+        importlib.import_module(loud)
+
+
+def test_the_agent_loads_of_two_packages_what_it_needs():
+    code = (
+        "import sys, lbagent.agent.app; from lbagent.sources.kube import kube_client; kube_client._load_package();"
+        "print(*sorted(set(sys.modules) & {'pydantic', 'pyroute2.ndb', 'pyroute2.iproute.linux', 'kubernetes.aio.client.api_client'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["kubernetes.aio.client.api_client", "pyroute2.iproute.linux"]
+
+
+def test_a_name_of_the_package_itself_is_found_by_its_own_code():
+    code = (
+        "import lbagent.iproute, sys; assert 'pyroute2.ndb' not in sys.modules;"
+        "from pyroute2 import IPRoute, NDB; assert IPRoute is lbagent.iproute.IPRoute; print(NDB.__name__)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "NDB\n"

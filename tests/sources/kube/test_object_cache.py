@@ -135,3 +135,25 @@ def test_a15_a_slice_says_when_its_endpoints_changed() -> None:
     gone = one.delete(metadata_of(sliced(20, "2026-01-01T00:00:09Z", "10.0.1.2")))
     assert gone is not None
     assert gone.triggered_at == 0
+
+
+def test_endpoints_that_stay_are_the_same_objects_after_a_change() -> None:
+    """A storm of changes leaves memory as it was."""
+    one = ObjectCache(next(each for each in resources("n") if each.kind == "EndpointSlice"))
+
+    def put_slice(version: int, *addresses: str) -> Any:
+        ends = [{"addresses": [address], "conditions": {"ready": address != "10.0.0.9"}} for address in addresses]
+        obj = {
+            "metadata": {
+                "name": "a", "namespace": "default", "resourceVersion": str(version),
+                "labels": {"kubernetes.io/service-name": "a"},
+            },
+            "addressType": "IPv4", "ports": [{"port": 80}], "endpoints": ends,
+        }  # fmt: skip
+        put(one, msgspec.json.encode(obj))
+        return one.get("default/a")
+
+    old = put_slice(1, "10.0.0.1", "10.0.0.2")
+    new = put_slice(2, "10.0.0.2", "10.0.0.9")
+    assert [each.address[3] for each in new.endpoints] == [2, 9]
+    assert new.endpoints[0] is old.endpoints[1]

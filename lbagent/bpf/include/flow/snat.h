@@ -110,7 +110,7 @@ AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backen
 
 /* Will a flow that lives in the slots that are being left need the new slot `index`? No other flow may take it then. Fewer slots: all
  * old ones that fall together in it are asked, OLD_SNAT_ALIASES at most. */
-AI bool snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
+AI u64 snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
 	u64 awaited = 0;
 
@@ -121,6 +121,16 @@ AI bool snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u
 		awaited |= snat_slot_of_another(s, owner, client, backend, now);
 	}
 	return awaited;
+}
+
+#define NO_BACKEND (1ULL << 20) /* beyond every id */
+
+/* Returns 1 if any flow that lives in the slots that are being left will need the new slot `index`, else 0. */
+AI u64 snat_awaited_by_any(u64 index, u64 now)
+{
+	lb_addr client = {};
+
+	return snat_awaited(index, 0, &client, NO_BACKEND, now);
 }
 
 /* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a

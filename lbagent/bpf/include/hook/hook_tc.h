@@ -83,7 +83,7 @@ AI bool ctx_is_handed_over(lb_ctx *ctx)
 
 	if ((u8 *)(mark + 1) <= data && *mark == HANDED_OVER)
 		return true;
-	if (data + ETH_HLEN > CTX_END(ctx) || LIKELY(!(data[ETH_SMAC] & MAC_GROUP)) || ctx->pkt_type != PACKET_HOST)
+	if (data + ETH_HLEN > CTX_END(ctx) || LIKELY(!(data[ETH_SMAC] & MAC_GROUP)) || ctx->pkt_type == PACKET_OTHERHOST)
 		return false;
 	first = data[ETH_SMAC] & ~MAC_GROUP;
 	return !skb_store(ctx, ETH_SMAC, &first, sizeof(first), 0);

@@ -8,6 +8,7 @@
  */
 #pragma once
 #include "answer_write.h"
+#include "fwd.h"
 #include "prefilter.h"
 
 #define ANNOUNCE_PULL (ETH_HLEN + IP_HLEN + 128) /* bytes: what tc makes linear */
@@ -188,14 +189,25 @@ AI bool announce_answer(lb_ctx *ctx)
 }
 #endif
 
-/* The program CALL_ANNOUNCE. */
+/* Is it a frame that comes here from the entry: ARP, or IPv6 for a group? A solicitation for this device alone comes by icmp.h. */
+AI bool announce_is_asked(const u8 *data)
+{
+	return *(u16 *)(data + ETH_TYPE) == ETH_ARP || *data & MAC_GROUP;
+}
+
+/* The program CALL_ANNOUNCE. Where XDP cannot send the answer back, tc_after_xdp has the question. */
 AI int announce_main(lb_ctx *ctx)
 {
 	u64 len = CTX_LEN(ctx);
 
+	if (!ANNOUNCES)
+		return LB_PASS;
+	if (!out_takes_frames(CTX_IFINDEX(ctx)))
+		return ctx_hand_over(ctx);
 	ctx_linearize(ctx, ANNOUNCE_PULL);
-	if (!ANNOUNCES || !announce_answer(ctx))
+	if (!announce_answer(ctx))
 		return LB_PASS;
 	count(REASON_ANSWER_NEIGHBOR, len);
+	ctx_forget_hand_over(ctx);
 	return ctx_send_back(ctx, false);
 }

@@ -69,7 +69,8 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 	return true;
 }
 
-/* The answer program: the packet becomes the answer s->answer asks for and goes back, or is dropped. */
+/* The answer program: the packet becomes the answer s->answer asks for and goes back, or is dropped. Where XDP cannot send it back,
+ * tc_after_xdp decides about the packet once more, and answers. */
 AI int answer_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
@@ -79,6 +80,8 @@ AI int answer_main(lb_ctx *ctx)
 
 	if (!s || !buckets)
 		return LB_DROP;
+	if (!out_takes_frames(CTX_IFINDEX(ctx)))
+		return verdict(ctx, REASON_PASS_NEIGHBOR, ctx_hand_over(ctx));
 	u64 length = CTX_LEN(ctx);
 	bool path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL;
 	bool rst = !path && s->pk.proto == PROTO_TCP;

@@ -68,7 +68,8 @@ AI bool reclaim_slot(u64 index, u64 now)
 
 #define CANDIDATE_FREE (1ULL << 30)
 
-/* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt. The salt, 16 bits of each flow's own, puts ports of one age in
+/* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt; 0 while a live flow of the slots that are being left needs the slot: it
+ * would be refused to the new flow. The salt, 16 bits of each flow's own, puts ports of one age in
  * another order for each: else the highest ones would change hands all the time, and the others grow old. No branches, as in ct_score(). */
 AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 {
@@ -77,6 +78,12 @@ AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 
 	OPAQUE(free);
 	free = (u64)((s64)free >> 63);
+	if (MIGRATING_SNAT) {
+		u64 awaited = snat_awaited_by_any((bh + port) & CFG_SNAT_MASK, now);
+
+		OPAQUE(awaited);
+		return ((CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt)) & (awaited - 1);
+	}
 	return (CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt);
 }
 

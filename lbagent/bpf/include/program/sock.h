@@ -80,20 +80,30 @@ AI bool sock_takes(const struct lb_service *svc)
 	return !(svc->flags & SVC_SOURCE_RANGE) && !(svc->flags2 & SVC2_L7);
 }
 
+/* Writes down which frontend a backend's address is for a UDP socket, unless that is known. */
+AI void sock_remember(u64 cookie, const lb_addr *to, __be16 port, u64 backend, const lb_addr *vip, __be16 vip_port)
+{
+	lb_sock_value *known = sock_find(cookie, to, port, SOCK_REVERSE);
+	lb_addr was;
+
+	if (known)
+		addr_load(&was, &known->address);
+	if (!known || known->port != vip_port || known->backend_id != backend || !addr_eq(&was, vip))
+		sock_put(cookie, to, port, SOCK_REVERSE, backend, vip, vip_port);
+}
+
 /* Gives the socket the address of a backend, which is written down as what the frontend is for it. */
 AI int sock_translate(lb_ctx *ctx, u64 cookie, const lb_addr *vip, __be16 vip_port, u64 backend, const bool mapped)
 {
 	lb_path *path = path_of(backend);
 	__be16 port = META_PORT(PATH_META(path));
-	lb_sock_value *known;
-	lb_addr to, was;
+	lb_addr to;
 
 	path_addr(path, &to);
-	known = sock_find(cookie, &to, port, SOCK_REVERSE);
-	if (known)
-		addr_load(&was, &known->address);
-	if (!known || known->port != vip_port || known->backend_id != backend || !addr_eq(&was, vip))
-		sock_put(cookie, &to, port, SOCK_REVERSE, backend, vip, vip_port);
+	if (ctx_proto(ctx) == PROTO_TCP)
+		stream_put(cookie, &to, port, vip, vip_port);
+	else
+		sock_remember(cookie, &to, port, backend, vip, vip_port);
 	ctx_set_addr(ctx, &to, port, mapped);
 	count_sock(REASON_FWD_SOCKET);
 	return SOCK_GO;
@@ -159,13 +169,20 @@ AI int sock_sendmsg(lb_ctx *ctx, const bool mapped)
 /* The sender of a datagram, or the peer of a socket: the process is shown the frontend it asked for. */
 AI int sock_show(lb_ctx *ctx, const bool mapped)
 {
+	u8 proto = ctx_proto(ctx);
+	__be16 port = ctx->user_port;
 	lb_sock_value *known;
 	lb_addr peer;
 
-	if (!ctx_netns(ctx) || !ctx_proto(ctx))
+	if (!ctx_netns(ctx) || !proto)
 		return SOCK_GO;
 	ctx_addr(ctx, &peer, mapped);
-	known = sock_find(socket_cookie(ctx), &peer, ctx->user_port, SOCK_REVERSE);
+	if (proto == PROTO_TCP) {
+		if (stream_show(socket_cookie(ctx), &peer, &port))
+			ctx_set_addr(ctx, &peer, port, mapped);
+		return SOCK_GO;
+	}
+	known = sock_find(socket_cookie(ctx), &peer, port, SOCK_REVERSE);
 	if (known) {
 		addr_load(&peer, &known->address);
 		ctx_set_addr(ctx, &peer, known->port, mapped);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what is kept of a socket (lb{4,6}_sock, by its cookie): which frontend a backend's address stands for, and which
- * backend an unconnected socket talks to behind a frontend. The map forgets what was not used for longest (LRU); a cookie is never
- * given again, so nothing that is left can be taken for another socket's.
+ * This file contains what is kept of a socket, by its cookie: which frontend a backend's address stands for, and which backend an
+ * unconnected socket talks to behind a frontend. A cookie is never given again, so nothing that is left can be taken for another
+ * socket's. Of UDP it is in lb{4,6}_sock, which forgets what was not used for longest (LRU). A TCP socket has one peer: its record
+ * is in an array (lb{4,6}_stream), at the place that the cookie names, as a new entry of an LRU map costs half a connect's surplus.
  */
 #pragma once
 #include "path.h"
@@ -39,6 +40,48 @@ AI void sock_put(u64 cookie, const lb_addr *at, __be16 at_port, u8 kind, u64 bac
 	value.backend_id = backend;
 	value.seen = whole_ticks();
 	map_update(FAMILY_FD(sock), &key, &value, 0);
+}
+
+typedef struct FAMILY(stream) lb_stream;
+
+/* Cookies are given in a row, so a place is taken anew after STREAMS further sockets. */
+AI lb_stream *stream_of(u64 cookie)
+{
+	return (lb_stream *)(FAMILY_VAL(stream) + (cookie & (STREAMS - 1)) * sizeof(lb_stream));
+}
+
+/* Writes down which frontend the socket's peer stands for. In between the record is no socket's. */
+AI void stream_put(u64 cookie, const lb_addr *peer, __be16 peer_port, const lb_addr *a, __be16 port)
+{
+	lb_stream *record = stream_of(cookie);
+
+	WR64(&record->cookie, 0);
+	addr_store(&record->peer, peer);
+	addr_store(&record->address, a);
+	record->peer_port = peer_port;
+	record->port = port;
+	MB();
+	WR64(&record->cookie, cookie);
+}
+
+/* Replaces the peer of a socket by the frontend that it stands for, if it does; false: not. */
+AI bool stream_show(u64 cookie, lb_addr *peer, __be16 *peer_port)
+{
+	lb_stream *record = stream_of(cookie);
+	lb_addr at, frontend;
+	__be16 port;
+
+	if (RD64(&record->cookie) != cookie || record->peer_port != *peer_port)
+		return false;
+	addr_load(&at, &record->peer);
+	addr_load(&frontend, &record->address);
+	port = record->port;
+	MB();
+	if (!addr_eq(&at, peer) || RD64(&record->cookie) != cookie) /* another socket took the place meanwhile */
+		return false;
+	*peer = frontend;
+	*peer_port = port;
+	return true;
 }
 
 /* Returns the backend that an unconnected socket talks to; 0: none, it is gone, or the conversation rested so long that it is over,

@@ -1,0 +1,34 @@
+"""How the targets of the loop are, as the API says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from lbagent.api.types import TargetStatus
+
+if TYPE_CHECKING:
+    from lbagent.sync.runner import TargetRunner
+    from lbagent.sync.target.bpf_target import BpfTarget
+
+
+def target_status(runner: TargetRunner) -> TargetStatus:
+    """Return how a target is, now."""
+    target = runner.target
+    return TargetStatus(
+        target.name,
+        target.ready.is_set(),
+        runner.in_sync,
+        target.generation,
+        len(target.failing),
+        target.waiting,
+        runner.error,
+    )
+
+
+def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
+    """Yield what is wrong with the targets that have no lines of their own in the status."""
+    for runner in runners:
+        text = runner.error or runner.target.waiting
+        if text and runner.target is not bpf:
+            yield f"target {runner.target.name}: {text}"
