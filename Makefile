@@ -12,17 +12,23 @@ HOW ?= process
 PROCS ?= 12
 KILL ?= 0
 FOCUS ?= \[sig-network\]
-.PHONY: help setup build demo demo-k8s demo-cloud demo-shell test e2e-cluster bench bench-compare chaos fuzz mutants lint format vm-test clean need-root
+CPUS := $(shell nproc)
+JOBS ?= $(shell echo $$(( $(CPUS) < 4 ? 2 * $(CPUS) : 8 )))
+.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell test e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
 	  '  setup, and with it every target but clean: the first time about 64 MB by apt (BCC with LLVM, iproute2, nftables, BIRD;' \
-	  '  and 10 MB of package lists) and 55 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
+	  '  and 10 MB of package lists) and 63 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
 	  '  demo-k8s, demo-cloud and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
+	  '  bench-cloud: that too, and MetalLB: 0.4 GB of Go modules.' \
 	  '  test: 0.25 GB of Go modules more; each time 17 MB of Debian packages for the container image, and the first time 10 MB by pip.' \
+	  '  demo-apilb, where HAProxy is not installed: 2.5 MB of Debian packages, which are unpacked into the cache and not installed.' \
+	  '  test: the first time 85 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd).' \
+	  '  bench-apilb: the first time 18 MB of these (podman, HAProxy, sshd).' \
 	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 
 setup: ## install packages and the virtual environment
@@ -40,11 +46,14 @@ demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and contr
 demo-cloud: need-root build ## addresses for Services of type LoadBalancer: ARP, BGP and UPnP, while a node and an agent die; half a minute
 	@exec $(PYTHON) examples/demo_cloud/run.py $(ARGS)
 
+demo-apilb: need-root build ## kubelets before three API servers that die, are drained and added: native mode, and HAProxy beside it; one minute
+	@exec $(PYTHON) examples/demo_apilb/run.py $(ARGS)
+
 demo-shell: need-root build ## set up the namespaces of the demo and open a shell there
 	@exec $(PYTHON) examples/demo/run.py --shell $(ARGS)
 
 test: need-root build ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
-	@exec $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@exec $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)
 	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }
@@ -52,6 +61,12 @@ e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in 
 
 bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
+
+bench-apilb: need-root build ## measure load balancers of API servers, native mode beside Debian's HAProxy: handshakes, failures, watches; ten minutes (ARGS="--only ROW --times N --quick")
+	@exec $(PYTHON) -m bench.apilb $(ARGS)
+
+bench-cloud: need-root build ## measure addresses of LoadBalancers beside MetalLB 0.13.5: gaps when nodes die, 1,000 Services at once; an hour (ARGS="--only ROW --times N")
+	@exec $(PYTHON) -m bench.cloud $(ARGS)
 
 bench-compare: need-root build ## compare the packet programs with those of another built checkout (OTHER=../before)
 	@exec $(PYTHON) -m bench.compare $(OTHER) $(ARGS)

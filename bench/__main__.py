@@ -6,23 +6,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from bench import control, datapath, flood, mix, race, report, wire
+from bench.benchmark_program import is_root, say, show
 from bench.kube import kube_tables
 from bench.kube import measure as kube
 
 PARTS = ("datapath", "mix", "race", "wire", "control", "kube")
 FAMILIES = (4, 6)
-
-
-def say(text: str) -> None:
-    """Report progress where it does not mix with the tables."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def measure_datapath(*, quick: bool) -> list[dict[str, Any]]:
@@ -81,8 +76,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part (repeatable)")
     parser.add_argument("--document", action="store_true", help="put the tables into docs/benchmarks.md")
     options = parser.parse_args()
-    if os.geteuid() != 0:
-        say("the benchmark loads BPF programs and makes network namespaces: run it as root (sudo make bench)")
+    if not is_root("bench"):
         return 1
     chosen = options.only or list(PARTS)
     others = [name for name in chosen if name != "kube"]
@@ -99,14 +93,7 @@ def main() -> int:
     bodies = {report.BEGIN: report.text(results)} if others else {}
     if "kube" in chosen:
         bodies[report.KUBE_BEGIN] = kube_tables.text(results["kube"])
-    for begin, body in bodies.items():
-        print(body)
-        if options.document:
-            report.into_document(body, begin)
-    missed = report.missed("\n".join(bodies.values()))
-    say(f"\n{time.monotonic() - began:.0f} s; {report.RESULTS} written; {len(missed)} rows miss a target")
-    for line in missed:
-        say("  " + " ".join(line.split()))
+    show(bodies, began, document=options.document)
     return 0
 
 

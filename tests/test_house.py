@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ SHARED_NAMES = {"__init__.py", "__main__.py", "source.py", "provider.py"}  # the
 MIN_ENTRIES, MAX_ENTRIES = 4, 15
 OTHER_SIZES = {
     "lbagent": "one entry a layer, and the errors",
+    "lbagent/cli/verbs": "one file a verb",
     "lbagent/testing": "one file for each kind of plug-in",
 }
 MAX_LINES = {".py": 400, ".h": 250, ".c": 250}
@@ -118,3 +120,10 @@ def test_comments_name_files_that_exist(there: frozenset[str]) -> None:
 def test_a_file_that_is_gone_is_found(there: frozenset[str]) -> None:
     text = '"""As sync/target/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
     assert missing(text, there) == ["gone/plan.py", "nowhere.h"]
+
+
+def test_every_test_file_is_collected(pytestconfig: pytest.Config) -> None:
+    """A run that names no file finds those in all folders, however they are called."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(ROOT).parts[:-1]}
+    assert not [folder for folder in folders for pattern in left_out if fnmatch(folder, pattern)]

@@ -1,6 +1,7 @@
-"""Tests that need the machine to themselves, where `make test` runs several at a time (pytest-xdist).
+"""Several tests at a time (`make test`, pytest-xdist): which files come first, and tests that need the machine to themselves.
 
-A test marked `alone` runs while no other one does. Without xdist there is nothing to wait for.
+A file's tests stay together; files marked `early` come first, or the last minutes would belong to one of them. A test marked `alone`
+runs while no other one does. Without xdist there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -46,11 +47,21 @@ class Controller:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Put the files marked `early` in front; all else keeps its order, as every process must find the same one."""
+    early = {item.path for item in items if item.get_closest_marker("early")}
+    items.sort(key=lambda item: item.path not in early)
+
+
 class Worker:
     """In a process that runs tests."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """See `long_files_first`."""
+        long_files_first(items)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

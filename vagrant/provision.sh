@@ -28,7 +28,8 @@ installed() {
 # python3-bpfcc brings libbpfcc, LLVM and libbpf: to build the programs, never to run them
 # miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
 # bird2 is what the tests of BGP announce by, and their router
-packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables"
+# openssh-client and openssl make the keys of the tests' ssh hosts and API servers
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl"
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \

@@ -14,6 +14,7 @@ from pathlib import Path
 from show import Show
 
 from lbagent.errors import LbError
+from lbagent.kernel.mounts import first_cgroup
 from tests.lab.netns import LabError, run
 
 
@@ -45,7 +46,7 @@ def present(target: str, play: Callable[[Show], None], *errors: type[Exception])
         return 1
     left = remains()
     show.title("Clean-up")
-    show.claim(not left, "no namespace, no pin, no process, no file is left", " ".join(left))
+    show.claim(not left, "no namespace, no pin, no cgroup, no process, no file is left", " ".join(left))
     show.say(f"{time.monotonic() - start:.0f} s in all")
     for text in show.untrue:
         print(f"not true: {text}", file=sys.stderr)
@@ -53,14 +54,18 @@ def present(target: str, play: Callable[[Show], None], *errors: type[Exception])
 
 
 def remains() -> list[str]:
-    """Return what this process made and is still there: namespaces, folders, mounts, processes."""
+    """Return what this process made and is still there: namespaces, cgroups, folders, mounts, processes."""
+    with contextlib.suppress(ChildProcessError):  # Ctrl-C leaves a program that was being waited for to be waited for
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     pid = os.getpid()
     spaces = [name for name in run("ip", "netns", "list").split() if name.startswith(f"lbx{pid}-")]
+    cgroups = [str(path) for path in Path(first_cgroup()).glob(f"lbx{pid}-*")]
     marks = [f"/lbagent-{kind}-{pid}-" for kind in ("lab", "host")]  # in the path of each folder
     folders = [str(path) for path in Path(tempfile.gettempdir()).glob(f"lbagent-*-{pid}-*")]
     lines = Path("/proc/mounts").read_text().splitlines()
     mounts = [line.split()[1] for line in lines if any(mark in line for mark in marks)]
-    return spaces + folders + mounts + [f"process {each}" for each in _processes(marks)]
+    return spaces + cgroups + folders + mounts + [f"process {each}" for each in _processes(marks)]
 
 
 def _processes(marks: list[str]) -> list[str]:

@@ -9,6 +9,8 @@ import pytest
 from tests.chaos.run import run
 from tests.e2e.conftest import opened
 
+pytestmark = pytest.mark.early
+
 SECONDS = 50.0
 SEED = 8
 

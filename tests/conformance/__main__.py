@@ -10,9 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.conformance import document, results
+from tests.conformance import document, load_balancers, results
+from tests.conformance.api_server_bind import ApiServerBind
 from tests.conformance.daemonset_agents import DaemonSetAgents
 from tests.conformance.lifecycle import Lifecycle
+from tests.conformance.load_balancers import FOCUS as LOAD_BALANCERS
+from tests.conformance.load_balancers import POOLS, LoadBalancers
 from tests.conformance.node_agents import NodeAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError
@@ -33,12 +36,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lifecycle", action="store_true", help="in place of the suite: update, delete, install, remove"
     )
+    parser.add_argument(
+        "--load-balancers", choices=sorted(POOLS), default="", help="run that group: addresses of pools, announced so"
+    )
+    parser.add_argument(
+        "--apilb",
+        action="store_true",
+        help="in place of the suite: a kubelet and kubectl by native pools, API server killed",
+    )
     parser.add_argument("--times", type=int, default=1, help="runs of the suite, on one cluster")
     parser.add_argument("--document", action="store_true", help="write the last run into docs/conformance.md")
     parser.add_argument("--use", metavar="KUBECONFIG", help="of a cluster that is up already, and stays so")
     given = parser.parse_args()
     if given.lifecycle and given.how != "daemonset":
         parser.error("--lifecycle is of --how daemonset")
+    if given.load_balancers:
+        if given.how != "process":
+            parser.error("--load-balancers is of --how process")
+        given.focus = LOAD_BALANCERS if given.focus == FOCUS else given.focus
     return given
 
 
@@ -49,26 +64,36 @@ def say(text: str) -> None:
 def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool:
     """Install the agents, run the suite, say what was seen."""
     at, ok = document.commit(), True
-    expected = results.baseline((options.cluster / "baseline.txt").read_text())
+    parts = LoadBalancers(cluster, folder, options.load_balancers) if options.load_balancers else None
+    expected = load_balancers.TITLES if parts else results.baseline((options.cluster / "baseline.txt").read_text())
     expected = [title for title in expected if re.search(options.focus, title)]
-    agents = HOW[options.how](cluster, folder, options.agent)
+    agents = HOW[options.how](cluster, folder, [*options.agent, *(parts.agent_arguments if parts else [])])
     try:
+        if parts:
+            parts.give_rights()
         agents.install()
+        if parts:
+            parts.start()
         cluster.wait_dns()
         if isinstance(agents, DaemonSetAgents) and options.lifecycle:
             return Lifecycle(agents, say).run()
-        agents.watch(options.kill)
+        agents.watch(options.kill, also=parts.restart if parts else None)
         say(f"the agents' logs: {folder}")
         for _ in range(options.times):
-            seen = results.read(cluster.suite(options.focus, options.procs, say), expected)
+            seen = results.read(
+                cluster.suite(options.focus, options.procs, say, load_balancers.SKIP if parts else ""), expected
+            )
             say(seen.text())
             ok = ok and seen.ok
-        for line in agents.report():
+        for line in [*agents.report(), *(parts.report() if parts else [])]:
             say(line)
     finally:
         agents.stop()
-    if options.document and options.focus == FOCUS:
-        name = options.how + (f", killed each {options.kill:g} s" if options.kill else "")
+        if parts:
+            parts.stop()
+    if options.document and options.focus in (FOCUS, LOAD_BALANCERS):
+        name = f"LoadBalancers, {options.load_balancers}" if parts else options.how
+        name += f", killed each {options.kill:g} s" if options.kill else ""
         document.write(document.row(name, seen, len(cluster.nodes), options.procs, at))
     return ok
 
@@ -88,7 +113,10 @@ def main() -> int:
             cluster.adopt(options.use)
         else:
             closing.callback(cluster.down)
-            cluster.up(options.nodes)
+            cluster.up(options.nodes, dual_stack=not options.load_balancers)
+        if options.apilb:
+            say(f"the logs: {folder}")
+            return 0 if ApiServerBind(cluster, folder, options.agent, say).run() else 1
         return 0 if run(options, cluster, folder) else 1
 
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +155,13 @@ class NodeAgents:
         for agent in self.agents:
             wait_for(agent.ready, f"the agent of {agent.node}", READY_S, 0.5)
 
-    def watch(self, kill_s: float) -> None:
-        """Note what the agents take, in the background; with `kill_s`, kill and start all of them each so many seconds."""
+    def watch(self, kill_s: float, also: Callable[[], None] | None = None) -> None:
+        """Note what the agents take, in the background; with `kill_s`, kill and start all of them, and what is `also`, so often."""
         self._repeat(SAMPLE_S, self._sample)
         if kill_s:
             self._repeat(kill_s, self._restart)
+            if also:
+                self._repeat(kill_s, also)
 
     def _repeat(self, pause_s: float, action: Any) -> None:
         def loop() -> None:

@@ -19,6 +19,8 @@ MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".
 NOT_OURS = {
     "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/load-balancer-cleanup",
     "node.kubernetes.io/exclude-from-external-load-balancers",
+    "node.cloudprovider.kubernetes.io/uninitialized", "node.cloudprovider.kubernetes.io/shutdown",
+    "alpha.kubernetes.io/provided-node-ip",
     "lib/systemd/system/lbagent.service",
     "share/lbagent/lbagent.yaml",
     "pod/shop/web-0",
@@ -26,6 +28,7 @@ NOT_OURS = {
     "BPFFS/v1/",
     "v1/resize/",
     "cluster.sh", "e2e.sh", "baseline.txt",  # of the scripts of a cluster
+    "config.yaml", "state.yaml",  # a user's
 }  # fmt: skip
 # what docs/architecture.md says a coming capability adds; a file that is there leaves this list
 COMING = {

@@ -17,6 +17,7 @@ from tests.lab import traffic
 from tests.lab.manifests import Manifest, put
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT
+from tests.lab.xdp import detach
 
 VIP4, VIP6, TAKEN = "10.77.0.100", "fd77::100", "10.77.0.101"
 POOLS = """\
@@ -67,6 +68,20 @@ def announcing(request: pytest.FixtureRequest, fresh: Callable[..., Cluster], po
     for address in (VIP4, VIP6):
         until(made, address, "announced")
     return made
+
+
+def test_a_link_by_which_xdp_cannot_send(fresh: Callable[..., Cluster], pools: Path) -> None:
+    """The other end of a veth that does not poll takes no frame of an XDP program: tc answers."""
+    made = fresh("xdp", "--announce", str(pools))
+    detach(made.client, "c0")
+    write(made, made.web(), VIP4, VIP6)
+    made.agent.start()
+    for address in (VIP4, VIP6):
+        until(made, address, "announced")
+        time.sleep(0.1)  # what is announced unasked comes once a second at most
+        for _ in range(3):
+            forget_neighbours(made)
+            assert made.client.call(traffic.http_get, address, 80).backend in ("b1", "b2", "b3")
 
 
 def test_a_client_finds_the_address_and_is_served(announcing: Cluster) -> None:

@@ -14,6 +14,8 @@ from lbagent.maps.kernel_maps import KernelMaps
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_operations import nothing_failed
 
+pytestmark = pytest.mark.early
+
 WRITES_MOST = 60  # 1 + 2 + 3 + ... writes: far more than the change takes
 
 

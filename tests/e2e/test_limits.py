@@ -18,6 +18,8 @@ from tests.lab import traffic
 from tests.lab.manifests import Endpoint, Manifest, put
 from tests.lab.netns import wait_for
 
+pytestmark = pytest.mark.early
+
 LOWEST_TABLE = "1024"
 
 

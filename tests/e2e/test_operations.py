@@ -15,6 +15,8 @@ from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.netns import wait_for
 from tests.lab.traffic import Download, Load
 
+pytestmark = pytest.mark.early
+
 B1 = ("10.77.1.2:8080", "[fd77:1::2]:8080")
 
 

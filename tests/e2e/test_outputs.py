@@ -20,7 +20,10 @@ from tests.lab.netns import run, wait_for
 from tests.lab.topology import Backend
 from tests.lab.xdp import detach
 
+pytestmark = pytest.mark.early
+
 EVERY_FRAME = 3  # ETH_P_ALL
+EMPTY = ("10.96.4.4", "fd00:96::404")
 REFUSING = {
     "bridge": "link add over0 type bridge",
     "vxlan": "link add over0 type vxlan id 7 local 10.77.1.1 remote 10.77.1.2 dstport 4789 dev lan1",
@@ -73,6 +76,18 @@ def test_a_veth_whose_other_end_stops_to_poll_is_sent_to_by_tc(fresh: Callable[.
     )
     with capture:  # as tcpdump has: it holds every frame that XDP leaves to tc
         assert cluster.http(20) == {"b1": 20}
+
+
+def test_who_asks_by_such_a_link_is_refused_at_once(fresh: Callable[..., Cluster]) -> None:
+    """Answers of the programs themselves go by tc, too."""
+    cluster = fresh("xdp")
+    detach(cluster.client, "c0")
+    cluster.web().write(cluster.folder)
+    Manifest("empty", EMPTY, []).write(cluster.folder)
+    cluster.agent.start()
+    for vip in EMPTY:
+        with pytest.raises(ConnectionRefusedError):
+            cluster.client.call(traffic.connect, vip, 80, timeout_s=5)
 
 
 def test_cleanup_of_one_agent_leaves_the_neighbours_of_another(fresh: Callable[..., Cluster], tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tests.e2e.cluster import WEB, Cluster
 from tests.lab import traffic
 from tests.lab.netns import wait_for
 
+pytestmark = pytest.mark.early
+
 PORTS = ("--snat-ports", "2000-2063")
 FIRST, FURTHER, LATE = ("10.77.1.1", "fd77:1::1"), ("10.77.1.77", "fd77:1::77"), ("10.77.1.79", "fd77:1::79")
 EACH = 100  # connections of a family: 64 find a port of the first address, less some that the search misses

@@ -26,6 +26,8 @@ from tests.lab.agent import START_TIMEOUT_S
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.netns import wait_for
 
+pytestmark = pytest.mark.early
+
 EMPTY, ON_NODE = ("10.96.4.4", "fd00:96::404"), ("10.96.4.6", "fd00:96::406")
 NODE_ADDRESSES = ("10.77.1.1", "fd77:1::1")
 NODE_PORT, SERVER_PORT = 30080, 9000

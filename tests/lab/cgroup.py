@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lbagent.kernel.mounts import first_cgroup
+from tests.lab.netns import PREFIX, owner_is_dead
 
 _number = itertools.count()
 
@@ -16,12 +17,20 @@ _number = itertools.count()
 @contextlib.contextmanager
 def made() -> Iterator[Path]:
     """Make a cgroup below the first mount of cgroup2; it is empty at the end and goes."""
-    path = Path(first_cgroup(), f"lbx{os.getpid()}-{next(_number)}")
+    path = Path(first_cgroup(), f"{PREFIX}{os.getpid()}-{next(_number)}")
     path.mkdir()
     try:
         yield path
     finally:
         path.rmdir()
+
+
+def sweep() -> None:
+    """Remove those whose owner is dead: it was killed before it could."""
+    for path in Path(first_cgroup()).glob(f"{PREFIX}*-*"):
+        if owner_is_dead(path.name[len(PREFIX) :]):
+            with contextlib.suppress(OSError):  # a process of it ends only now
+                path.rmdir()
 
 
 @contextlib.contextmanager

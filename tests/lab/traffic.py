@@ -7,6 +7,7 @@ its count does not depend on how busy this machine is.
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
 import random
 import socket
@@ -14,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -225,10 +226,13 @@ class Download:
 class Talkers:
     """Connections that stay open and make a request on demand: established flows to watch."""
 
-    def __init__(self, client: Namespace, address: str, port: int, count: int) -> None:
-        """Open them and make the first request on each."""
+    def __init__(
+        self, client: Namespace, address: str, port: int, count: int, source_ports: Iterator[int] | None = None
+    ) -> None:
+        """Open them, from these ports if they are given, and make the first request on each."""
+        ports = source_ports or itertools.repeat(0)
         with client.entered():
-            self.sockets = [connect(address, port) for _ in range(count)]
+            self.sockets = [connect(address, port, source_port=next(ports)) for _ in range(count)]
         self.first = [_answer(request(sock)).backend for sock in self.sockets]
 
     def ask(self) -> list[str]:

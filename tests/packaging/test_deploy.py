@@ -34,6 +34,7 @@ def test_commented_values_are_the_defaults():
     defaults = {option.key: option.default for option in config.options()}
     examples = {
         "announce",
+        "apilb",
         "kubeconfig",
         "device",
         "pod-device",
@@ -61,3 +62,49 @@ def test_the_unit_starts_the_agent_with_the_file_the_example_is_copied_to():
     start = re.search(r"^ExecStart=(.*)$", unit, re.MULTILINE)[1]
     assert start.endswith("lbagent agent --config /etc/lbagent/lbagent.yaml")
     assert "/etc/lbagent/lbagent.yaml" in EXAMPLE.read_text()
+
+
+APILB_UNIT = DEPLOY / "lbagent-apilb.service"
+
+
+def words_of(unit: Path, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", unit.read_text(), re.MULTILINE)
+
+
+def test_the_unit_of_native_pools_needs_no_api_server_and_comes_before_kubelet():
+    (start,) = words_of(APILB_UNIT, "ExecStart")
+    arguments = start.split()[2:]
+    flags = {
+        flag.removeprefix("--").replace("-", "_"): value for flag, value in zip(*[iter(arguments)] * 2, strict=True)
+    }
+    loaded = config.load(flags, {})
+    assert (loaded.apilb, loaded.has_manifests, loaded.has_socket_programs) == ("/etc/lbagent/apilb.d", False, True)
+    assert words_of(APILB_UNIT, "Before") == ["kubelet.service"]
+    assert "network-online.target" not in APILB_UNIT.read_text()
+
+
+def test_two_units_share_no_file():
+    """A host may run both: the agent of a cluster comes as a DaemonSet, or by its own unit."""
+    (start,) = words_of(APILB_UNIT, "ExecStart")
+    own = {word for word in start.split()[2:] if word.startswith("/") and "apilb.d" not in word}
+    settings = config.load({}, {})
+    assert len(own) == 3
+    assert own.isdisjoint({settings.bpffs, settings.socket, settings.state_dir})
+    for key in ("RuntimeDirectory", "StateDirectory"):
+        assert words_of(APILB_UNIT, key) != words_of(DEPLOY / "lbagent.service", key)
+    (folder,) = words_of(APILB_UNIT, "ConfigurationDirectory")
+    assert folder == "lbagent/apilb.d"
+
+
+def test_both_units_are_as_strict():
+    """What the one may not do the other may not either; it announces nothing, so it has less."""
+    first, second = (
+        {line for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#")}
+        for unit in (DEPLOY / "lbagent.service", APILB_UNIT)
+    )
+    strict = {line for line in first if line.startswith(("Restrict", "NoNew", "Lock", "SystemCall", "UMask"))}
+    assert {line for line in strict - second if not line.startswith("RestrictAddressFamilies")} == set()
+    rights = [
+        set(words_of(unit, "CapabilityBoundingSet")[0].split()) for unit in (DEPLOY / "lbagent.service", APILB_UNIT)
+    ]
+    assert rights[1] < rights[0]

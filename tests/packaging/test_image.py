@@ -146,6 +146,7 @@ def test_the_dockerfile_makes_the_same_image() -> None:
     assert "deploy/image --files /image" in build
     assert "COPY --from=build /image/ /" in final
     assert 'ENTRYPOINT ["lbagent"]' in final
+    assert f" {' '.join(script().DEBIAN)} " in final
     for word in script().CONFIG["Env"][1:]:
         assert word in final
     assert "bpfcc" not in final

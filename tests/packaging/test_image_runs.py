@@ -18,22 +18,29 @@ from tests.lab import cgroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONSET = ROOT / "deploy" / "kubernetes" / "daemonset.yaml"
+ANNOUNCE = ROOT / "deploy" / "cloud" / "agents" / "announce.yaml"
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow, pytest.mark.timeout(900)]
 SERVICE = """
 {apiVersion: v1, kind: Service, metadata: {name: web, namespace: x}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}
 ---
 {apiVersion: v1, kind: Endpoints, metadata: {name: web, namespace: x}, subsets: [{addresses: [{ip: 10.9.0.2}], ports: [{port: 80}]}]}
 """
+POOLS = """
+pools: [{name: public, addresses: [172.31.78.0/24], announce: [bgp]}]
+bgp: {localASN: 64512, peers: [{address: 10.9.0.2, asn: 64513, bfd: {interval: 300ms}}]}
+"""
 # What a runtime does for the Pod: mounts, a network with a default route, a bounding set; then what its user does.
 RUN = """
 mount --bind "$R" "$R"
 mount -t proc proc "$R/proc"
+mount --bind /dev "$R/dev"
 mount --rbind /sys "$R/sys"
 mount -t bpf none "$R/sys/fs/bpf"
 mount -o remount,ro,bind "$R"
 for folder in run var/lib; do mount -t tmpfs none "$R/$folder"; done
 mkdir "$R/run/manifests"
 echo "$SERVICE" >"$R/run/manifests/web.yaml"
+echo "$POOLS" >"$R/run/pools.yaml"
 ip link set lo up
 ip link add eth0 type veth peer name other
 ip address add 10.9.0.1/24 dev eth0
@@ -41,11 +48,12 @@ ip link set eth0 up
 ip link set other up
 ip route add default via 10.9.0.2
 inside="setpriv --bounding-set -all,$CAPS --inh-caps -all,$CAPS --no-new-privs chroot $R lbagent"
-$inside agent --manifests /run/manifests --device auto --node-name n --node-ip 10.9.0.1 --socket-lb --cgroup "$CGROUP" &
+$inside agent --manifests /run/manifests --device auto --node-name n --node-ip 10.9.0.1 --socket-lb --cgroup "$CGROUP" $MORE &
 agent=$!
 trap 'kill -KILL $agent 2>/dev/null; $inside cleanup' EXIT
 for try in 1 2 3 4 5 6; do $inside status --wait 40s && break; kill -0 $agent; done
 if $inside cleanup; then exit 8; fi
+eval "$THEN"
 kill $agent
 wait $agent
 $inside map dump
@@ -70,29 +78,53 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def capabilities() -> list[str]:
-    (container,) = yaml.safe_load(DAEMONSET.read_text())["spec"]["template"]["spec"]["containers"]
+def capabilities(file: Path) -> list[str]:
+    (container,) = yaml.safe_load(file.read_text())["spec"]["template"]["spec"]["containers"]
     names = container["securityContext"]["capabilities"]["add"]
     return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
 
 
+def run_agent(rootfs: Path, capabilities: list[str], path: Path, more: str = "", then: str = "") -> tuple[str, str]:
+    """Run the agent with these capabilities and arguments, and something beside it; return its output and messages."""
+    env = {
+        "R": str(rootfs),
+        "CAPS": ",".join(f"+{name}" for name in capabilities),
+        "SERVICE": SERVICE,
+        "POOLS": POOLS,
+        "CGROUP": str(path),
+        "MORE": more,
+        "THEN": then,
+    }
+    command = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-ec", RUN]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
 def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(rootfs: Path) -> None:
     with cgroup.made() as path:
-        env = {
-            "R": str(rootfs),
-            "CAPS": ",".join(f"+{name}" for name in capabilities()),
-            "SERVICE": SERVICE,
-            "CGROUP": str(path),
-        }
-        command = ["unshare", "-m", "-n", "--propagation", "private", "sh", "-ec", RUN]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "device     eth0: tc_ingress" in done.stdout
-    assert f"cgroup     {path}: connect4" in done.stdout
-    assert "10.96.0.10:80/TCP" in done.stdout
-    assert "10.9.0.2 managed" in done.stdout, "the neighbour is not kept resolved"
-    assert "an agent already runs" in done.stderr
-    assert "removed map lb4_service" in done.stdout
+        said, messages = run_agent(rootfs, capabilities(DAEMONSET), path)
+    assert "device     eth0: tc_ingress" in said
+    assert f"cgroup     {path}: connect4" in said
+    assert "10.96.0.10:80/TCP" in said
+    assert "10.9.0.2 managed" in said, "the neighbour is not kept resolved"
+    assert "an agent already runs" in messages
+    assert "removed map lb4_service" in said
+
+
+def test_the_agent_of_the_image_speaks_bgp_with_the_capabilities_of_the_patch(rootfs: Path) -> None:
+    """The agent's own BIRD, on a root that it cannot write: it listens at BGP's port, and tries the peer."""
+    then = """
+for try in $(seq 600); do grep -q ':00B3 00000000:0000 0A' /proc/net/tcp && break; sleep 0.1; done
+grep ':00B3 00000000:0000 0A' /proc/net/tcp
+$inside bgp peers
+"""
+    with cgroup.made() as path:
+        said, messages = run_agent(rootfs, capabilities(ANNOUNCE), path, "--announce /run/pools.yaml", then)
+    assert "bird started" in messages
+    assert "bird is not installed" not in messages
+    row = next(line.split() for line in said.splitlines() if line.startswith("10.9.0.2 "))
+    assert row[1:3] in (["64513", "active"], ["64513", "connect"], ["64513", "idle"]), said
 
 
 def test_the_image_has_what_the_api_needs_and_no_compiler(rootfs: Path) -> None:
@@ -104,5 +136,6 @@ def test_the_image_has_what_the_api_needs_and_no_compiler(rootfs: Path) -> None:
         name for name in names if name.startswith(("libLLVM", "libclang", "libbcc")) or name in {"bcc", "vmlinux.h"}
     ]
     assert not (rootfs / "usr/include").exists()
+    assert not [name for name in names if "perl" in name], "bird2's scripts alone need it"
     written = list((rootfs / "usr/lib/python3").rglob("*.pyc"))
     assert len(written) > 500, "modules are compiled: the root is not written"

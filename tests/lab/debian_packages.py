@@ -1,0 +1,74 @@
+"""Programs of Debian packages that are unpacked and not installed: no service starts, nothing of the machine changes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.lab.netns import LabError, run
+
+PODMAN = (
+    *("podman", "conmon", "runc", "netavark", "golang-github-containers-common", "golang-github-containers-image"),
+    *("libassuan0", "libgpgme11", "libip6tc2", "libsubid4"),
+)  # 15 MB
+DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
+HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
+SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
+LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
+
+
+class Unpacked:
+    """The files of some packages below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def program(self, name: str) -> Path:
+        """Return a program's file; LabError when none of the packages has it."""
+        for folder in ("usr/bin", "usr/sbin", "usr/lib/podman"):
+            if (path := self.root / folder / name).exists():
+                return path
+        raise LabError(f"{name}: none of the packages in {self.root} has it")
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that let the programs find one another and their libraries."""
+        programs = [str(self.root / each) for each in ("usr/bin", "usr/sbin")]
+        return {
+            **os.environ,
+            "PATH": ":".join([*programs, os.environ.get("PATH", ""), "/usr/sbin:/usr/bin:/sbin:/bin"]),
+            "LD_LIBRARY_PATH": ":".join(str(self.root / each) for each in LIBRARIES),
+        }
+
+
+def unpacked(name: str, packages: Sequence[str]) -> Unpacked:
+    """Return the packages' files, downloaded by apt-get the first time; LabError says what is missing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbagent"
+    cache.mkdir(parents=True, exist_ok=True)
+    root = cache / f"debian-{name}"
+    with (cache / f"debian-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of other processes wait
+        if not root.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                _download(Path(folder), packages)
+                os.rename(Path(folder) / "root", root)
+    return Unpacked(root)
+
+
+def _download(folder: Path, packages: Sequence[str]) -> None:
+    if shutil.which("apt-get") is None:
+        raise LabError(f"these Debian packages are needed and there is no apt-get: {' '.join(packages)}")
+    argv = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages]
+    if subprocess.run(argv, cwd=folder, capture_output=True, check=False).returncode:
+        run(
+            "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update"
+        )  # a fresh machine has no lists, an old one old ones
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    for package in folder.glob("*.deb"):
+        run("dpkg-deb", "-x", str(package), str(folder / "root"))
