@@ -16,14 +16,11 @@ from lbagent.maps import kernel_maps as kernel_maps_module
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes, map_specs
+from tests.lab.open_files import open_files
 from tests.maps.conftest import SMALL
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 OTHER = Sizes(**{**{name: getattr(SMALL, name) for name in Sizes.__dataclass_fields__}, "flow4": 1 << 11})
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def key(number: int) -> bytes:
@@ -51,7 +48,7 @@ def test_maps_are_made_with_the_default_sizes_where_none_are_given(bpffs, monkey
     with KernelMaps.open(bpffs) as maps:
         assert maps.sizes == SMALL
         assert maps.bpffs == Path(bpffs)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize(("name", "needed"), [("lb_filter", True), ("lb_neighbor", False)])
@@ -66,7 +63,7 @@ def test_a_look_at_maps_of_which_one_is_missing(bpffs, name, needed):
     else:
         with KernelMaps.open(bpffs, create=False) as maps:
             assert name not in maps.specs
-    assert open_files() == before
+    assert open_files() <= before
     assert not os.path.exists(f"{bpffs}/v1/{name}")
 
 
@@ -83,7 +80,7 @@ def test_a_look_while_another_process_changes_the_sizes(bpffs, monkeypatch, wron
     else:
         with pytest.raises(LayoutMismatch):
             KernelMaps.open(bpffs, create=False)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_sizes_that_are_given_are_compared_once(bpffs, monkeypatch):
@@ -208,7 +205,7 @@ def test_tables_that_find_no_room(kernel_maps, monkeypatch, number, kind):
     with pytest.raises(KernelError, match="lb4_maglev") as caught:
         kernel_maps.set_maglev("lb4_maglev", {1: table(1), 2: table(2)})
     assert (type(caught.value), caught.value.errno, caught.value.done) == (kind, number, 0)
-    assert open_files() == before
+    assert open_files() <= before
     assert kernel_maps.maglev("lb4_maglev") == {}
 
 
@@ -217,7 +214,7 @@ def test_tables_leave_no_descriptor_open(kernel_maps, monkeypatch):
     kernel_maps.set_maglev("lb4_maglev", {1: table(1), 2: table(2)})
     kernel_maps.set_maglev("lb4_maglev", {3: table(1)})
     assert kernel_maps.maglev("lb4_maglev") == {1: table(1), 2: table(2), 3: table(1)}
-    assert open_files() == before
+    assert open_files() <= before
 
     def broken(*_):
         raise OSError(errno.ENOMEM, "no memory")
@@ -226,7 +223,7 @@ def test_tables_leave_no_descriptor_open(kernel_maps, monkeypatch):
     with pytest.raises(KernelError, match="lb4_maglev") as caught:
         kernel_maps.set_maglev("lb4_maglev", {4: table(4)})
     assert caught.value.errno == errno.ENOMEM
-    assert open_files() == before
+    assert open_files() <= before
     assert 4 not in kernel_maps.maglev("lb4_maglev")
 
 
@@ -260,7 +257,7 @@ def test_sizes_are_read_of_pins_and_of_those_laid_out_before_them(bpffs):
     os.close(fd)
     assert pins.pinned_sizes(bpffs, stage) == OTHER
     assert pins.pinned_sizes(bpffs) == SMALL
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_closed_descriptors_are_forgotten():
