@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ PODMAN = (
 DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
+PAUSES_S = 0, 5, 20, 0  # after each try: a name server that does not answer for a moment stops no test
 LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
 
 
@@ -63,12 +65,14 @@ def _download(folder: Path, packages: Sequence[str]) -> None:
     if shutil.which("apt-get") is None:
         raise LabError(f"these Debian packages are needed and there is no apt-get: {' '.join(packages)}")
     argv = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages]
-    if subprocess.run(argv, cwd=folder, capture_output=True, check=False).returncode:
-        run(
-            "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update"
-        )  # a fresh machine has no lists, an old one old ones
+    for pause in PAUSES_S:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        if not done.returncode:
+            break
+        time.sleep(pause)
+        # a fresh machine has no lists, an old one old ones
+        subprocess.run(["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update"], capture_output=True, check=False)
+    else:
+        raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
     for package in folder.glob("*.deb"):
         run("dpkg-deb", "-x", str(package), str(folder / "root"))
