@@ -57,8 +57,9 @@ class Gaps:
         self.leader()
 
     def close(self) -> None:
-        """Take the Service away."""
+        """Take the Service away, for the next one of its name."""
         self.lan.plane.send("DELETE", f"{SERVICES}/{NAME}")
+        self.lan.remove_backends(NAME)
 
     def _address(self) -> str:
         ingress = self.lan.plane.ask("GET", f"{SERVICES}/{NAME}")["status"]["loadBalancer"].get("ingress", [])

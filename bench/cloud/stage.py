@@ -155,6 +155,11 @@ class Lan:
         for path, obj in backends(name, 0):
             self.plane.ask("POST", path, obj)
 
+    def remove_backends(self, name: str) -> None:
+        """Take them away."""
+        for path, obj in backends(name, 0):
+            self.plane.send("DELETE", f"{path}/{obj['metadata']['name']}")
+
     def set_cordon(self, name: str, on: bool) -> None:
         """Cordon a node, or take that back."""
         patch = {"spec": {"unschedulable": on or None}}
