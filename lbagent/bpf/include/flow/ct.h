@@ -88,21 +88,30 @@ AI void ct_flow_in(struct ct_flow *f, u64 hash)
 	f->second = false;
 }
 
-AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
+/* Returns the way of the bucket that holds the flow, FLOW_WAYS: none does. */
+AI u64 ct_find_way(u64 *bucket, const struct ct_key *key, u64 *value)
 {
 #pragma unroll
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = CT_WAY(bucket, w);
-
-		if (ct_entry_match(e, key, &f->value)) {
-			ct_flow_at(f, e);
-			return true;
-		}
+		if (ct_entry_match(CT_WAY(bucket, w), key, value))
+			return w;
 	}
-	return false;
+	return FLOW_WAYS;
 }
 
-/* The same for the client's plain frame at `data`. */
+/* Looks in one bucket, that of `hash` in a table. */
+AI bool ct_find_in(u64 *bucket, u64 hash, const struct ct_key *key, struct ct_flow *f)
+{
+	u64 way = ct_find_way(bucket, key, &f->value);
+
+	if (way == FLOW_WAYS)
+		return false;
+	FORGET(way, hash);
+	ct_flow_at(f, ct_entry_at(bucket, way & (FLOW_WAYS - 1)));
+	return true;
+}
+
+/* Looks in one bucket for the client's plain frame at `data`. */
 AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, struct ct_flow *f)
 {
 #pragma unroll
@@ -120,16 +129,27 @@ AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, str
 /* Looks in the table only. The spill map is for the slow path. */
 AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
 {
+	u64 way, second = 0;
+
 	f->bucket = ct_bucket(hash);
 	f->version = RD64(CT_VERSION(f->bucket));
 	f->second = f->spilled = f->unswept = false;
 	MB();
-	if (ct_find_in(f->bucket, key, f))
-		return true;
-	if (!ct_second_in_use(f->bucket, now))
-		return false;
-	f->second = true;
-	return ct_find_in(ct_bucket(hash >> 32), key, f);
+	way = ct_find_way(f->bucket, key, &f->value);
+	if (way == FLOW_WAYS) {
+		if (!ct_second_in_use(f->bucket, now))
+			return false;
+		f->second = true;
+		way = ct_find_way(ct_bucket(hash >> 32), key, &f->value);
+		if (way == FLOW_WAYS)
+			return false;
+		second = 1;
+	}
+	FORGET(way, hash);
+	FORGET(second, hash);
+	f->second = second & 1;
+	ct_flow_at(f, ct_entry_at(ct_bucket(hash >> (second << 5 & 32)), way & (FLOW_WAYS - 1)));
+	return true;
 }
 
 AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
@@ -165,7 +185,7 @@ AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow
 		return false;
 	f->second = false;
 	f->unswept = true;
-	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
+	return ct_find_in(ct_old_bucket(hash), hash, key, f) || ct_find_in(ct_old_bucket(hash >> 32), hash, key, f) || ct_find(hash, key, now, f);
 }
 
 /* Ticks since the flow was last seen. */
