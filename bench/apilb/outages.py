@@ -95,6 +95,7 @@ class Outages:
         self.beside = self.host.haproxy([*(victim.place for victim in self.victims), steady], check=check)
         self.host.agent.start()
         self.host.wait_connected([f"v{victim.number}" for victim in self.victims])
+        time.sleep(self.check.fall * self.check.interval)  # checks that failed while all of this started are forgotten
         self.maps = self.host.closing.enter_context(KernelMaps.open(self.host.bpffs, create=False))
 
     def behave(self, place: str, how: str) -> None:

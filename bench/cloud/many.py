@@ -105,7 +105,9 @@ def restart(system: Any, seconds: float) -> int:
     plane.ask("POST", SERVICES, service(name, **{"lbagent.io/address-pool": "none"}))
     path = "/api/v1/namespaces/default/events"
     wait_for(
-        lambda: any(each["involvedObject"]["name"] == name for each in plane.ask("GET", path)["items"]), "an Event", 60
+        lambda: any(each["involvedObject"].get("name") == name for each in plane.ask("GET", path)["items"]),
+        "an Event",
+        60,
     )
     plane.ask("DELETE", f"{SERVICES}/{name}")
     return len(written)

@@ -22,7 +22,7 @@ from lbagent.model.address import L3n4Addr
 
 log = logging.getLogger(__name__)
 JITTER = 0.1  # of an interval
-GRID_S, GRIDS = 0.05, 20  # times are multiples of this, or of so small a part of an interval, if that is less
+GRID_S, GRIDS = 0.1, 20  # times are multiples of this, or of so small a part of an interval, if that is less
 FIRST_S = 1.0  # the first checks are spread over so long, at most over an interval
 UNUSABLE_S = 5.0  # a CA file that cannot be used is tried again after so long
 

@@ -17,9 +17,9 @@ from lbagent.sync.histogram import Histogram
 
 Key = tuple[L3n4Addr, HealthCheck]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond), and so many
-# handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
-MANY_A_SECOND, FRESH_A_SECOND = 25.0, 15.0
+# Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond or two), and so
+# many handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
+MANY_A_SECOND, FRESH_A_SECOND = 25.0, 8.0
 
 
 class HealthChecks:

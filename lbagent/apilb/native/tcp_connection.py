@@ -26,8 +26,8 @@ class TcpConnection:
         Closed before that it is a RST: the server's kernel has said that it takes connections, its process never sees one.
         """
         self._address = (server.ip, server.port)
-        self._sock = socket.socket(socket.AF_INET6 if server.is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
-        self._sock.setblocking(False)
+        family = socket.AF_INET6 if server.is_ipv6 else socket.AF_INET
+        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._loop = asyncio.get_running_loop()
         if half_open:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
