@@ -5,7 +5,7 @@
  * be told apart are seen before the second one is made.
  */
 #pragma once
-#include "ct.h"
+#include "ct_find.h"
 
 /* What was found of a backend's reply: nothing, a flow whose backend is gone (the client shall hear what that still says, and answer), or
  * one whose backend is served. The port of a flow that is gone may have a new one to the same address, so the second is the better find. */
