@@ -29,6 +29,9 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #endif
 #define OPAQUE(x) asm volatile("" : "+r"(x)) /* or the compiler turns arithmetic back into branches */
 #define FENCE(x) asm volatile("" : "+r"(x)::"memory")
+/* `x` stays as it is, but the verifier knows nothing of it any more (`other`: a u64 of which it knows nothing either): it follows what comes
+ * after once, and not once for each value. */
+#define FORGET(x, other) asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+&r"(x) : "r"(other))
 #ifdef LB_ARM64 /* weak memory order: an atomic with its result used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains finding flows, and the functions by which others use one. Design: docs/datapath.md, "the flow table". Two
- * buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
+ * This file contains a flow that was found (ct_find.h), and the functions by which others use it. Design: docs/datapath.md, "the flow
+ * table". Two buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
  *
  * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
  * proves that no other CPU inserted there since, so one flow never gets two entries.
@@ -75,97 +75,10 @@ AI void ct_flow_at(struct ct_flow *f, u64 *e)
 	f->seen_at = e + E_SEEN;
 }
 
-/* Has this primary bucket entries in second buckets? */
-AI bool ct_second_in_use(u64 *bucket, u64 now)
-{
-	return stamp_fresh(CT_STAMPS(bucket)[0], now);
-}
-
-/* Begins a look-up that does not insert. */
-AI void ct_flow_in(struct ct_flow *f, u64 hash)
-{
-	f->bucket = ct_bucket(hash);
-	f->second = false;
-}
-
-AI bool ct_find_in(u64 *bucket, const struct ct_key *key, struct ct_flow *f)
-{
-#pragma unroll
-	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = CT_WAY(bucket, w);
-
-		if (ct_entry_match(e, key, &f->value)) {
-			ct_flow_at(f, e);
-			return true;
-		}
-	}
-	return false;
-}
-
-/* The same for the client's plain frame at `data`. */
-AI bool ct_find_frame(u64 *bucket, const struct ct_key *key, const u8 *data, struct ct_flow *f)
-{
-#pragma unroll
-	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = CT_WAY(bucket, w);
-
-		if (ct_entry_match_frame(e, key, data, &f->value)) {
-			f->seen_at = e + E_SEEN;
-			return true;
-		}
-	}
-	return false;
-}
-
-/* Looks in the table only. The spill map is for the slow path. */
-AI bool ct_find(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
-{
-	f->bucket = ct_bucket(hash);
-	f->version = RD64(CT_VERSION(f->bucket));
-	f->second = f->spilled = f->unswept = false;
-	MB();
-	if (ct_find_in(f->bucket, key, f))
-		return true;
-	if (!ct_second_in_use(f->bucket, now))
-		return false;
-	f->second = true;
-	return ct_find_in(ct_bucket(hash >> 32), key, f);
-}
-
-AI bool ct_find_spilled(const struct ct_key *key, u64 now, struct ct_flow *f)
-{
-	struct spill_value *v;
-	struct spill_key k = {*key};
-
-	if (LIKELY(!MIGRATING_FLOWS && !stamp_fresh(CT_STAMPS(f->bucket)[1], now)))
-		return false;
-	v = map_lookup(FAMILY_FD(spill), &k);
-	if (!v)
-		return false;
-	f->value_at = &v->value;
-	f->seen_at = &v->seen;
-	f->value = v->value;
-	f->second = false;
-	f->spilled = f->unswept = true;
-	return true;
-}
-
 /* A bucket of the table that is being left. */
 AI u64 *ct_old_bucket(u64 hash)
 {
 	return (u64 *)(FAMILY_VAL(flow_old) + (hash & CFG_FLOW_OLD_MASK & ~(u64)(FLOW_WAYS - 1)) * (CT_ENTRY_WORDS * 8));
-}
-
-/* Finds a flow off the fast path: wherever it is. One that is being moved is in the new table before it leaves the old one. */
-AI bool ct_find_slow(u64 hash, const struct ct_key *key, u64 now, struct ct_flow *f)
-{
-	if (ct_find(hash, key, now, f) || ct_find_spilled(key, now, f))
-		return true;
-	if (!MIGRATING_FLOWS)
-		return false;
-	f->second = false;
-	f->unswept = true;
-	return ct_find_in(ct_old_bucket(hash), key, f) || ct_find_in(ct_old_bucket(hash >> 32), key, f) || ct_find(hash, key, now, f);
 }
 
 /* Ticks since the flow was last seen. */

@@ -5,7 +5,7 @@
  * be told apart are seen before the second one is made.
  */
 #pragma once
-#include "ct.h"
+#include "ct_find.h"
 
 /* What was found of a backend's reply: nothing, a flow whose backend is gone (the client shall hear what that still says, and answer), or
  * one whose backend is served. The port of a flow that is gone may have a new one to the same address, so the second is the better find. */
@@ -20,12 +20,12 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 {
 	NO_UNROLL
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 *e = ct_entry_at(bucket, w), meta, value;
+		u64 way = w, in_second = second, meta, value;
 		lb_path *path;
 		lb_addr from, to;
 		u16 to_port;
 
-		if (!ct_entry_match_client(e, key, &value, &to, &to_port) || value_forward_word(value) != snat_port)
+		if (!ct_entry_match_client(ct_entry_at(bucket, w), key, &value, &to, &to_port) || value_forward_word(value) != snat_port)
 			continue;
 		path = path_of(value_backend(value));
 		meta = PATH_META(path);
@@ -36,9 +36,11 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 			continue;
 		if (found && !value_is_served(value, meta))
 			continue;
-		ct_flow_at(f, e);
+		FORGET(way, value);
+		FORGET(in_second, value);
+		ct_flow_at(f, ct_entry_at(bucket, way & (FLOW_WAYS - 1)));
 		f->value = value;
-		f->second = second;
+		f->second = in_second & 1;
 		*vip = to;
 		*vip_port = to_port;
 		if (value_is_served(value, meta))

@@ -4,6 +4,7 @@
  * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
  */
 #pragma once
+#include "ct_find.h"
 #include "ct_refresh.h"
 #include "snat_find.h"
 #include "prefilter.h"

@@ -7,6 +7,7 @@
  * The run's data is struct lb_migrate. One run moves `first` and `count` on, over at most one flow or MIGRATE_STEP positions.
  */
 #pragma once
+#include "ct_find.h"
 #include "ct_walk.h"
 #include "snat_migrate.h"
 
