@@ -23,7 +23,9 @@ _ASSIGNMENT_SWAPS = {"+=": "-=", "-=": "+=", "|=": "=", "&=": "=", "^=": "=", "<
 _TRUTHS = frozenset(("<", "<=", ">", ">=", "==", "!=", "&&", "||"))
 # hints for the compiler and order of memory: what they do is seen on another processor or in the instructions only
 # (and where __builtin_unreachable is behind a switch no build loads)
-_HINTS = frozenset(("MB", "OPAQUE", "FENCE", "FORGET", "__builtin_expect", "__builtin_unreachable", "PKT_REPARSE", "RACE_POINT"))
+_HINTS = frozenset(
+    ("MB", "OPAQUE", "FENCE", "FORGET", "__builtin_expect", "__builtin_unreachable", "PKT_REPARSE", "RACE_POINT")
+)
 _WRAPPERS = frozenset(("LIKELY", "UNLIKELY"))
 
 
