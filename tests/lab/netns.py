@@ -163,11 +163,7 @@ def sweep() -> list[str]:
     """Remove namespaces and folders whose owner is dead (killed before it could clean up); return their names."""
     gone = []
     for path in RUN.glob(f"{PREFIX}*-*") if RUN.is_dir() else ():
-        if owner_is_dead(path.name[len(PREFIX) :]):
-            for pid in run("ip", "netns", "pids", path.name).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            run("ip", "netns", "del", path.name)
+        if owner_is_dead(path.name[len(PREFIX) :]) and _swept(path):
             gone.append(path.name)
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         if owner_is_dead(path.name[len(FOLDER) :]):
@@ -176,6 +172,19 @@ def sweep() -> list[str]:
             shutil.rmtree(path, ignore_errors=True)
             gone.append(path.name)
     return gone
+
+
+def _swept(path: Path) -> bool:
+    """Remove a namespace with what lives in it; tell whether it was this process that did so, and no other one just then."""
+    try:
+        for pid in run("ip", "netns", "pids", path.name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        run("ip", "netns", "del", path.name)
+    except LabError:
+        wait_for(lambda: not path.exists(), f"{path}: another process takes it away", timeout_s=2.0)
+        return False
+    return True
 
 
 def owner_is_dead(rest: str) -> bool:

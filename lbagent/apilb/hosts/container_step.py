@@ -20,6 +20,7 @@ from lbagent.errors import LbError, NotFound
 
 UP_S = 0.6  # as long a container has to stay up until it counts as started
 RELOAD_LOOKS, STEP_S = 100, 0.05  # until the worker with the new file is there
+LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it said "Loading success"
 SHORT_ID = 12  # characters, as Docker shows ids
 
 
@@ -125,22 +126,23 @@ class ContainerStep:
                 )
             await files.rename(draft, path)
             self.done.append(f"{path} written")
-        before = await runtime.logs(container_id, name)
-        await runtime.reload(container_id, name)
-        await self._has_new_worker(runtime, container_id, before)
+        await self._have_new_worker(runtime, container_id)
         await self._stays_up(runtime, container_id)
         self.done.append("reloaded")
 
-    async def _has_new_worker(self, runtime: ContainerRuntime, container_id: str, before: str) -> None:
-        """Wait until a worker has the new file; `before` is what HAProxy had said. Raises LbError when none comes."""
-        path, name, now = self._instance.host_config_path, self._instance.name, ""
+    async def _have_new_worker(self, runtime: ContainerRuntime, container_id: str) -> None:
+        """Let HAProxy read its file and wait until a worker has it. Raises LbError when none comes."""
+        path, name = self._instance.host_config_path, self._instance.name
+        before = now = await runtime.logs(container_id, name)
         if not last_worker(before):
-            return  # lines that are not kept tell nothing
-        for _ in range(RELOAD_LOOKS):
+            return await runtime.reload(container_id, name)  # lines that are not kept tell nothing
+        for look in range(RELOAD_LOOKS):
+            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that says something has had it
+                await runtime.reload(container_id, name)
             await asyncio.sleep(STEP_S)
             now = await runtime.logs(container_id, name)
             if last_worker(now) != last_worker(before):
-                return
+                return None
         known = set(before.splitlines())
         reason = first_alert("\n".join(line for line in now.splitlines() if line not in known))
         raise LbError(
@@ -151,7 +153,7 @@ class ContainerStep:
         name = self._instance.name
         if status == "paused":
             await runtime.unpause(container_id, name)
-            await runtime.reload(container_id, name)
+            await self._have_new_worker(runtime, container_id)
         elif status == "restarting":
             await runtime.restart(container_id, name)
         else:

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.apilb.hosts import PartlyDone, container_step, observe
+from lbagent.apilb.hosts.container_runtime import ContainerRuntime
 from lbagent.apilb.instance import Instance
 from lbagent.apilb.instance_plan import wanted_text
 from lbagent.apilb.plan_records import Action, Observed
@@ -156,6 +157,25 @@ async def test_a_removed_server_gets_no_connection_after_the_step(
         for server in ("10002", "10001", "10002"):
             known = await lab.do(Action.UPDATE, replace(wanted, servers=(f"127.0.0.1:{server}",)), known)
             assert {lab.ask(wanted) for _ in range(10)} == {server}
+
+
+async def test_a_reload_that_haproxy_drops_is_said_again(lab: HostLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy drops the signal in its first moments: 40 of 40 that came right behind "Loading success"."""
+    real, signals = ContainerRuntime.reload, []
+
+    async def first_is_lost(self: ContainerRuntime, container_id: str, name: str) -> None:
+        signals.append(name)
+        if len(signals) > 1:
+            await real(self, container_id, name)
+
+    monkeypatch.setattr(ContainerRuntime, "reload", first_is_lost)
+    wanted = lab.instance()
+    with lab.servers(10001, 10002):
+        known = await lab.do(Action.CREATE, wanted)
+        lab.wait_answer(wanted, "10001")
+        await lab.do(Action.UPDATE, replace(wanted, servers=("127.0.0.1:10002",)), known)
+        assert {lab.ask(wanted) for _ in range(10)} == {"10002"}
+    assert len(signals) >= 2
 
 
 async def test_a_file_that_haproxy_does_not_take_changes_nothing(lab: HostLab) -> None:

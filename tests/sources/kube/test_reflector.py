@@ -233,7 +233,7 @@ async def test_after_a_fault_it_holds_what_a_fresh_list_holds(fault, follower: F
     await follower.until(lambda: not api.answers and not api.is_silent)
     await follower.converges()
     await follower.until(lambda: follower.source.trusted)
-    assert follower.texts == ""
+    await follower.until(lambda: not follower.texts)
     assert follower.deleted <= {
         "default/web-2",
         "default/web-2-x",
