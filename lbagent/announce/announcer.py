@@ -160,7 +160,7 @@ class Announcer:
         for address in self._concerned(now) if self.wanted is not None else ():
             steps = self.machines[address].step(now, self._view(address, now))
             orders += [(address, order) for order in steps]
-        orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_blindly(now))]
+        orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_in_doubt(now))]
         try:
             self._map.write(self._answers(), now)
             self.problem = ""
@@ -173,11 +173,10 @@ class Announcer:
         self._set_routes()
         self._sweep(now, tasks)
 
-    def _led_blindly(self, now: float) -> list[bytes]:
-        """Return the addresses that this node answers for while it does not know what the Leases say."""
-        if self.election is None or self.election.is_fresh(now):
-            return []
-        return [address for address, machine in self.machines.items() if machine.answers]
+    def _led_in_doubt(self, now: float) -> list[bytes]:
+        """Return the addresses that this node answers for, and another one may too: Leases are unknown, or it did so before."""
+        is_blind = self.election is not None and not self.election.is_fresh(now)
+        return [each for each, machine in self.machines.items() if (machine.answers if is_blind else machine.doubts(now))]
 
     def _sweep(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Delete the Leases whose nodes died before they could."""

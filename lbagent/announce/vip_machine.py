@@ -11,7 +11,8 @@ the machine is given; what it wants done comes back as acts. `Rule` is the whole
     the API server does not answer     not this one; a leader goes on
 
 Programs answer on where an agent died, and no other node is heard there. So a node that began asks the wire soon after: if
-another one still answers, it stops again, and waits until that one is silent.
+another one still answers, it stops again, and waits until that one is silent. A node that took a Lease over `doubts` that it is
+alone for as long as such programs may last: the cable of the other one may have been out, and be back.
 
 Source: RFC 5227 (probes; a defence within DEFEND_INTERVAL_S, then the address is given up).
 """
@@ -142,7 +143,7 @@ class VipMachine:
         self._peer_answered = False
         self._told: list[float] = []  # when the network is to be told again
         self._checks: list[float] = []  # when the wire is to be asked whether another node answers too
-        self._checked_from = self._patient_until = float("-inf")
+        self._checked_from = self._patient_until = self._doubts_until = float("-inf")
         self._defended = float("-inf")
         self._may_give = now
 
@@ -150,6 +151,10 @@ class VipMachine:
     def answers(self) -> bool:
         """Whether the programs of this node answer for the address."""
         return self.phase in ANSWERING
+
+    def doubts(self, now: float) -> bool:
+        """Return whether it answers, and a node without an agent that had the address before may answer too."""
+        return self.answers and now < self._doubts_until
 
     def wake_at(self) -> float:
         """Return when `step` must be called although nothing changed."""
@@ -233,7 +238,7 @@ class VipMachine:
 
     def _claim(self, now: float, view: View) -> Iterator[Order]:
         if view.elects and view.holder != self.settings.node:
-            self.phase = Phase.CLAIMING
+            self.phase, self._doubts_until = Phase.CLAIMING, now + self.settings.restart_grace_s
             yield Order(Act.CLAIM)
         else:
             yield from self._announce(now)
@@ -308,7 +313,7 @@ class VipMachine:
 
     def _contested(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
         holds = self.view.elects and self.view.fresh and self.view.holder == self.settings.node
-        is_deaf = self._checked_from <= now <= self._checked_from + CHECK_S[-1]
+        is_deaf = self._checked_from <= now <= max(self._checked_from + CHECK_S[-1], self._doubts_until)
         if node and (is_deaf or not holds):
             self.yielded_to = node
             if holds:  # its agent did not hear this one: it is dead, and its programs stop by then

@@ -1,6 +1,7 @@
-"""Which addresses a leader asks the wire about while it does not know the Leases: another node may have taken them over unheard.
+"""Which addresses a leader asks the wire about while another node may answer too. Pure.
 
-It may have been deaf then: its cable was out, or its agent did not run. Pure.
+That node took them over unheard while this one did not know the Leases, as its cable was out or its agent did not run; or it had
+them before, and is back without an agent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class WireQuestions:
         self._asks_all = True
 
     def due(self, now: float, leading: Sequence[bytes]) -> list[bytes]:
-        """Return what to ask about now; `leading` are the addresses that this node answers for without knowing their Leases."""
+        """Return what to ask about now; `leading` are the addresses that another node may answer for too."""
         if not leading:
             self._next_at, self._asks_all = float("inf"), False
             return []

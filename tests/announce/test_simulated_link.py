@@ -93,7 +93,7 @@ class World:
         if node.answers_until < self.now:
             node.machine.lapse(self.now)
         self._do(node, list(node.machine.step(self.now, self._view(node))))
-        is_asking = node.machine.answers and not node.lives.is_fresh(self.now)
+        is_asking = node.machine.doubts(self.now) or (node.machine.answers and not node.lives.is_fresh(self.now))
         self._do(node, [Order(Act.PROBE) for _ in node.questions.due(self.now, [ADDRESS] * is_asking)])
         if node.machine.answers:
             node.answers_until = self.now + GRACE_S
@@ -243,6 +243,21 @@ def test_a_cable_that_is_back_before_the_api_server_is() -> None:
     assert heir is not leader
     leader.linked = True
     world.run(10)
+    assert world.worst_s <= MOST_TOGETHER_S + STEP_S / 2
+    assert world.answering() == [heir]
+
+
+@pytest.mark.parametrize("away", [DURATION_S + 0.5, GRACE_S - 0.5])
+def test_a_node_that_is_back_without_an_agent_is_noticed(away: float) -> None:
+    """Its agent was killed and its cable pulled, another node took over, and the cable is back while its programs still answer."""
+    world, leader = led()
+    world.happen("kill", leader)
+    world.happen("cable", leader)
+    world.run(away)
+    (heir,) = world.answering()
+    assert heir is not leader
+    world.happen("cable", leader)
+    world.run(4 * GRACE_S)
     assert world.worst_s <= MOST_TOGETHER_S + STEP_S / 2
     assert world.answering() == [heir]
 

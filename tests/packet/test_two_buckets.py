@@ -91,3 +91,34 @@ def test_a_gone_flow_in_the_first_bucket_hides_none_in_the_second(
             assert new.is_answered("SA"), n
             rounds += 1
     assert rounds >= 12
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["seen_before", "ended"])
+def test_of_two_gone_flows_a_reply_is_the_living_ones(
+    loaded_two_buckets_world: TimedWorld, fam: Family, *, ended: bool
+) -> None:
+    """Both frontends of a client's port are gone, with the backend that had one address in both: who listens is told, and no other one."""
+    rounds = 0
+    for n in range(24):
+        timed = loaded_two_buckets_world
+        world = timed.reset()
+        first = caller(world, fam, XDP, local=True)
+        for other in range(6):
+            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
+        old = dataclasses.replace(first, port=50000 + n)
+        old.establish()
+        assert old.backend is not None
+        world.remove_backend(old.backend)
+        if ended:
+            old.answer("R")
+        else:
+            timed.clock.pass_ticks(1)
+        back = world.backend(fam, old.backend.address, old.backend.port, local=True)
+        new = Caller(world, world.service(fam, fam.vip2, 80, backends=[back]), port=old.port)
+        if new.send("S").counted == {Reason.FWD_LOCAL: 1} and len(table.flows(world, fam)) == ENTRIES:
+            new.establish()
+            world.remove_service(new.service)
+            world.remove_backend(back)
+            assert new.is_answered("PA"), n
+            rounds += 1
+    assert rounds >= 12

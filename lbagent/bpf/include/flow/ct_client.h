@@ -7,20 +7,27 @@
 #pragma once
 #include "ct_find.h"
 
-/* What was found of a backend's reply: nothing, a flow whose backend is gone (the client shall hear what that still says, and answer), or
- * one whose backend is served. The port of a flow that is gone may have a new one to the same address, so the second is the better find. */
+/* What was found of a backend's reply, the lower the better: a flow whose backend is served, or else the one seen last of those whose backend
+ * is gone (the client shall hear what that still says, and answer). Such a flow's port may have a new one to the same address. */
 #define REPLY_UNKNOWN 0
-#define REPLY_OF_GONE 1
-#define REPLY_OF_SERVED 2
+#define REPLY_OF_SERVED 1
+#define REPLY_OF_GONE 2 /* and more: the longer ago it was seen; of two, one that has not ended */
+
+AI u64 reply_rank(u64 *e, u64 value, u64 meta, u64 now)
+{
+	u64 age = (now - RD16(e + E_SEEN)) & 0xffff;
+
+	return value_is_served(value, meta) ? REPLY_OF_SERVED : REPLY_OF_GONE + (age << 1 | value_is_closing(value));
+}
 
 /* Finds the flow of a backend's reply: its client and `snat_port` (network order; 0: FORWARD_LOCAL) are the caller's, its backend is the
  * packet's source. Keeps what `found` says the caller has, if there is nothing better. */
-AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, u64 found, struct ct_flow *f,
-		     lb_addr *vip, u16 *vip_port)
+AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, u64 now, u64 found,
+		     struct ct_flow *f, lb_addr *vip, u16 *vip_port)
 {
 	NO_UNROLL
 	for (u64 w = 0; w < FLOW_WAYS; w++) {
-		u64 way = w, in_second = second, meta, value;
+		u64 way = w, in_second = second, meta, value, rank;
 		lb_path *path;
 		lb_addr from, to;
 		u16 to_port;
@@ -34,7 +41,8 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 			continue;
 		if (FURTHER_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
 			continue;
-		if (found && !value_is_served(value, meta))
+		rank = reply_rank(ct_entry_at(bucket, w), value, meta, now);
+		if (found && rank >= found)
 			continue;
 		FORGET(way, value);
 		FORGET(in_second, value);
@@ -43,9 +51,9 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		f->second = in_second & 1;
 		*vip = to;
 		*vip_port = to_port;
-		if (value_is_served(value, meta))
-			return REPLY_OF_SERVED;
-		found = REPLY_OF_GONE;
+		found = rank;
+		if (found == REPLY_OF_SERVED)
+			return found;
 	}
 	return found;
 }

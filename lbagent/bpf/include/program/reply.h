@@ -133,10 +133,10 @@ AI u64 reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, 
 {
 	u64 *bucket = ct_bucket(hash);
 
-	found = ct_find_reply(bucket, false, key, pk, snat_port, found, f, vip, vip_port);
+	found = ct_find_reply(bucket, false, key, pk, snat_port, now, found, f, vip, vip_port);
 	if (found == REPLY_OF_SERVED || !ct_second_in_use(bucket, now))
 		return found;
-	return ct_find_reply(ct_bucket(hash >> 32), true, key, pk, snat_port, found, f, vip, vip_port);
+	return ct_find_reply(ct_bucket(hash >> 32), true, key, pk, snat_port, now, found, f, vip, vip_port);
 }
 
 /* In the table that is being left, and again in the one it may have been moved to meanwhile. */
@@ -145,7 +145,7 @@ AI u64 reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 n
 {
 	NO_UNROLL
 	for (u64 n = 0; n < 2 && found != REPLY_OF_SERVED; n++)
-		found = ct_find_reply(ct_old_bucket(hash >> 32 * n), false, key, pk, snat_port, found, f, vip, vip_port);
+		found = ct_find_reply(ct_old_bucket(hash >> 32 * n), false, key, pk, snat_port, now, found, f, vip, vip_port);
 	return found == REPLY_OF_SERVED ? found : reply_find_in(hash, pk, snat_port, now, key, found, f, vip, vip_port);
 }
 
