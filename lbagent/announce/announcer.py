@@ -176,7 +176,9 @@ class Announcer:
     def _led_in_doubt(self, now: float) -> list[bytes]:
         """Return the addresses that this node answers for, and another one may too: Leases are unknown, or it did so before."""
         is_blind = self.election is not None and not self.election.is_fresh(now)
-        return [each for each, machine in self.machines.items() if (machine.answers if is_blind else machine.doubts(now))]
+        return [
+            each for each, machine in self.machines.items() if (machine.answers if is_blind else machine.doubts(now))
+        ]
 
     def _sweep(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Delete the Leases whose nodes died before they could."""
