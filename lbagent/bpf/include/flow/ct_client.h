@@ -9,15 +9,17 @@
 
 /* What was found of a backend's reply, the lower the better: a flow whose backend is served, or else the one seen last of those whose backend
  * is gone (the client shall hear what that still says, and answer). Such a flow's port may have a new one to the same address. */
-#define REPLY_UNKNOWN 0
 #define REPLY_OF_SERVED 1
-#define REPLY_OF_GONE 2 /* and more: the longer ago it was seen; of two, one that has not ended */
+#define REPLY_OF_GONE 2 /* and more: the longer ago it was seen; of two, one that is established */
+#define REPLY_UNKNOWN 0x40000
 
+/* Without a branch: else the verifier follows the rest of the look-up for each outcome. */
 AI u64 reply_rank(u64 *e, u64 value, u64 meta, u64 now)
 {
-	u64 age = (now - RD16(e + E_SEEN)) & 0xffff;
+	u64 gone = (value_backend_differs(value, meta) + 0x1ff) >> 9;
 
-	return value_is_served(value, meta) ? REPLY_OF_SERVED : REPLY_OF_GONE + (age << 1 | value_is_closing(value));
+	OPAQUE(gone);
+	return REPLY_OF_SERVED + gone * (REPLY_OF_GONE - REPLY_OF_SERVED + ct_entry_idleness(e, value, now));
 }
 
 /* Finds the flow of a backend's reply: its client and `snat_port` (network order; 0: FORWARD_LOCAL) are the caller's, its backend is the
@@ -42,7 +44,7 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		if (FURTHER_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
 			continue;
 		rank = reply_rank(ct_entry_at(bucket, w), value, meta, now);
-		if (found && rank >= found)
+		if (rank >= found)
 			continue;
 		FORGET(way, value);
 		FORGET(in_second, value);
@@ -52,6 +54,7 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		*vip = to;
 		*vip_port = to_port;
 		found = rank;
+		FORGET(found, value);
 		if (found == REPLY_OF_SERVED)
 			return found;
 	}

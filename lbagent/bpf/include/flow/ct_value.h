@@ -180,10 +180,15 @@ AI bool value_keeps_port(u64 v, u64 l4)
 	return V_STATE(v) == CT_EST && (l4 != L4_UDP || v & V_LASTED);
 }
 
-/* Is the backend still the one the flow was given? `meta`: its path record's. */
+/* Returns 0 if the backend is still the one the flow was given, else up to 9 bits. `meta`: its path record's. */
+AI u64 value_backend_differs(u64 v, u64 meta)
+{
+	return ((meta >> 16 ^ V_BACKEND_GEN(v)) & 0x1ff) ^ PATH_LIVE << 8;
+}
+
 AI bool value_is_served(u64 v, u64 meta)
 {
-	return ((meta >> 16 ^ V_BACKEND_GEN(v)) & 0x1ff) == PATH_LIVE << 8;
+	return !value_backend_differs(v, meta);
 }
 
 /* Is the path record still that of the flow's backend, also when this one is gone (the record of a removed backend has the next

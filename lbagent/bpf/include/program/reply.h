@@ -159,7 +159,7 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 	found = reply_find_in(hash, pk, end->snat_port, now, key, REPLY_UNKNOWN, f, vip, vip_port);
 	if (MIGRATING_FLOWS && found != REPLY_OF_SERVED)
 		found = reply_find_moving(hash, pk, end->snat_port, now, key, found, f, vip, vip_port);
-	if (found)
+	if (found != REPLY_UNKNOWN)
 		return true;
 	ct_key_mark_reply(key);
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
