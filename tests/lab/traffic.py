@@ -6,6 +6,7 @@ its count does not depend on how busy this machine is.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import os
@@ -126,7 +127,9 @@ class Load:
         self.client, self.asks, self.pause_s = client, asks, pause_s
         self.tally = Tally()
         self._lock = threading.Lock()
-        self._end = threading.Event()
+        self._end, self._open = threading.Event(), threading.Event()
+        self._open.set()
+        self._under_way = [threading.Lock() for _ in range(workers)]
         self._threads = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(workers)]
 
     def __enter__(self) -> Self:
@@ -146,9 +149,12 @@ class Load:
         self.tally.syns_again = syns_again(self.client) - self._syns_before
 
     def _work(self, number: int) -> None:
+        under_way = self._under_way[number]
         with self.client.entered():
             while not self._end.is_set():
-                self._one(self.asks[number % len(self.asks)])
+                self._open.wait()
+                with under_way:
+                    self._one(self.asks[number % len(self.asks)])
                 number += 1
                 if self.pause_s:
                     time.sleep(self.pause_s)
@@ -166,6 +172,18 @@ class Load:
                 self.tally.failures.append(failure)
             else:
                 self.tally.answered[backend] += 1
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no request be under way meanwhile."""
+        self._open.clear()
+        try:
+            with contextlib.ExitStack() as stack:
+                for each in self._under_way:
+                    stack.enter_context(each)
+                yield
+        finally:
+            self._open.set()
 
     def wait_more(self, count: int, timeout_s: float = 20.0) -> None:
         """Wait until that many more requests have been answered."""

@@ -24,6 +24,7 @@ def spaces() -> Iterator[tuple[Namespace, Namespace]]:
     node = peer = None
     try:
         node, peer = Namespace("send"), Namespace("sendpeer")
+        peer.sysctl("ipv6/conf/default/disable_ipv6", 1)  # router solicitations would be counted too
         veth(node, "v0", peer, "v1")
         node.ip(
             "link add d0 type bridge",
