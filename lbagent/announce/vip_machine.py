@@ -154,7 +154,7 @@ class VipMachine:
 
     def doubts(self, now: float) -> bool:
         """Return whether it answers, and a node without an agent that had the address before may answer too."""
-        return self.answers and now < self._doubts_until
+        return now < self._doubts_until and self.answers
 
     def wake_at(self) -> float:
         """Return when `step` must be called although nothing changed."""

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.lab.topology import ROOT, end
 
 PORT = 6443  # of every server
 NAMES = ("a", "b", "c")
+BIND = ("127.0.0.1", 7443)  # of the pool, unless a test wants another one
 _number = itertools.count()  # several may be up at once
 
 
@@ -112,7 +114,9 @@ class ApiHosts:
 
     # --- pools ---
 
-    def pool(self, file: str = "lb", servers: Sequence[str] = (), bind: str = "127.0.0.1:7443", **fields: Any) -> Path:
+    def pool(
+        self, file: str = "lb", servers: Sequence[str] = (), bind: str = "{}:{}".format(*BIND), **fields: Any
+    ) -> Path:
         """Write a pool file as apply does: whole, by rename."""
         servers = list(servers or [f"{ipv4(name)}:{PORT}" for name in NAMES])
         check = {"interval": "1s", "timeout": "10s", "fall": 3, "rise": 2} | fields.pop("check", {})
@@ -177,3 +181,8 @@ def ask(address: str, port: int, timeout_s: float = 10.0) -> str:
                 raise ConnectionResetError("the answer ended early")
             data += piece
     return data.partition(b"\r\n\r\n")[2].split()[0].decode()
+
+
+def reached(address: str = BIND[0], port: int = BIND[1], number: int = 30) -> Counter[str]:
+    """Ask so often; return who answered."""
+    return Counter(ask(address, port) for _ in range(number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -71,23 +71,36 @@ def test_a_flow_in_the_second_bucket_is_told_apart_as_well(loaded_two_buckets_wo
             assert talk.is_answered("SA"), n
 
 
+def flow_of_a_backend_that_came_back(
+    timed: TimedWorld, fam: Family, n: int, meanwhile: Callable[[Caller], object] = lambda old: None
+) -> Caller | None:
+    """Take a flow's backend away, let it come back at its address, and open a flow of the same client port to it by another frontend.
+
+    Six other entries are taken, so the two lie in either bucket. Returns the second one, None where it has no entry.
+    """
+    world = timed.reset()
+    first = caller(world, fam, XDP, local=True)
+    for other in range(6):
+        dataclasses.replace(first, port=40000 + 10 * n + other).establish()
+    old = dataclasses.replace(first, port=50000 + n)
+    old.establish()
+    assert old.backend is not None
+    world.remove_backend(old.backend)
+    meanwhile(old)
+    back = world.backend(fam, old.backend.address, old.backend.port, local=True)
+    new = Caller(world, world.service(fam, fam.vip2, 80, backends=[back]), port=old.port)
+    has_entry = new.send("S").counted == {Reason.FWD_LOCAL: 1} and len(table.flows(world, fam)) == ENTRIES
+    return new if has_entry else None
+
+
 def test_a_gone_flow_in_the_first_bucket_hides_none_in_the_second(
     loaded_two_buckets_world: TimedWorld, fam: Family
 ) -> None:
-    """The backend was taken away and came back at its address; the client's port has a flow to each, in either bucket: the reply is the new one's."""
+    """The client's port has a flow to the backend that went and to the one that came: the reply is the new one's."""
     rounds = 0
     for n in range(24):
-        world = loaded_two_buckets_world.reset()
-        first = caller(world, fam, XDP, local=True)
-        for other in range(6):
-            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
-        old = dataclasses.replace(first, port=50000 + n)
-        old.establish()
-        assert old.backend is not None
-        world.remove_backend(old.backend)
-        back = world.backend(fam, old.backend.address, old.backend.port, local=True)
-        new = Caller(world, world.service(fam, fam.vip2, 80, backends=[back]), port=old.port)
-        if new.send("S").counted == {Reason.FWD_LOCAL: 1} and len(table.flows(world, fam)) == ENTRIES:
+        new = flow_of_a_backend_that_came_back(loaded_two_buckets_world, fam, n)
+        if new:
             assert new.is_answered("SA"), n
             rounds += 1
     assert rounds >= 12
@@ -98,27 +111,20 @@ def test_of_two_gone_flows_a_reply_is_the_living_ones(
     loaded_two_buckets_world: TimedWorld, fam: Family, *, ended: bool
 ) -> None:
     """Both frontends of a client's port are gone, with the backend that had one address in both: who listens is told, and no other one."""
-    rounds = 0
-    for n in range(24):
-        timed = loaded_two_buckets_world
-        world = timed.reset()
-        first = caller(world, fam, XDP, local=True)
-        for other in range(6):
-            dataclasses.replace(first, port=40000 + 10 * n + other).establish()
-        old = dataclasses.replace(first, port=50000 + n)
-        old.establish()
-        assert old.backend is not None
-        world.remove_backend(old.backend)
+    timed, rounds = loaded_two_buckets_world, 0
+
+    def meanwhile(old: Caller) -> None:
         if ended:
             old.answer("R")
         else:
             timed.clock.pass_ticks(1)
-        back = world.backend(fam, old.backend.address, old.backend.port, local=True)
-        new = Caller(world, world.service(fam, fam.vip2, 80, backends=[back]), port=old.port)
-        if new.send("S").counted == {Reason.FWD_LOCAL: 1} and len(table.flows(world, fam)) == ENTRIES:
+
+    for n in range(24):
+        new = flow_of_a_backend_that_came_back(timed, fam, n, meanwhile)
+        if new and new.backend:
             new.establish()
-            world.remove_service(new.service)
-            world.remove_backend(back)
+            new.world.remove_service(new.service)
+            new.world.remove_backend(new.backend)
             assert new.is_answered("PA"), n
             rounds += 1
     assert rounds >= 12

@@ -18,13 +18,12 @@ import pytest
 from lbagent.api.client import AgentClient
 from lbagent.errors import LbError, NotFound
 from tests.lab import cgroup, netns
-from tests.lab.api_hosts import NAMES, PORT, ApiHosts, NativeAgent, ask, ipv4, ipv6, tls
+from tests.lab.api_hosts import BIND, NAMES, PORT, ApiHosts, NativeAgent, ask, ipv4, ipv6, reached, tls
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.topology import ROOT, end
 from tests.lab.traffic import Load
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
-BIND = ("127.0.0.1", 7443)
 wait_for = partial(netns.wait_for, timeout_s=120)  # a busy machine
 
 
@@ -52,11 +51,6 @@ def lab(hosts: ApiHosts) -> ApiHosts:
     wait_for(lambda: [row["name"] for row in hosts.rows()] == ["lb"], "one pool")
     hosts.wait_up("abc")
     return hosts
-
-
-def reached(address: str = BIND[0], port: int = BIND[1], number: int = 30) -> Counter[str]:
-    """Ask so often; return who answered."""
-    return Counter(ask(address, port) for _ in range(number))
 
 
 def answered(address: str, port: int) -> SimpleNamespace:
@@ -409,69 +403,6 @@ def test_a_server_that_went_down_without_an_agent_is_found(lab: ApiHosts) -> Non
     lab.wait_up("bc")
     mine = "".join(each.server for each in found if each.server == "a")
     wait_for(lambda: ended(found) == mine, "the watches of that server ended")
-
-
-# --- every address of the host, pods, other machines ---
-
-
-@pytest.fixture(scope="module", params=["tc", "xdp"])
-def everywhere(request: pytest.FixtureRequest) -> Iterator[ApiHosts]:
-    made = ApiHosts("--device", "eth0", "--pod-device", "pod0", "--attach", request.param)
-    try:
-        made.serve()
-        made.host.sysctl("ipv4/ip_forward", 1)
-        made.host.sysctl("ipv6/conf/all/forwarding", 1)
-        made.host.checksum_offload_off("eth0")
-        made.servers.checksum_offload_off("eth0")
-        made.servers.receive_offload_on("eth0")
-        servers = [f"{ipv4(name)}:{PORT}" for name in NAMES] + [f"[{ipv6(name)}]:{PORT}" for name in NAMES]
-        made.pool(servers=servers, bind="[::]:6443")
-        made.agent.start()
-        yield made
-    finally:
-        made.close()
-
-
-def test_every_address_of_the_host_and_its_loopback(everywhere: ApiHosts) -> None:
-    with everywhere.inside():
-        for address in ("127.0.0.1", "127.9.9.9", "10.9.0.1", "10.8.0.1", "::1", "fd09::1"):
-            assert set(reached(address, 6443)) == {"a", "b", "c"}, address
-            with tls(address, 6443) as sock:
-                assert sock.getpeername()[:2] == (address, 6443)
-
-
-def test_pods_and_other_machines(everywhere: ApiHosts) -> None:
-    with everywhere.pod.entered():
-        for address in ("10.8.0.1", "10.9.0.1"):
-            assert set(reached(address, 6443)) == {"a", "b", "c"}
-        with pytest.raises(ConnectionRefusedError):
-            ask("127.0.0.1", 6443)
-    with everywhere.servers.entered():
-        for address in ("10.9.0.1", "fd09::1"):
-            assert set(reached(address, 6443)) == {"a", "b", "c"}
-
-
-def test_an_address_that_comes_later(everywhere: ApiHosts) -> None:
-    everywhere.host.ip("addr add 10.9.0.77/24 dev eth0")
-    wait_for(lambda: "10.9.0.77:6443/TCP" in str(everywhere.agent.json("svc", "list")), "a frontend for the address")
-    with everywhere.servers.entered():
-        assert ask("10.9.0.77", 6443) in NAMES
-    everywhere.host.ip("addr del 10.9.0.77/24 dev eth0")
-    wait_for(lambda: "10.9.0.77:6443/TCP" not in str(everywhere.agent.json("svc", "list")), "the frontend gone")
-
-
-def test_all_down_resets_packets_too(everywhere: ApiHosts) -> None:
-    for name in NAMES:
-        everywhere.behave(name, "503")
-    try:
-        wait_for(lambda: not any(everywhere.servers_up().values()), "no server up")
-        for place in (everywhere.servers, everywhere.pod):
-            with place.entered(), pytest.raises(ConnectionRefusedError):
-                ask("10.9.0.1", 6443)
-    finally:
-        for name in NAMES:
-            everywhere.behave(name, "200")
-    wait_for(lambda: all(everywhere.servers_up().values()), "all servers up")
 
 
 # --- one agent or another ---
