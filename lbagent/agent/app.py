@@ -33,7 +33,7 @@ from lbagent.announce.announcer import Announcer
 from lbagent.announce.announcer_view import NodeView
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
-from lbagent.announce.lease_election import LeaseElection
+from lbagent.announce.leader.lease_election import LeaseElection
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.pool_rows import NativePools

@@ -9,6 +9,7 @@ from pathlib import Path
 from lbagent.agent.lock import AgentLock
 from lbagent.announce import vip_map
 from lbagent.announce.bgp.speaker import end_left_bird
+from lbagent.announce.leader.former_leaders import Place
 from lbagent.bpf.load import datapath
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
@@ -67,7 +68,7 @@ def _owned_neighbours(root: Path) -> set[Hop]:
         return set()
 
 
-def _announced(root: Path) -> dict[vip_map.Place, bytes]:
+def _announced(root: Path) -> dict[Place, bytes]:
     """Return the addresses that the agent of these pins announces, by device."""
     try:
         with KernelMaps.open(root.parent, create=False) as maps:

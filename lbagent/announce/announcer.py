@@ -15,18 +15,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from lbagent.announce import reach
 from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
 from lbagent.announce.frames import Claim
-from lbagent.announce.lease_election import LeaseElection, vip_lease
+from lbagent.announce.leader.former_leaders import FormerLeaders
+from lbagent.announce.leader.lease_election import LeaseElection, vip_lease
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.link_sockets import LinkSockets
-from lbagent.announce.rendezvous import preferred_node
-from lbagent.announce.vip_machine import PROBE_S, Act, Order, Settings, View, VipMachine, is_overdue
-from lbagent.announce.vip_map import VipMap
+from lbagent.announce.strangers import Strangers
+from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine, is_overdue
+from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
 from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
 from lbagent.announce.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
 from lbagent.net.snapshot import NodeNetwork
-from lbagent.objects.object_event import EventSink, ObjectEvent
+from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
@@ -36,7 +38,6 @@ LOOK_S = 1.0  # at the latest everything is looked at: carriers change without a
 TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
 SWEEP_S = 30.0  # between two looks for Leases that are left over
 OBJECTS_S = 0.2  # between two looks at all objects
-IN_USE = "AddressInUse"
 NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
 WRITES_AT_ONCE = 8  # of Leases
 
@@ -58,8 +59,10 @@ class Announcer:
     ) -> None:
         """Without an `election` this node announces whatever no stranger has."""
         self.node, self.pools, self.election, self.routes = node, pools, election, None
-        self._around, self._events, self._external_ips, self._clock = around, events, external_ips, clock
+        self._around, self._external_ips, self._clock = around, external_ips, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
+        self._former_map = VipMap(maps, pools.l2.restart_grace_s, FORMER_LEADER_MAP)
+        self._former = FormerLeaders()
         self._sockets, self._questions = LinkSockets(self._heard), WireQuestions()
         self.machines: dict[bytes, VipMachine] = {}
         self._take_over(clock())
@@ -78,7 +81,7 @@ class Announcer:
         self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
         self._stepped_at = float("-inf")
         self._swept_at = clock()
-        self._in_use: dict[bytes, bytes] = {}  # of which stranger the users were told
+        self._strangers = Strangers(events)
         self._announced_routes: frozenset[bytes] | None = None
         self._wake = asyncio.Event()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE)
@@ -105,7 +108,7 @@ class Announcer:
     def use_pools(self, pools: PoolsFile) -> None:
         """Go by another file from now on."""
         self.pools = pools
-        self._map.restart_grace_s = pools.l2.restart_grace_s
+        self._map.restart_grace_s = self._former_map.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
             machine.settings = self._settings()
         self.objects_changed()
@@ -115,6 +118,8 @@ class Announcer:
 
     def _take_over(self, now: float) -> None:
         self._map.drop_ended(now)
+        self._former_map.drop_ended(now)
+        self._former.take_over(self._former_map.places, now + self.pools.l2.restart_grace_s)
         places = {address for _, address in self._map.places}
         self.machines = {address: VipMachine(self._settings(), now, answers=True) for address in places}
 
@@ -146,7 +151,9 @@ class Announcer:
         """Return when the next turn is, unless something is heard of before."""
         due = min([machine.wake_at() for machine in self.machines.values()], default=now + LOOK_S)
         end = self.election.next_end(now, PROBE_S) if self.election is not None else now + LOOK_S
-        return min(due, end, self._map.refresh_at(), self._questions.wake_at(), now + LOOK_S)
+        return min(
+            due, end, self._map.refresh_at(), self._former_map.refresh_at(), self._questions.wake_at(), now + LOOK_S
+        )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
@@ -162,6 +169,7 @@ class Announcer:
             orders += [(address, order) for order in steps]
         orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_in_doubt(now))]
         try:
+            self._write_former_leaders(orders, now)
             self._map.write(self._answers(), now)
             self.problem = ""
         except LbError as error:
@@ -218,7 +226,8 @@ class Announcer:
         by_l2 = {address for address, vip in self.wanted.items() if L2 in vip.modes}
         for address in self.machines.keys() - by_l2:
             del self.machines[address]
-            self._in_use.pop(address, None)
+            self._former.ended(address)
+            self._strangers.forget(address)
             if self.election is not None and self.election.holder(address) == self.node:
                 tasks.create_task(self.election.forget(address))
         for address in sorted(by_l2 - self.machines.keys()):
@@ -279,6 +288,23 @@ class Announcer:
             for ifindex, mac in self._places[address].items()
         }
 
+    def _write_former_leaders(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
+        """Let the programs know who led before, ahead of their answering. Raises KernelError, MapFull."""
+        grace_s, election = self.pools.l2.restart_grace_s, self.election
+        for address, order in orders:
+            if order.act is Act.ANNOUNCE:
+                self._former.began(address, now, grace_s)
+            elif order.act is Act.WITHDRAW:
+                self._former.ended(address)
+        leading = {address for address, machine in self.machines.items() if machine.answers}
+        lives = (lambda mac: election.is_alive(mac, now)) if election else (lambda _mac: False)
+        self._former_map.write(self._former.wanted(leading, now, grace_s, lives), now)
+
+    def former_leader(self, address: bytes) -> str:
+        """Return the node to which segments of connections from before this one led go on, '' for none."""
+        names = [self.election.node_of(mac) for mac in self._former.of(address)] if self.election else []
+        return next(iter(names), "")
+
     # --- what is ordered ---
 
     def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
@@ -292,13 +318,13 @@ class Announcer:
             case Act.CLAIM | Act.GIVE:
                 tasks.create_task(self._write_lease(address, order))
             case Act.ANNOUNCE | Act.WITHDRAW:
-                self._in_use.pop(address, None)
+                self._strangers.forget(address)
                 text = (
                     "an address is announced" if order.act is Act.ANNOUNCE else "an address is not announced any more"
                 )
-                log.info(text, extra=self._fields(address))
+                log.info(text, extra={"address": format_ip(address), "services": self._services(address)})
             case Act.CONFLICT:
-                self._tell_of_stranger(address, order.mac)
+                self._strangers.tell(address, order.mac, self._services(address))
 
     async def _write_lease(self, address: bytes, order: Order) -> None:
         assert self.election is not None
@@ -316,26 +342,17 @@ class Announcer:
             self.takeovers += bool(done and before and before.holder not in ("", self.node))
         self._wake.set()
 
-    def _tell_of_stranger(self, address: bytes, mac: bytes) -> None:
-        if self._in_use.get(address) == mac:
-            return
-        self._in_use[address] = mac
-        text = in_use_text(address, mac)
-        log.warning("an address is in use", extra=self._fields(address) | {"mac": mac.hex(":")})
+    def _services(self, address: bytes) -> list[str]:
         vip = (self.wanted or {}).get(address)
-        for key in vip.services if vip else ():
-            for sink in self._events:
-                sink(ObjectEvent("Service", key, IN_USE, text, warning=True))
+        return list(vip.services) if vip else []
 
-    def _fields(self, address: bytes) -> dict[str, object]:
-        vip = (self.wanted or {}).get(address)
-        return {"address": format_ip(address), "services": list(vip.services) if vip else []}
-
-    def _heard(self, _ifindex: int, claim: Claim) -> None:
+    def _heard(self, ifindex: int, claim: Claim) -> None:
         machine = self.machines.get(claim.address)
         if machine is None or any(claim.mac == link.mac for link in self._around.network().links.values()):
             return
         node = self.election.node_of(claim.mac) if self.election else ""
+        if node and machine.phase is Phase.PROBING:
+            self._former.heard((ifindex, claim.address), claim.mac, self._clock())
         orders = list(machine.heard(self._clock(), claim.mac, node))
         if any(order.act is Act.WITHDRAW for order in orders):
             self._questions.suspect()
@@ -373,9 +390,3 @@ class Announcer:
     def objects(self) -> ObjectSnapshot:
         """The objects of the last look."""
         return self._objects or ObjectSnapshot()
-
-
-def in_use_text(address: bytes, mac: bytes) -> str:
-    """Return the sentence about an address that a stranger has."""
-    found = f"{format_ip(address)} is in use: the host with the MAC address {mac.hex(':')} answers for it"
-    return f"{found}; it is not announced, and tried again each minute"

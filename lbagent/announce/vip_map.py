@@ -1,7 +1,7 @@
-"""lb_vip: for which addresses the programs answer, by which devices, and until when. The agent moves that time on.
+"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: who led before.
 
-An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or they end by themselves. What has
-ended is not taken over: another node may answer by then.
+The agent moves that time on. An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or
+they end by themselves. What has ended is not taken over: another node may answer by then.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import fcntl
 import logging
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from lbagent.announce.frames import group_mac, solicited_node
+from lbagent.announce.leader.former_leaders import Place
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
 
 log = logging.getLogger(__name__)
-MAP = "lb_vip"
+MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
 REFRESH_PARTS, MOST_REFRESH_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
 SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
 _V4_MAPPED = bytes(10) + b"\xff\xff"
-Place = tuple[int, bytes]  # ifindex, address
 NS = 1_000_000_000
 
 
 class VipMap:
-    """Owner of the entries of lb_vip."""
+    """Owner of the entries of lb_vip, or of lb_former_leader: a MAC address by device and address."""
 
-    def __init__(self, maps: LBMaps, restart_grace_s: float) -> None:
-        self._maps = maps
+    def __init__(self, maps: LBMaps, restart_grace_s: float, name: str = MAP) -> None:
+        self._maps, self._name = maps, name
         self.restart_grace_s = restart_grace_s
-        self._written: dict[Place, bytes] = read(maps)  # with which MAC address
+        self._written: dict[Place, bytes] = read(maps, name=name)
         self._lasting: Mapping[Place, bytes] = dict(self._written)
         self._refreshed, self._ends_at = float("-inf"), float("inf")
 
@@ -43,7 +43,7 @@ class VipMap:
 
     def drop_ended(self, now: float) -> None:
         """Take no longer over what has ended by now; `now` is of CLOCK_MONOTONIC."""
-        self._lasting = read(self._maps, now)
+        self._lasting = read(self._maps, now, self._name)
 
     def refresh_at(self) -> float:
         """Return when `write` must be called again though nothing changed; monotonic seconds."""
@@ -58,30 +58,35 @@ class VipMap:
         return bool(self._written) and now >= self._ends_at
 
     def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
-        """Answer for exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull."""
+        """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull."""
         gone = [place for place in self._written if place not in wanted]
         due = now >= self.refresh_at()
         fresh = {place: mac for place, mac in wanted.items() if due or self._written.get(place) != mac}
         if gone:
-            self._maps.delete_many(MAP, [_key(place) for place in gone])
+            self._maps.delete_many(self._name, [_key(place) for place in gone])
             for place in gone:
                 del self._written[place]
-                _listen(place, leave=True)
+            self._listen(gone, leave=True)
         if fresh:
             until = int((now + self.restart_grace_s) * NS)
-            for place in fresh.keys() - self._written.keys():
-                _listen(place)
-            self._maps.put_many(MAP, [(_key(place), LB_VIP.pack(until, mac, b"")) for place, mac in fresh.items()])
+            self._listen(fresh.keys() - self._written.keys())
+            self._maps.put_many(
+                self._name, [(_key(place), LB_VIP.pack(until, mac, b"")) for place, mac in fresh.items()]
+            )
             self._written |= fresh
         if due or len(fresh) == len(self._written):
             self._refreshed, self._ends_at = now, now + self.restart_grace_s
 
+    def _listen(self, places: Collection[Place], *, leave: bool = False) -> None:
+        for place in places if self._name == MAP else ():
+            _listen(place, leave=leave)
 
-def read(maps: LBMaps, now: float = 0.0) -> dict[Place, bytes]:
+
+def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[Place, bytes]:
     """Return what is written, without what ended before `now`."""
     out: dict[Place, bytes] = {}
-    if MAP in maps.specs:  # pins of an earlier version lack it
-        for key, value in maps.items(MAP):
+    if name in maps.specs:  # pins of an earlier version lack it
+        for key, value in maps.items(name):
             ifindex, address = LB_VIP_KEY.unpack(key)
             until, mac, _ = LB_VIP.unpack(value)
             assert isinstance(until, int)

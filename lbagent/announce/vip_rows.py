@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lbagent.announce.announcer import NO_ENDPOINT_HERE, Announcer, in_use_text
+from lbagent.announce.announcer import NO_ENDPOINT_HERE, Announcer
+from lbagent.announce.strangers import in_use_text
 from lbagent.announce.vip_machine import Phase
 from lbagent.announce.wanted import WantedVip
 from lbagent.api.types import VipAnswer, VipRow
@@ -117,7 +118,10 @@ def why(announcer: Announcer, name: str) -> VipAnswer:
         found = [row for row in rows if row.address == format_ip(address)]
         lines = _about_address(announcer, address, found)
     is_announced = any(row.state == ANNOUNCED or (row.state == STANDBY and row.node) for row in found)
-    return VipAnswer(is_announced, [*lines, *(line for row in found for line in _about_row(row))])
+    lines += [line for row in found for line in _about_row(row)]
+    former = {announcer.former_leader(parse_ip(row.address)): None for row in found if row.state == ANNOUNCED}
+    lines += [f"  connections from before go on by {node}, which led before" for node in former if node]
+    return VipAnswer(is_announced, lines)
 
 
 def _about_address(announcer: Announcer, address: bytes, found: Sequence[VipRow]) -> list[str]:

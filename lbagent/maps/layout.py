@@ -252,7 +252,7 @@ NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
-VIPS = 4096  # entries of lb_vip
+VIPS = 4096  # entries of lb_vip, and of lb_former_leader
 DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4

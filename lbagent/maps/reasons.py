@@ -24,6 +24,7 @@ class Reason(IntEnum):
     FWD_NO_STATE = 8  # forwarded by selection alone: the flow table had no room for a SYN
     FWD_FRAGMENT = 9  # later fragment of a known datagram
     FWD_SOCKET = 10  # no packet: a socket of the node was given a backend's address (--socket-lb)
+    FWD_FORMER_LEADER = 11  # of no flow here, no first packet: to the node that led for the announced address before
     # passed untouched
     PASS_NOT_SERVICE = 16  # the prefilter let it through, but its address is of no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate

@@ -161,6 +161,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_config", t.ARRAY, 4, LB_CONFIG.size, 1, F_RDONLY_PROG),
         MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
         MapSpec("lb_vip", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
+        MapSpec("lb_former_leader", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
         MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb4_stream", t.ARRAY, 4, STREAMS * LB4_STREAM.size, 1),
@@ -183,6 +184,7 @@ ADDED_MAPS = (
     "lb6_stream",
     "lb_direct",
     "lb_vip",
+    "lb_former_leader",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.announcer import IN_USE, Announcer
+from lbagent.announce.announcer import Announcer
 from lbagent.announce.announcer_view import NodeView
 from lbagent.announce.frames import Claim
+from lbagent.announce.strangers import IN_USE
 from lbagent.announce.vip_machine import PROBE_S
-from lbagent.announce.vip_map import NS, VipMap, read
+from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
 from lbagent.errors import NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
@@ -112,6 +113,20 @@ async def test_until_objects_are_known_what_an_earlier_agent_announced_is_kept()
     world.serve(VIP)
     assert world.written() == {VIP}
     assert world.sockets.sent == []
+
+
+async def test_the_former_leader_that_an_earlier_agent_knew_is_kept_and_ends_with_what_is_announced() -> None:
+    maps = MemoryMaps()
+    VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC, (IFINDEX, OTHER): MAC}, 90.0)
+    VipMap(maps, 30.0, FORMER_LEADER_MAP).write({(IFINDEX, VIP): STRANGER, (IFINDEX, OTHER): STRANGER}, 90.0)
+    world = World(maps)
+    world.serve(VIP)
+    assert read(maps, name=FORMER_LEADER_MAP) == {(IFINDEX, VIP): STRANGER}
+    world.run(29)
+    assert read(maps, name=FORMER_LEADER_MAP) == {(IFINDEX, VIP): STRANGER}
+    world.run(2)  # no Lease says that it lives
+    assert read(maps, name=FORMER_LEADER_MAP) == {}
+    assert world.written() == {VIP}
 
 
 async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbagent.announce.node_lives import NodeLives
-from lbagent.announce.rendezvous import preferred_node
+from lbagent.announce.leader.node_lives import NodeLives
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
 from lbagent.announce.wire_questions import WireQuestions
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lbagent.announce.lease_election import vip_lease
-from lbagent.announce.vip_map import MAP, NS, VipMap, read
+from lbagent.announce.leader.lease_election import vip_lease
+from lbagent.announce.vip_map import FORMER_LEADER_MAP, MAP, NS, VipMap, read
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import parse_ip
@@ -70,3 +70,12 @@ def test_entries_end_by_themselves_when_nothing_is_written_for_so_long() -> None
 def test_the_name_of_a_lease() -> None:
     assert vip_lease(V4) == "lbagent-vip-10.0.0.9"
     assert vip_lease(V6) == "lbagent-vip-fd00-0000-0000-0000-0000-0000-0000-0009"
+
+
+def test_former_leaders_are_entries_of_a_map_of_their_own() -> None:
+    maps = MemoryMaps()
+    VipMap(maps, 30.0).write({(NO_DEVICE, V4): MAC}, 100.0)
+    VipMap(maps, 30.0, FORMER_LEADER_MAP).write({(NO_DEVICE, V6): OTHER}, 100.0)
+    assert read(maps) == {(NO_DEVICE, V4): MAC}
+    assert read(maps, name=FORMER_LEADER_MAP) == {(NO_DEVICE, V6): OTHER}
+    assert VipMap(maps, 30.0, FORMER_LEADER_MAP).places == {(NO_DEVICE, V6): OTHER}

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from tests.kube.cluster import Cluster, collection
-from tests.kube.control_plane import PORT, ControlPlane
+from tests.kube.control_plane import MERGE, PORT, ControlPlane
 from tests.kube.proxy import Proxy
 from tests.lab import traffic
 from tests.lab.agent import KubeAgent
@@ -164,13 +164,23 @@ class Link:
         self.set_endpoints(name, hosts)
         status = {"status": {"loadBalancer": {"ingress": [{"ip": address} for address in addresses]}}}
         path = f"/api/v1/namespaces/default/services/{name}/status"
-        self.cluster.plane.ask("PATCH", path, status, "application/merge-patch+json")
+        self.cluster.plane.ask("PATCH", path, status, MERGE)
 
     def set_endpoints(self, name: str, hosts: Sequence[Host]) -> None:
         endpoints = [
             {"addresses": [host.pod_address], "conditions": {"ready": True}, "nodeName": host.name} for host in hosts
         ]
         self.cluster.put_slice(f"{name}-own", name, endpoints=endpoints)
+
+    def cordon(self, host: Host, *, undo: bool = False) -> None:
+        spec = {"spec": {"unschedulable": None if undo else True}}
+        self.cluster.plane.ask("PATCH", f"/api/v1/nodes/{host.name}", spec, MERGE)
+
+    def talkers(self, address: str) -> traffic.Talkers:
+        """Return connections of the client that stay open: with twelve each of two pods has some (all but once in 2,000 times)."""
+        found = traffic.Talkers(self.client, address, 80, 12)
+        self.closing.callback(found.close)
+        return found
 
     def lease(self, address: str) -> dict[str, Any]:
         return self._lease(f"lbagent-vip-{address}")

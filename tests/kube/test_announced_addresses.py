@@ -9,7 +9,6 @@ import pytest
 
 from tests.kube.announcing_nodes import Host, Link, give_rights, take_rights
 from tests.kube.cluster import Cluster
-from tests.kube.control_plane import MERGE
 from tests.lab import traffic
 from tests.lab.netns import wait_for
 
@@ -83,13 +82,36 @@ def test_when_the_leader_is_cordoned_no_connection_fails(link: Link) -> None:
     heir = other(link, leader)
     with link.load(VIP, timeout_s=5.0) as load:
         load.wait_more(50)
-        link.cluster.plane.ask("PATCH", f"/api/v1/nodes/{leader.name}", {"spec": {"unschedulable": True}}, MERGE)
+        link.cordon(leader)
         link.until_led(VIP, by=heir)
         load.wait_more(100)
     assert load.tally.failures == []
     assert leader.vips()[VIP]["reason"] == "the node is cordoned"
-    link.cluster.plane.ask("PATCH", f"/api/v1/nodes/{leader.name}", {"spec": {"unschedulable": None}}, MERGE)
+    link.cordon(leader, undo=True)
     link.until_led(VIP, by=leader)  # it takes its share again
+
+
+def test_open_connections_outlive_the_move_of_their_address(link: Link) -> None:
+    """Also back: those of both nodes are known to one of them alone. Of pods of either node, from clients whose address is kept or not."""
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    heir = other(link, leader)
+    before = link.talkers(VIP)
+    assert set(before.first) == set(link.hosts)
+    link.cordon(leader)
+    link.until_led(VIP, by=heir)
+    wait_for(lambda: link.mac_of(VIP) == heir.node.mac("eth0").hex(":"), "the new leader, as the client knows it", 20)
+    between = link.talkers(VIP)
+    time.sleep(9)  # longer than restartGrace: the nodes live, and so it is no matter
+    assert before.ask() == before.first
+    assert between.ask() == between.first
+    assert f"connections from before go on by {leader.name}" in heir.agent.cli("vip", "why", VIP).stdout
+    assert "fwd_former_leader" in heir.agent.api.metrics()
+    link.cordon(leader, undo=True)
+    link.until_led(VIP, by=leader)
+    wait_for(lambda: link.mac_of(VIP) == leader.node.mac("eth0").hex(":"), "the first leader", 20)
+    assert before.ask() == before.first
+    assert between.ask() == between.first
 
 
 def test_the_end_of_an_agent_moves_nothing_until_its_programs_stop(link: Link) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.announce.rendezvous import preferred_node
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.model.address import parse_ip
 from tests.kube.announcing_nodes import POOLS, Host, Link
 from tests.kube.cluster import Cluster

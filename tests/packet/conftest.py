@@ -47,6 +47,13 @@ def world(loaded_world: World) -> World:
 
 
 @pytest.fixture(scope="session")
+def loaded_announcing_world() -> Iterator[World]:
+    """Load programs that announce."""
+    with open_world(Settings(announce=True)) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
 def loaded_still_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket of four entries and one SNAT port, for which time stands still."""
     sizes = dataclasses.replace(SMALL, flow4=4, flow6=4, snat4=64, snat6=64)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import struct
 import time
-from collections.abc import Iterator
 
 import pytest
 from scapy.layers.inet6 import (
@@ -20,12 +18,10 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.packet import Packet
 
-from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps import layout
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import V4, V6, Family
-from tests.packet.harness import open_world
 from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, Outcome, World
 
 ASKER, OTHER = "02:00:00:00:09:01", "02:00:00:00:09:02"
@@ -33,13 +29,6 @@ VIP_MAC = "02:00:00:00:0a:01"  # announced with it: not the address of the devic
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 NONE = {4: "0.0.0.0", 6: "::"}
 HOOKS = pytest.mark.parametrize("hook", [XDP, TC_INGRESS])
-
-
-@pytest.fixture(scope="module")
-def loaded_announcing_world() -> Iterator[World]:
-    """Load programs that announce."""
-    with open_world(Settings(announce=True)) as world:
-        yield world
 
 
 @pytest.fixture
@@ -55,12 +44,7 @@ def announcing_world(loaded_announcing_world: World) -> World:
 
 def announce(world: World, fam: Family, address: str, seconds: float = 30.0, device: int = 0) -> None:
     """Let a device announce an address for a while."""
-    packed = fam.packed(address)
-    key = struct.pack("=I", device or world.net.lb0) + (
-        packed if fam.version == 6 else bytes(10) + b"\xff\xff" + packed
-    )
-    until = time.monotonic_ns() + int(seconds * 1e9)
-    world.put("lb_vip", [(key, struct.pack("=Q", until) + bytes.fromhex(VIP_MAC.replace(":", "")) + bytes(2))])
+    world.vip("lb_vip", fam, address, VIP_MAC, seconds, device)
 
 
 def group_of(target: str) -> tuple[str, str]:

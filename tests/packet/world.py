@@ -7,6 +7,7 @@ holds maps and programs; each test gets it empty (`reset`).
 from __future__ import annotations
 
 import struct
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -165,6 +166,15 @@ class World:
                     view[:] = row
                     return
         raise AssertionError("lb_device has no room")
+
+    def vip(self, name: str, family: Family, address: str, mac: str, seconds: float = 30.0, device: int = 0) -> None:
+        """Say for a while of an announced address in lb_vip with which MAC address it is, in lb_former_leader who led before."""
+        packed = family.packed(address)
+        key = layout.LB_VIP_KEY.pack(
+            device or self.net.lb0, packed if family.version == 6 else bytes(10) + b"\xff\xff" + packed
+        )
+        until = time.monotonic_ns() + int(seconds * 1e9)
+        self.put(name, [(key, layout.LB_VIP.pack(until, _mac(mac), b""))])
 
     def nexthop(self, ifindex: int, dmac: str, smac: str, *, xdp: bool = True) -> int:
         """Enter a next hop; the same one gets the same index. `xdp`: its device takes frames that XDP sends."""

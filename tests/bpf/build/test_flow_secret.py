@@ -17,7 +17,7 @@ SHARED_MEMORY = {
     "maps.h",
     "path.h",
     "prefilter.h",
-    "announce.h",
+    "vip.h",
     "sock_peer.h",
 }  # read or write words of records that are no flows
 BITS = re.compile(

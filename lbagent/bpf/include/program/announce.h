@@ -10,9 +10,9 @@
 #include "answer_write.h"
 #include "fwd.h"
 #include "prefilter.h"
+#include "vip.h"
 
 #define ANNOUNCE_PULL (ETH_HLEN + IP_HLEN + 128) /* bytes: what tc makes linear */
-#define ANNOUNCES (CFG(flags) & CONFIG_ANNOUNCE)
 
 /* Hands a frame on that may ask for an address, whether it is for the device's MAC address or for a group. Not for frames on their way out. */
 AI void announce_call(lb_ctx *ctx, const u8 *data)
@@ -50,21 +50,7 @@ AI bool announce_may_answer(u64 ifindex, const u8 *data)
 /* Returns what is announced by the device under an address, NULL for nothing. */
 AI struct lb_vip *announce_find(u64 ifindex, const lb_addr *address)
 {
-	struct lb_vip_key key = {.ifindex = ifindex};
-	u32 *words = (u32 *)key.address; /* the key is aligned to these */
-	struct lb_vip *vip;
-
-#if LB_FAMILY == 4
-	words[2] = HTONL(0xffff);
-	words[3] = address->w[0];
-#else
-	words[0] = address->w[0];
-	words[1] = address->w[0] >> 32;
-	words[2] = address->w[1];
-	words[3] = address->w[1] >> 32;
-#endif
-	vip = map_lookup(MAPFD(lb_vip), &key);
-	return vip && coarse_ns() < RD64(&vip->until) ? vip : 0;
+	return vip_find(MAPFD(lb_vip), ifindex, address);
 }
 
 #if LB_FAMILY == 4

@@ -10,6 +10,7 @@
  */
 #pragma once
 #include "announce.h"
+#include "former_leader.h"
 #include "icmp_quote.h"
 #include "reply.h"
 
@@ -90,6 +91,27 @@ AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_q
 	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, meta);
 }
 
+/* About a packet of no flow here. A connection of an announced address may be known to the node that led before: that one is told. */
+AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q)
+{
+	struct lb_vip *vip = q->pk.proto == PROTO_TCP ? former_leader_find(ctx, pk) : 0;
+	u64 len = CTX_LEN(ctx), sum = 0;
+	struct lb_tuple same;
+	struct nexthop nh;
+	int rc;
+
+	if (!vip)
+		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	rc = former_leader_way(ctx, pk, vip, &nh);
+	if (rc != CONTINUE)
+		return rc;
+	tuple_of(pk, &same);
+	if (!outer_write(ctx, pk, &same, 1, &sum))
+		return LB_DROP;
+	count(REASON_FWD_FORMER_LEADER, len);
+	return out_go(ctx, pk, OUT_NEXTHOP, &nh);
+}
+
 /* The program CALL_ICMP. */
 AI int icmp_main(lb_ctx *ctx)
 {
@@ -120,7 +142,7 @@ AI int icmp_main(lb_ctx *ctx)
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	reply_end_of(&q->pk, &end);
 	if (!reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port))
-		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+		return icmp_of_no_flow(ctx, &s->pk, q);
 	meta = PATH_META(path_of(value_backend(flow.value)));
 	if (reply_is_for_egress(&s->pk, meta))
 		return LB_PASS;

@@ -6,6 +6,7 @@
 #pragma once
 #include "fast_path.h"
 #include "flow_select.h"
+#include "former_leader.h"
 #include "limits.h"
 
 /* To this node itself. A request that was about to leave it comes back up through the same device. */
@@ -133,18 +134,6 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
-AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
-{
-	t->client = pk->saddr;
-	t->frontend = pk->daddr;
-	t->client_port = pk->sport;
-	t->frontend_port = pk->dport;
-	t->proto = pk->proto;
-	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
-	t->from_pod = (pk->flags & (PKT_INTERNAL | PKT_EGRESS)) == PKT_INTERNAL;
-	t->from_netns = 0;
-}
-
 /* No frontend has this address and port. */
 AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple5 *t)
 {
@@ -172,6 +161,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	struct selection chosen = {};
 	struct lb_service *svc;
 	struct lb_tuple5 t;
+	struct lb_vip *vip;
 	lb_key key;
 	u32 reason;
 
@@ -181,6 +171,9 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	svc = service_lookup(&t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
+	vip = s->choice == CHOICE_NEW ? former_leader_of(ctx, &s->pk) : 0;
+	if (vip)
+		return former_leader_send(ctx, &s->pk, vip);
 	if (s->choice == CHOICE_NEW && !flow_may_begin(&s->pk))
 		return verdict(ctx, REASON_PASS_NEW_FLOW, LB_PASS);
 	reason = service_routable(&t, svc);

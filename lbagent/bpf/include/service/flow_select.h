@@ -16,6 +16,19 @@ AI bool flow_may_begin(const struct lb_pkt *pk)
 	return !NEW_FLOWS_SYN || pk->proto != PROTO_TCP || is_syn(pk);
 }
 
+/* What services are asked by of a packet. */
+AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
+{
+	t->client = pk->saddr;
+	t->frontend = pk->daddr;
+	t->client_port = pk->sport;
+	t->frontend_port = pk->dport;
+	t->proto = pk->proto;
+	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
+	t->from_pod = (pk->flags & (PKT_INTERNAL | PKT_EGRESS)) == PKT_INTERNAL;
+	t->from_netns = 0;
+}
+
 struct selection {
 	u64 backend, meta, forward;
 };

@@ -18,9 +18,9 @@ from ipaddress import ip_address
 
 import msgspec
 
-from lbagent.announce.node_lives import NodeLives
+from lbagent.announce.leader.node_lives import NodeLives
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.reach import is_within
-from lbagent.announce.rendezvous import preferred_node
 from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
 from lbagent.model.address import format_ip
@@ -117,6 +117,11 @@ class LeaseElection:
     def node_of(self, mac: bytes) -> str:
         """Return the other node that has a MAC address, '' for a stranger's; before the Leases were read any host may be a node."""
         return self._nodes_by_mac.get(mac, "" if self._annotations else ANOTHER_NODE)
+
+    def is_alive(self, mac: bytes, now: float) -> bool:
+        """Return whether the other node that has a MAC address lives."""
+        node = self._nodes_by_mac.get(mac, "")
+        return bool(node) and self.dead_s(node, now) < 0
 
     @property
     def failure(self) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.announce.rendezvous import preferred_node
+from lbagent.announce.leader.rendezvous import preferred_node
 
 NODES = st.frozensets(st.text(min_size=1, max_size=8), min_size=1, max_size=8)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.announce.node_lives import NodeLives
+from lbagent.announce.leader.node_lives import NodeLives
 
 
 def seen(*words: tuple[str, str, float]) -> NodeLives:

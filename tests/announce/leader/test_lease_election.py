@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lbagent.announce.lease_election import ANOTHER_NODE, MACS, NETWORKS, LeaseElection, vip_lease
+from lbagent.announce.leader.lease_election import ANOTHER_NODE, MACS, NETWORKS, LeaseElection, vip_lease
 from lbagent.announce.vip_machine import PROBE_S
 from lbagent.model.address import parse_ip
 from lbagent.sources.kube.leases import Lease, LeaseSpec

@@ -1,0 +1,62 @@
+"""Which node led for an address before this one: it has the flows of the connections that were open then. Pure.
+
+The programs send segments of connections that they do not know on to it (bpf/include/forward/former_leader.h). It is the node
+that answered the probes last, so it runs, though its agent may not; one that died answers none, and nothing is sent to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+HEARD_S = (
+    3.0  # between its last answer and the beginning of this node: two rounds of probes, and the writing of a Lease
+)
+Place = tuple[int, bytes]  # ifindex, address
+
+
+class FormerLeaders:
+    """The MAC address of the former leader by device and address; `now` is seconds of one steady clock."""
+
+    def __init__(self) -> None:
+        self._heard: dict[Place, tuple[bytes, float]] = {}
+        self._former: dict[Place, tuple[bytes, float]] = {}  # with the time until which it need not be known to live
+
+    def take_over(self, places: Mapping[Place, bytes], until: float) -> None:
+        """Take what an earlier agent wrote."""
+        self._former = {place: (mac, until) for place, mac in places.items()}
+
+    def heard(self, place: Place, mac: bytes, now: float) -> None:
+        """Take that another node answers for an address that this one is about to lead for."""
+        self._heard[place] = (mac, now)
+
+    def began(self, address: bytes, now: float, grace_s: float) -> None:
+        """Take that this node leads for an address from now on."""
+        heard = {place: found for place, found in self._heard.items() if place[1] == address}
+        self.ended(address)
+        for place, (mac, at) in heard.items():
+            if now - at <= HEARD_S:
+                self._former[place] = (mac, now + grace_s)
+
+    def ended(self, address: bytes) -> None:
+        """Take that this node does not lead for an address any more."""
+        for known in (self._heard, self._former):
+            for place in [place for place in known if place[1] == address]:
+                del known[place]
+
+    def wanted(
+        self, leading: Collection[bytes], now: float, grace_s: float, lives: Callable[[bytes], bool]
+    ) -> dict[Place, bytes]:
+        """Return what the programs are to know while this node leads for `leading`.
+
+        `lives`: whether the Lease of the node with a MAC address does; one whose Lease ran out is kept for `grace_s`.
+        """
+        for place, (mac, until) in list(self._former.items()):
+            if lives(mac):
+                self._former[place] = (mac, now + grace_s)
+            elif now >= until:
+                del self._former[place]
+        return {place: mac for place, (mac, _) in self._former.items() if place[1] in leading}
+
+    def of(self, address: bytes) -> list[bytes]:
+        """Return the MAC addresses of the former leader of an address."""
+        return [mac for (_, known), (mac, _) in self._former.items() if known == address]

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+ *
+ * This file contains the look-up of what the agent says about an announced address: lb_vip (announce.h), lb_former_leader (former_leader.h).
+ * Both end by themselves where no agent moves their time on.
+ */
+#pragma once
+#include "maps.h"
+#include "wire.h"
+
+#define ANNOUNCES (CFG(flags) & CONFIG_ANNOUNCE) /* --announce, a constant for the verifier */
+
+/* Returns the entry of an address on a device; NULL: there is none, or its time is over. */
+AI struct lb_vip *vip_find(void *map, u64 ifindex, const lb_addr *address)
+{
+	struct lb_vip_key key = {.ifindex = ifindex};
+	u32 *words = (u32 *)key.address; /* the key is aligned to these */
+	struct lb_vip *vip;
+
+#if LB_FAMILY == 4
+	words[2] = HTONL(0xffff);
+	words[3] = address->w[0];
+#else
+	words[0] = address->w[0];
+	words[1] = address->w[0] >> 32;
+	words[2] = address->w[1];
+	words[3] = address->w[1] >> 32;
+#endif
+	vip = map_lookup(map, &key);
+	return vip && coarse_ns() < RD64(&vip->until) ? vip : 0;
+}
