@@ -102,6 +102,18 @@ def test_config_check_names_the_line(lb: Run, tmp_path: Path) -> None:
     assert "snat-ports" in done.err
 
 
+def test_config_check_reads_the_manifests_that_it_names(lb: Run, tmp_path: Path) -> None:
+    """A folder that is not there yet is no fault of the configuration."""
+    assert lb("config", "check", "--manifests", str(tmp_path / "none")) == (0, "configuration: ok\n", "")
+    web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIP: 10.96.0.9\n  ports: [{port: %d}]\n"
+    (tmp_path / "web.yaml").write_text(web % 80)
+    assert lb("config", "check", "--manifests", str(tmp_path)) == (0, f"{tmp_path}: ok\nconfiguration: ok\n", "")
+    (tmp_path / "web.yaml").write_text(web % 99999)
+    done = lb("config", "check", "--manifests", str(tmp_path))
+    assert (done.code, done.out) == (1, "configuration: ok\n")
+    assert done.err.startswith(f"{tmp_path}/web.yaml:6: Service default/web: spec.ports[0].port: 99999 ")
+
+
 def test_doctor(lb: Run) -> None:
     """One finding a line, advice under it; JSON has the same."""
     done = lb("doctor", "--device", "no-such-dev0")

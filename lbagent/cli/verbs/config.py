@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from lbagent.cli.options import form_option
 from lbagent.cli.output import document
 from lbagent.cli.setting_options import from_flags, setting_options
+from lbagent.config.schema import Config
 
 
 @click.group()
@@ -16,20 +18,34 @@ def config() -> None:
     """Check or show the configuration: flags beat environment, environment beats file, file beats default."""
 
 
-@config.command(short_help="Check file, environment and flags.")
+@config.command(short_help="Check file, environment, flags, pools and manifests.")
 @setting_options()
-def check(**flags: Any) -> None:
-    """Check file, environment and flags, and the pools file that --announce names.
+def check(**flags: Any) -> int:
+    """Check file, environment and flags, the pools file that --announce names, and the objects in the folder of --manifests.
 
-    Exit code 2: a value is wrong, and the message names its place.
+    Exit code 2: a value is wrong, and the message names its place. 1: an object is; the agent would serve the rest.
     """
-    from_flags(flags)
-    if announce := flags.get("announce"):  # what other files are named need not be there yet
+    settings, refused = from_flags(flags), False
+    if settings.announce:  # what other files are named need not be there yet
         from lbagent.pools.read_pools import read_pools
 
-        read_pools(announce)
-        click.echo(f"{announce}: ok")
+        read_pools(settings.announce)
+        click.echo(f"{settings.announce}: ok")
+    if Path(settings.manifests or "-").is_dir():
+        refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")
+    return int(refused)
+
+
+def _manifests_are_good(settings: Config) -> bool:
+    from lbagent.sync.dry_run import dry_run
+
+    done = dry_run(settings.manifests, node_name=settings.node_name, node_ips=tuple(settings.node_ip))
+    for message in done.messages:
+        click.echo(str(message), err=True)
+    if not done.exit_code:
+        click.echo(f"{settings.manifests}: ok")
+    return not done.exit_code
 
 
 @config.command(short_help="Print every key with its value.")
