@@ -26,11 +26,11 @@ def check(**flags: Any) -> int:
     Exit code 2: a value is wrong, and the message names its place. 1: an object is; the agent would serve the rest.
     """
     settings, refused = from_flags(flags), False
-    if settings.announce:  # what other files are named need not be there yet
+    if announce := flags.get("announce"):  # what is named elsewhere need not be there yet
         from lbagent.pools.read_pools import read_pools
 
-        read_pools(settings.announce)
-        click.echo(f"{settings.announce}: ok")
+        read_pools(announce)
+        click.echo(f"{announce}: ok")
     if Path(settings.manifests or "-").is_dir():
         refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")
