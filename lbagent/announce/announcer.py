@@ -168,14 +168,7 @@ class Announcer:
             steps = self.machines[address].step(now, self._view(address, now))
             orders += [(address, order) for order in steps]
         orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_in_doubt(now))]
-        try:
-            self._write_former_leaders(orders, now)
-            self._map.write(self._answers(), now)
-            self.problem = ""
-        except LbError as error:
-            if str(error) != self.problem:
-                log.error("addresses could not be announced", extra={"error": str(error)})
-            self.problem = str(error)
+        self._write(orders, now)
         for address, order in orders:
             self._do(address, order, tasks)
         self._set_routes()
@@ -288,17 +281,24 @@ class Announcer:
             for ifindex, mac in self._places[address].items()
         }
 
-    def _write_former_leaders(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
-        """Let the programs know who led before, ahead of their answering. Raises KernelError, MapFull."""
-        grace_s, election = self.pools.l2.restart_grace_s, self.election
+    def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
+        """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
+        grace_s, answers, election, failure = self.pools.l2.restart_grace_s, self._answers(), self.election, ""
         for address, order in orders:
             if order.act is Act.ANNOUNCE:
                 self._former.began(address, now, grace_s)
             elif order.act is Act.WITHDRAW:
                 self._former.ended(address)
-        leading = {address for address, machine in self.machines.items() if machine.answers}
         lives = (lambda mac: election.is_alive(mac, now)) if election else (lambda _mac: False)
-        self._former_map.write(self._former.wanted(leading, now, grace_s, lives), now)
+        former = self._former.wanted(answers.keys(), now, grace_s, lives)
+        for table, entries in ((self._former_map, former), (self._map, answers)):
+            try:
+                table.write(entries, now)
+            except LbError as error:
+                failure = str(error)
+        if failure and failure != self.problem:
+            log.error("addresses could not be announced", extra={"error": failure})
+        self.problem = failure
 
     def former_leader(self, address: bytes) -> str:
         """Return the node to which segments of connections from before this one led go on, '' for none."""

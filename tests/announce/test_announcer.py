@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from lbagent.announce.strangers import IN_USE
 from lbagent.announce.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
-from lbagent.errors import NotFound
+from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import parse_ip
@@ -127,6 +127,27 @@ async def test_the_former_leader_that_an_earlier_agent_knew_is_kept_and_ends_wit
     world.run(2)  # no Lease says that it lives
     assert read(maps, name=FORMER_LEADER_MAP) == {}
     assert world.written() == {VIP}
+
+
+async def test_a_former_leader_that_cannot_be_written_holds_up_no_answer() -> None:
+    class Full(MemoryMaps):
+        def put_many(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+            if name == FORMER_LEADER_MAP and self.is_full:
+                raise MapFull("write", 7, name)
+            super().put_many(name, rows)
+
+        is_full = False
+
+    maps = Full()
+    VipMap(maps, 30.0, FORMER_LEADER_MAP).write({(IFINDEX, VIP): STRANGER}, 90.0)
+    VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC}, 90.0)
+    maps.is_full = True
+    world = World(maps)
+    world.serve(VIP)
+    world.run(25)
+    assert world.written() == {VIP}
+    assert read(maps, world.now + 25) == {(IFINDEX, VIP): MAC}, "its end is moved on"
+    assert world.announcer.problems() == ["addresses could not be announced: map lb_former_leader is full"]
 
 
 async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:

@@ -44,9 +44,9 @@ class FormerLeaders:
                 del known[place]
 
     def wanted(
-        self, leading: Collection[bytes], now: float, grace_s: float, lives: Callable[[bytes], bool]
+        self, answers: Collection[Place], now: float, grace_s: float, lives: Callable[[bytes], bool]
     ) -> dict[Place, bytes]:
-        """Return what the programs are to know while this node leads for `leading`.
+        """Return what the programs are to know while they answer for `answers`.
 
         `lives`: whether the Lease of the node with a MAC address does; one whose Lease ran out is kept for `grace_s`.
         """
@@ -55,7 +55,7 @@ class FormerLeaders:
                 self._former[place] = (mac, now + grace_s)
             elif now >= until:
                 del self._former[place]
-        return {place: mac for place, (mac, _) in self._former.items() if place[1] in leading}
+        return {place: mac for place, (mac, _) in self._former.items() if place in answers}
 
     def of(self, address: bytes) -> list[bytes]:
         """Return the MAC addresses of the former leader of an address."""

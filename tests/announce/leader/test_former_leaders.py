@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from lbagent.announce.leader.former_leaders import HEARD_S, FormerLeaders
+from lbagent.announce.leader.former_leaders import HEARD_S, FormerLeaders, Place
 
 VIP, OTHER = b"\x0a\0\0\x09", b"\x0a\0\0\x0a"
 MAC, MAC2 = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
 GRACE_S = 8.0
 
 
-def wanted(former: FormerLeaders, now: float, *, lives: bool = True, leading: tuple[bytes, ...] = (VIP, OTHER)) -> dict:
-    return former.wanted(leading, now, GRACE_S, lambda _mac: lives)
+ANSWERS = ((3, VIP), (4, VIP), (3, OTHER))
+
+
+def wanted(
+    former: FormerLeaders, now: float, *, lives: bool = True, answers: tuple[Place, ...] = ANSWERS
+) -> dict[Place, bytes]:
+    return former.wanted(answers, now, GRACE_S, lambda _mac: lives)
 
 
 def led(*heard: tuple[int, bytes, bytes]) -> FormerLeaders:
@@ -76,9 +81,9 @@ def test_it_is_forgotten_when_this_node_leads_no_more() -> None:
     assert wanted(former, 101.0) == {}
 
 
-def test_the_programs_know_it_only_while_this_node_leads() -> None:
+def test_the_programs_know_it_only_where_they_answer() -> None:
     former = led((3, VIP, MAC))
-    assert wanted(former, 101.0, leading=()) == {}
+    assert wanted(former, 101.0, answers=((4, VIP), (3, OTHER))) == {}
     assert wanted(former, 101.0) == {(3, VIP): MAC}
 
 
