@@ -31,7 +31,7 @@ def check(**flags: Any) -> int:
 
         read_pools(announce)
         click.echo(f"{announce}: ok")
-    if Path(settings.manifests or "-").is_dir():
+    if settings.manifests and Path(settings.manifests).is_dir():
         refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")
     return int(refused)
