@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -110,18 +110,18 @@ def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
     kinds = _bit_kinds(flags)
     if not kinds:
         return ()
-    position = prefilter.filter_position(address)
-    return tuple([bit_at(position) for bit_at in kinds])
+    positions = (prefilter.filter_position(address),)
+    return tuple([bits(positions)[0] for bits in kinds])
 
 
 @lru_cache(maxsize=256)
-def _bit_kinds(flags: int) -> tuple[Callable[[int], int], ...]:
+def _bit_kinds(flags: int) -> tuple[Callable[[Sequence[int]], list[int]], ...]:
     if not may_keep_client(flags):
         return ()
     if flags & _HOST or flags & _L4_MASK not in (_TCP, _UDP):
-        return (prefilter.source_bit_at,)
-    for_tcp = (prefilter.source_bit_at, prefilter.direct_bit_at)
-    return for_tcp if flags & _L4_MASK == _TCP else (*for_tcp, prefilter.datagram_bit_at)
+        return (prefilter.source_bits,)
+    for_tcp = (prefilter.source_bits, prefilter.direct_bits)
+    return for_tcp if flags & _L4_MASK == _TCP else (*for_tcp, prefilter.datagram_bits)
 
 
 def filter_bits(record: bytes) -> tuple[int, ...]:
@@ -132,22 +132,22 @@ def filter_bits(record: bytes) -> tuple[int, ...]:
     return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], flags)
 
 
-def filter_bits_of_each(records: bytes | bytearray, size: int) -> list[int]:
-    """Return the bits that path records of one size need, which lie side by side: those of each, so some come again."""
+def filter_bits_of_each(records: bytes | bytearray, size: int, *, once: bool = False) -> list[int]:
+    """Return the bits that path records of one size need, which lie side by side: those of each, so some come again.
+
+    `once`: they need not come again.
+    """
     column = records[FLAGS_AT[size] :: size]
     by_flags = {flags: kinds for flags in set(column) if (kinds := _bit_kinds(flags))}
     if not by_flags:
         return []
-    positions = prefilter.filter_positions(records, size, 4 if size == LB4_PATH.size else 16)
+    is_one_kind = len(by_flags) == len(set(column)) == 1
+    positions = prefilter.filter_positions(records, size, 4 if size == LB4_PATH.size else 16, once=once and is_one_kind)
     out: list[int] = []
     for flags, kinds in by_flags.items():
-        same = (
-            positions
-            if len(set(column)) == 1
-            else [at for at, each in zip(positions, column, strict=True) if each == flags]
-        )
-        for bit_at in kinds:
-            out += map(bit_at, same)
+        same = positions if is_one_kind else [at for at, each in zip(positions, column, strict=True) if each == flags]
+        for bits in kinds:
+            out += bits(same)
     return out
 
 
@@ -214,6 +214,31 @@ class PathRecords:
             record = path_value(backend, info, gen, selectable=selectable)
             known = self._ends[key] = (info, record[len(address.address) :])
         return address.address + known[1]
+
+
+def new_entries(
+    ends: PathRecords, backends: Iterable[tuple[Backend, PathInfo, tuple[BackendState, bool]]]
+) -> tuple[list[bytes], list[bytes]]:
+    """Return rows and first path records of backends of one family, given with their path, state and whether new flows take it.
+
+    What follows the address is the same for those of a port one after the other: it is looked up once for all of them.
+    """
+    rows: list[bytes] = []
+    records: list[bytes] = []
+    row_end = record_end = b""
+    last_info, last_state, last_port, last_protocol, last_cluster = None, None, -1, L4Type.NONE, 0
+    for backend, info, state in backends:
+        address = backend.address
+        raw, port, protocol, cluster = address.address, address.port, address.protocol, address.cluster_id
+        is_alike = info is last_info and state is last_state and port == last_port and protocol is last_protocol
+        if not is_alike or cluster != last_cluster:
+            last_info, last_state, last_port, last_protocol, last_cluster = info, state, port, protocol, cluster
+            width = len(raw)
+            row_end = backend_value(address, state[0])[width:]
+            record_end = ends.make(backend, info, 0, selectable=state[1])[width:]
+        rows.append(raw + row_end)
+        records.append(raw + record_end)
+    return rows, records
 
 
 def with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:

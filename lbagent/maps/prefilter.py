@@ -8,11 +8,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Iterable, Sequence
 
 from lbagent.maps.layout import FILTER_BITS, FILTER_DST_BYTES
 
 _U64 = (1 << 64) - 1
 _FACTOR4 = 0x9E3779B1
+_SOURCES = FILTER_DST_BYTES * 8  # where the bits of sources begin
 
 
 def filter_position(address: bytes) -> int:
@@ -30,14 +32,18 @@ def filter_position(address: bytes) -> int:
     return ((word * _FACTOR4) & 0xFFFFFFFF) >> (32 - FILTER_BITS)
 
 
-def filter_positions(records: bytes | bytearray, record: int, width: int) -> list[int]:
-    """Return the positions of the addresses, `width` bytes each, with which records that lie side by side begin."""
+def filter_positions(records: bytes | bytearray, record: int, width: int, *, once: bool = False) -> list[int]:
+    """Return the positions of the addresses, `width` bytes each, with which records that lie side by side begin.
+
+    `once`: an address counts once, however many records have it, and the order is any.
+    """
     if width != 4 or record % 4:
-        return [filter_position(bytes(records[at : at + width])) for at in range(0, len(records), record)]
+        each: Iterable[bytes] = (bytes(records[at : at + width]) for at in range(0, len(records), record))
+        return [filter_position(address) for address in (set(each) if once else each)]
     words = array("I", records)[:: record // 4]
     if sys.byteorder == "big":
         words.byteswap()
-    return [(word * _FACTOR4 & 0xFFFFFFFF) >> (32 - FILTER_BITS) for word in words]
+    return [(word * _FACTOR4 & 0xFFFFFFFF) >> (32 - FILTER_BITS) for word in (set(words) if once else words)]
 
 
 def vip_bit(address: bytes) -> int:
@@ -52,29 +58,29 @@ def snat_bits(address: bytes) -> tuple[int, int]:
 
 def direct_bit(address: bytes) -> int:
     """Return the bit that without `vip_bit` says "a local backend itself"."""
-    return direct_bit_at(filter_position(address))
+    return direct_bits((filter_position(address),))[0]
 
 
-def direct_bit_at(position: int) -> int:
-    """Return `direct_bit` of the addresses at a position."""
-    return 2 * position + 1
+def direct_bits(positions: Sequence[int]) -> list[int]:
+    """Return `direct_bit` of the addresses at each position."""
+    return [2 * position + 1 for position in positions]
 
 
 def source_bit(address: bytes) -> int:
     """Return the bit "source is a local backend"."""
-    return source_bit_at(filter_position(address))
+    return source_bits((filter_position(address),))[0]
 
 
-def source_bit_at(position: int) -> int:
-    """Return `source_bit` of the addresses at a position."""
-    return FILTER_DST_BYTES * 8 + position
+def source_bits(positions: Sequence[int]) -> list[int]:
+    """Return `source_bit` of the addresses at each position."""
+    return [_SOURCES + position for position in positions]
 
 
 def datagram_bit(address: bytes) -> int:
     """Return the bit that with `direct_bit` says "a local backend of UDP": its neighbour as a source."""
-    return datagram_bit_at(filter_position(address))
+    return datagram_bits((filter_position(address),))[0]
 
 
-def datagram_bit_at(position: int) -> int:
-    """Return `datagram_bit` of the addresses at a position."""
-    return FILTER_DST_BYTES * 8 + (position ^ 1)
+def datagram_bits(positions: Sequence[int]) -> list[int]:
+    """Return `datagram_bit` of the addresses at each position."""
+    return [_SOURCES + (position ^ 1) for position in positions]

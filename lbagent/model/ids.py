@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -22,6 +22,8 @@ from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 
 SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
 BACKEND_ID_LIMIT = 1 << 20  # bits of a flow entry; also at most the path array's records
+BETWEEN_YIELDS = 16  # frontends
+_USED = b"\1"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -85,6 +87,23 @@ class IdAllocator(Generic[Key]):
         self._ids[key] = number
         self._used[number] = 1
         return number
+
+    def allocate_each(self, keys: Sequence[Key]) -> list[int]:
+        """Return the ids of the keys. Where all of a start's are new, and the next ids free, that costs no step each."""
+        ids, first = self._ids, max(self._next, self._first)
+        end = first + len(keys)
+        if self._restored or end > self._end or self._used.find(1, first, end) >= 0 or not ids.keys().isdisjoint(keys):
+            return [self.allocate(key) for key in keys]
+        numbers, before = list(range(first, end)), len(ids)  # one object a number, here and in the backend
+        ids.update(zip(keys, numbers, strict=True))
+        self._used[first:end] = _USED * len(keys)
+        self._next = end
+        if len(ids) - before == len(keys):
+            return numbers
+        found = [ids[key] for key in keys]  # a key came twice: the ids it had before are free again
+        for number in set(numbers).difference(found):
+            self._used[number] = 0
+        return found
 
     def give_below(self, end: int, advice: str) -> None:
         """Give new ids below `end` alone, at most the limit; keys that have another keep it. `advice`: what to do at the end."""
@@ -156,10 +175,11 @@ class IdAssigner:
         keys = [id(svc) for svc in middle]
         gone = {id(svc) for svc in old[prefix : len(old) - suffix]}.difference(keys)
         before = {self._resolved[key].frontend: key for key in gone}
-        for key, svc in zip(keys, middle, strict=True):
+        for at, (key, svc) in enumerate(zip(keys, middle, strict=True)):
             if key not in self._assigned:
                 self._add(key, svc, before.get(svc.frontend))
-                yield
+                if not at % BETWEEN_YIELDS:
+                    yield
         for key in gone:  # after the new ones, so that a changed SVC keeps its ids
             self._remove(key)
         if self.errors:  # the two States do not lie side by side any more
@@ -213,12 +233,13 @@ class IdAssigner:
         return dict(zip(map(id, resolved), assigned, strict=True))
 
     def _with_ids(self, group: tuple[Backend, ...], known: dict[int, Backend]) -> tuple[Backend, ...]:
-        allocate = self.backend_ids.allocate
         if known:
+            allocate = self.backend_ids.allocate
             return tuple(
                 [known.get(id(backend)) or replace(backend, id=allocate(backend.address)) for backend in group]
             )
-        return tuple([replace(backend, id=allocate(backend.address)) for backend in group])
+        numbers = self.backend_ids.allocate_each([backend.address for backend in group])
+        return tuple([replace(backend, id=number) for backend, number in zip(group, numbers, strict=True)])
 
     def _release_unused(self, svc: SVC) -> None:
         self.service_ids.release(svc.frontend)  # an older SVC of this frontend is not in the State any more

@@ -15,6 +15,8 @@ from lbagent.model.service import SVC
 
 _NONE: dict[L3n4Addr, BackendState] = {}
 _NO_OWNERS: frozenset[str] = frozenset()
+_ACTIVE = BackendState.ACTIVE  # the most alive: no other state of a backend counts beside it
+_NOT_ACTIVE = frozenset(BackendState) - {_ACTIVE}
 
 
 class SharedStates:
@@ -47,8 +49,8 @@ class SharedStates:
                 if id(group) in seen:  # frontends of one port share their groups
                     continue
                 seen.add(id(group))
-                if not states and all(backend.state is BackendState.ACTIVE for backend in group):
-                    states = {backend.address: BackendState.ACTIVE for backend in group}
+                if not _NOT_ACTIVE.intersection([backend.state for backend in group]):
+                    states.update(dict.fromkeys([backend.address for backend in group], _ACTIVE))
                     continue
                 for backend in group:
                     state, known = backend.state, states.get(backend.address)
@@ -78,29 +80,37 @@ class SharedStates:
         for address in self._used.get(owner, ()):
             if address not in states:
                 touched |= self._leave(address, owner)
-        users = self._users
-        for address in states:
-            now = users.get(address)
-            if now is None:
-                users[address] = owner
-                have_row_now |= self._filtered_out.get(address, _NO_OWNERS)
-                continue
-            if now == owner:
-                continue
-            self._shared.add(address)
-            if isinstance(now, str):
-                now = users[address] = tuple(sorted((now, owner)))
-            elif owner not in now:
-                now = users[address] = tuple(sorted((*now, owner)))
-            touched.update(now)
+        users, waited = self._users, self._filtered_out
+        if users.keys().isdisjoint(states):  # nearly always: no step each for the 200,000 of a start
+            users.update(dict.fromkeys(states, owner))
+            new: Iterable[L3n4Addr] = states
+        else:
+            new = [address for address in states if address not in users]
+            for address in states:
+                touched.update(self._enter(address, owner))
+        if waited:
+            have_row_now.update(*(waited.get(address, _NO_OWNERS) for address in new))
         if states:
             self._used[owner] = tuple(states)
-            self._states[owner] = {a: s for a, s in states.items() if s is not BackendState.ACTIVE} or _NONE
+            self._states[owner] = {a: s for a, s in states.items() if s is not _ACTIVE} or _NONE
         else:
             self._used.pop(owner, None)
             self._states.pop(owner, None)
         touched.discard(owner)
         return touched, have_row_now
+
+    def _enter(self, address: L3n4Addr, owner: str) -> tuple[str, ...]:
+        """Add a user of a backend; return those it has where there are several."""
+        users = self._users
+        now = users.setdefault(address, owner)
+        if now == owner:
+            return ()
+        self._shared.add(address)
+        if isinstance(now, str):
+            now = users[address] = tuple(sorted((now, owner)))
+        elif owner not in now:
+            now = users[address] = tuple(sorted((*now, owner)))
+        return now
 
     def _leave(self, address: L3n4Addr, owner: str) -> set[str]:
         users = self._users[address]

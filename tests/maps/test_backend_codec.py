@@ -164,6 +164,7 @@ def test_bits_and_further_records_of_many_are_those_of_each(found):
         joined = b"".join(records)
         bits = [bit for record in records for bit in backend_codec.filter_bits(record)]
         assert sorted(backend_codec.filter_bits_of_each(joined, size)) == sorted(bits)
+        assert set(backend_codec.filter_bits_of_each(joined, size, once=True)) == set(bits)
         further = sum(backend_codec.path_of(r).live and backend_codec.further_number(r) > 0 for r in records)
         assert backend_codec.further_count(joined, size) == further
 
@@ -175,6 +176,20 @@ ASKED = st.tuples(
     st.integers(0, 2),
     st.booleans(),
 )
+
+
+STATES = [(BackendState.ACTIVE, True), (BackendState.ACTIVE, False), (BackendState.QUARANTINED, False)]
+TEXTS = ["10.1.0.1:80", "10.1.0.2:80", "10.1.0.2:80/UDP", "10.1.0.2:81", "10.1.0.2@7:80"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TEXTS), st.sampled_from(INFOS), st.sampled_from(STATES)), max_size=40))
+def test_entries_of_many_new_backends_are_those_of_each(asked):
+    backends = [(be(1, text), info, state) for text, info, state in asked]
+    rows, records = backend_codec.new_entries(backend_codec.PathRecords(), backends)
+    assert rows == [backend_codec.backend_value(backend.address, state) for backend, _, (state, _) in backends]
+    assert records == [
+        backend_codec.path_value(backend, info, 0, selectable=selectable) for backend, info, (_, selectable) in backends
+    ]
 
 
 @given(st.lists(ASKED, max_size=40))

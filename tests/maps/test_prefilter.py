@@ -53,6 +53,7 @@ def test_positions_of_many_are_those_of_each(record, width):
     records = random.Random(1).randbytes(record * 50)
     each = [filter_position(records[at : at + width]) for at in range(0, len(records), record)]
     assert prefilter.filter_positions(records, record, width) == each
+    assert sorted(prefilter.filter_positions(records * 2, record, width, once=True)) == sorted(each)
 
 
 def test_both_halves_of_an_ipv6_address_count():

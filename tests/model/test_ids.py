@@ -79,6 +79,39 @@ def test_restore() -> None:
     assert ids.allocate("c") == 8
 
 
+GROUPS = st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 30), max_size=8)), max_size=20)
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(1, 39), max_size=6), GROUPS)
+def test_ids_of_many_keys_are_those_of_each(restored: dict[int, int], steps: list[tuple[bool, list[int]]]) -> None:
+    """Those that come twice, have an id or were restored among them: all as if asked one by one, and no id is lost."""
+    ids: IdAllocator[int] = IdAllocator(first=1, limit=40)
+    ids.restore(restored.items())
+    for take, keys in steps:
+        before = {key: ids.get(key) for key in keys}
+        if take:
+            given_out = ids.allocate_each(keys)
+            assert given_out == [ids.get(key) for key in keys]
+            assert all(old is None or old == ids.get(key) for key, old in before.items())
+        else:
+            for key in keys:
+                ids.release(key)
+        in_use = [ids.get(key) for key in ids.in_use()]
+        assert len(set(in_use)) == len(in_use) == len(ids)
+    free = 39 - len(ids)
+    assert len({ids.allocate(100 + n) for n in range(free)}) == free, "each id that nobody has can be given"
+
+
+def test_ids_of_many_new_keys_follow_each_other() -> None:
+    ids: IdAllocator[str] = IdAllocator(first=1, limit=8)
+    assert ids.allocate_each("abc") == [1, 2, 3]
+    assert ids.allocate_each("cd") == [3, 4]
+    ids.release("a")
+    assert ids.allocate_each("efgh") == [5, 6, 7, 1], "round the end"
+    with pytest.raises(IdsExhausted):
+        ids.allocate_each("xy")
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=80))
 def test_never_two_keys_with_one_id(steps: list[tuple[bool, int]]) -> None:
     """Whatever is allocated and released, ids in use differ and are in range."""

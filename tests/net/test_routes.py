@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,47 @@ def test_as_the_obvious_search(networks: list[ipaddress.IPv4Network], number: in
     covering = [(n.prefixlen, i) for i, n in enumerate(networks) if address in n]
     found = table.lookup(address.packed)
     assert (found.ifindex if found else None) == (max(covering)[1] if covering else None)
+
+
+def near(base: int, width: int) -> st.SearchStrategy[tuple[int, int]]:
+    """(number, prefix length) close to a base, so that blocks are shared and divided."""
+    return st.tuples(st.integers(base, base + 2 ** (width // 2 - 5)), st.integers(0, width))
+
+
+@given(st.sampled_from([(32, 0x0A000000), (128, 0xFD << 120)]), st.data())
+def test_addresses_of_one_block_each_take_their_own_route(family: tuple[int, int], data: st.DataObject) -> None:
+    """Asked for one after the other, so that what is remembered of a block counts: /25 to /32 and /65 to /128 divide one."""
+    width, base = family
+    kind = ipaddress.IPv4Network if width == 32 else ipaddress.IPv6Network
+    chosen = data.draw(st.lists(near(base, width), max_size=12))
+    networks = list(dict.fromkeys(kind((number, bits), strict=False) for number, bits in chosen))
+    table = RouteTable(Route(n.network_address.packed, n.prefixlen, i) for i, n in enumerate(networks))
+    for number, _ in data.draw(st.lists(near(base, width), min_size=1, max_size=30)):
+        address = networks[0].network_address.__class__(number) if networks else ipaddress.ip_address(number)
+        covering = [(n.prefixlen, i) for i, n in enumerate(networks) if address in n]
+        found = table.lookup(address.packed)
+        assert (found.ifindex if found else None) == (max(covering)[1] if covering else None)
+
+
+@pytest.mark.parametrize(("prefix", "inside", "beside"), [
+    ("10.0.0.128/25", "10.0.0.129", "10.0.0.1"),
+    ("10.0.0.7/32", "10.0.0.7", "10.0.0.8"),
+    ("fd00::8000:0:0:0/65", "fd00::8000:0:0:1", "fd00::1"),
+    ("fd00::7/128", "fd00::7", "fd00::8"),
+])  # fmt: skip
+def test_a_route_of_a_part_of_a_block(prefix: str, inside: str, beside: str) -> None:
+    whole = "10.0.0.0/24" if "." in prefix else "fd00::/64"
+    table = RouteTable([via(whole, 1), via(prefix, 2)])
+    for _ in range(2):
+        assert [table.lookup(ip(text)).ifindex for text in (beside, inside, beside)] == [1, 2, 1]  # type: ignore[union-attr]
+
+
+def test_more_blocks_than_are_remembered() -> None:
+    table = RouteTable([via("10.0.0.0/8", 1), via("10.200.0.0/16", 2)])
+    for number in range(1 << 16):
+        found = table.lookup(bytes((10, number >> 8, number & 255, 1)))
+        assert found is not None
+        assert found.ifindex == (2 if number >> 8 == 200 else 1)
 
 
 @given(prefixes, st.integers(0, 2**32 - 1))

@@ -28,6 +28,7 @@ from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phas
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
 META_BYTES = 8  # of a path record: one word
 ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
+BETWEEN_YIELDS = 16  # frontends
 
 
 class Applied(Struct):
@@ -221,7 +222,8 @@ class _Run:
                 self._keep_partial(owner, change, broken.get(owner, []))
             else:
                 shadow.set_frontend(change.frontend, change.svc)
-            yield
+            if not owner % BETWEEN_YIELDS:
+                yield
         if plan.services is not None:
             unwritten = {plan.changes[owner].frontend for owner in self.failed}
             shadow.finish_plan(plan.services, unwritten, complete=not self.result.errors)
@@ -231,7 +233,7 @@ class _Run:
         plan, shadow = self.plan, self.shadow
         if plan.snat_bits is not None:
             shadow.set_snat_bits(plan.snat_bits)
-        if plan.full_sync:
+        if plan.full_sync and shadow.found_bits:
             shadow.mark_stale(shadow.set_bits())  # those of the plan are among them
             return
         for step in plan.steps:

@@ -6,8 +6,9 @@ A backend exists while any service names it; its state is the most alive one any
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import cast
 
 from lbagent.maps import backend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
@@ -90,6 +91,8 @@ class BackendPlanner:
     def _add(self, owner: int, svc: SVC, before: dict[int, tuple[int, Backend | None]]) -> None:
         refs, users, known = self._refs, self._users, self._shadow.refs
         for group, chosen in ((svc.selectable, True), (svc.unselectable, False), (svc.slotless, False)):
+            if not before and self._add_unknown(owner, group, chosen):
+                continue
             for backend in group:
                 ident, weight = backend.id, reference(backend.state, chosen)
                 found = before.pop(ident, None) if before else None
@@ -103,6 +106,17 @@ class BackendPlanner:
                 refs[ident] = weight if now == old_weight else now - old_weight + weight  # one object for equal refs
                 self._seen[ident] = backend
                 users[ident] = _also(users[ident], owner) if ident in users else owner
+
+    def _add_unknown(self, owner: int, group: Sequence[Backend], chosen: bool) -> bool:
+        """Count backends of one state that nothing counted before, without a step for each; return whether they are such."""
+        refs, idents = self._refs, [backend.id for backend in group]
+        states = {backend.state for backend in group}
+        if len(states) != 1 or min(idents) < self._shadow.refs.end or not refs.keys().isdisjoint(idents):
+            return False
+        refs.update(dict.fromkeys(idents, reference(states.pop(), chosen)))
+        self._seen.update(zip(idents, group, strict=True))
+        self._users.update(dict.fromkeys(idents, owner))
+        return True
 
     def _now(self, ident: int) -> int:
         found = self._refs.get(ident)
@@ -133,7 +147,7 @@ class BackendPlanner:
         return [
             bit
             for maps in self._families.values()
-            for bit in backend_codec.filter_bits_of_each(maps.records, maps.paths.record)
+            for bit in backend_codec.filter_bits_of_each(maps.records, maps.paths.record, once=True)
         ]
 
     def _is_new(self, ident: int) -> bool:
@@ -152,16 +166,8 @@ class BackendPlanner:
             for ident in idents:
                 self._keep(ident, self._refs[ident])
             return
-        make, value = self._records.make, backend_codec.backend_value
-        rows = [
-            value(backend.address, state)
-            for backend, (state, _) in zip(backends, states, strict=True)
-            if state is not None  # always: the plan has counted its state
-        ]
-        records = [
-            make(backend, info, 0, selectable=selectable)
-            for backend, info, (_, selectable) in zip(backends, infos, states, strict=True)
-        ]
+        counted = cast(list[tuple[BackendState, bool]], states)  # no None: the plan has counted their states
+        rows, records = backend_codec.new_entries(self._records, zip(backends, infos, counted, strict=True))
         owners, keys, joined = [self._users[ident] for ident in idents], array("I", idents).tobytes(), b"".join(records)
         counters = array("I", map(backend_counter, idents)).tobytes()
         self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").extend(owners, counters)

@@ -27,6 +27,7 @@ from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import map_entries, strays_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
+BETWEEN_YIELDS = 16  # frontends
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
@@ -75,7 +76,8 @@ def planning(
         ):
             out.refused[owner] = error
             continue
-        yield
+        if not owner % BETWEEN_YIELDS:
+            yield
         backends.count(owner, change, old)
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
@@ -241,8 +243,9 @@ def _new_slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, new: FrontendE
     slots = dict(new.slots)
     if master := slots.pop(0, b""):
         steps.at(Phase.MASTER_IN, name).add(owner, head + bytes(2) + tail, master)
-    keys = b"".join([head + number + tail for number in map(U16.pack, slots)])
-    steps.at(Phase.SLOT_IN, name).extend([owner] * len(slots), keys, b"".join(slots.values()))
+    if slots:
+        keys = head + (tail + head).join(map(U16.pack, slots)) + tail
+        steps.at(Phase.SLOT_IN, name).extend([owner] * len(slots), keys, b"".join(slots.values()))
 
 
 def _selectable(rows: FrontendEntries) -> int:

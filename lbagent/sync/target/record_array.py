@@ -89,6 +89,7 @@ class BackendRefs(MutableMapping[int, int]):
         self._kind_of = {0: 0}
         self._beyond: dict[int, int] = {}  # of ids that are none of these maps'
         self._used = 0
+        self.end = 0  # from this id on none ever had a count
 
     def get(self, ident: int, default: int = 0) -> int:  # type: ignore[override]
         """Return the count of an id, `default` without one."""
@@ -109,6 +110,8 @@ class BackendRefs(MutableMapping[int, int]):
 
     def __setitem__(self, ident: int, value: int) -> None:
         """Replace a count."""
+        if value and ident >= self.end:
+            self.end = ident + 1
         if ident < len(self._kinds):
             self._used += bool(value) - bool(self._kinds[ident])
             self._kinds[ident] = self._kind(value)
@@ -130,6 +133,7 @@ class BackendRefs(MutableMapping[int, int]):
             kinds = array("I", map(self._kind_of.__getitem__, refs.values()))
             self._used += kinds_used(kinds) - kinds_used(self._kinds[first:end])
             self._kinds[first:end] = memoryview(kinds)
+            self.end = max(self.end, end)
             return
         for ident, value in refs.items():
             self[ident] = value

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
-from lbagent.maps.layout import BACKEND, PATH
+from lbagent.maps.layout import BACKEND, PATH, is_zero
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -47,6 +47,7 @@ class Shadow:
         self.further_paths = 0  # live path records of further source addresses
         self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
         self.filter_refs = BitUsers(8 * len(self.filter))  # by bit: frontends at the address, local backends with it
+        self.found_bits = False  # the prefilter was not empty when it was read
         self.snat_bits: frozenset[int] = frozenset()
         self.stale_bits: dict[int, float] = {}  # without users: to be cleared at that time, in seconds; 0: not set yet
         self.orphans: list[tuple[str, bytes]] = []  # entries of no frontend, found by restore
@@ -72,6 +73,7 @@ class Shadow:
     def restore_filter(self, words: bytes) -> None:
         """Note the whole prefilter."""
         self.filter[:] = words
+        self.found_bits = not is_zero(words)
 
     def restore_frontend(self, frontend: L3n4Addr, entries: FrontendEntries, slots: bytes) -> None:
         """Note a frontend; `slots` are (slot, value) side by side."""
@@ -196,7 +198,7 @@ class Shadow:
     def unset(self, numbers: Iterable[int]) -> list[int]:
         """Return those of the bits that are not set, sorted."""
         words = self.filter
-        return sorted({number for number in numbers if not words[number >> 3] >> (number & 7) & 1})
+        return sorted([number for number in set(numbers) if not words[number >> 3] >> (number & 7) & 1])
 
     def set_bit(self, number: int, on: bool) -> None:
         """Change a bit of the prefilter."""

@@ -140,6 +140,9 @@ class Step(Struct):
         """Yield (first key, values side by side) of those of the entries start..stop whose keys, numbers, follow each other."""
         size, numbers = len(self.values) // len(self.owners), self.numbers(start, stop)
         values = bytes(self.values[start * size : stop * size])
+        if numbers == array("I", range(numbers[0], numbers[0] + len(numbers))):  # of a start, without a step for each
+            yield numbers[0], values
+            return
         steps = enumerate(map(sub, numbers[1:], numbers), 1)
         ends = [at for at, step in steps if step != 1] + [len(numbers)]
         for first, end in pairwise([0, *ends]):

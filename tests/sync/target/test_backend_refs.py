@@ -28,6 +28,7 @@ def test_it_holds_what_a_dictionary_does(replaced: list[dict[int, int]], single:
     assert len(refs) == len(known)
     assert refs.numbers() == Counter(known.values())
     assert all((ident in refs) == (ident in known) for ident in range(IDS + 6))
+    assert all(ident < refs.end for ident in known)
 
 
 def test_ids_that_follow_each_other_are_replaced_at_once() -> None:
