@@ -208,6 +208,7 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 		return CT_RETRY;
 	bucket = ct_victim(hash, &rules, f, &way);
 	if (LIKELY(bucket != 0)) {
+		FORGET(way, hash);
 		RACE_POINT(ENTRY_CLAIM);
 		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, &rules, f)) {
 			if (f->second)

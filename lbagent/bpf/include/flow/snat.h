@@ -179,6 +179,7 @@ AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 
 			break;
 		if (!host)
 			continue;
+		FORGET(host, hash);
 		port = HTONS(host);
 		s = snat_slot_of(bh, port);
 		s0 = RD64(s);

@@ -73,6 +73,8 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 
 	if (*l3 >> 4 != 4 || size < IP_HLEN)
 		return 0;
+	/* first of all: the verifier follows the options once for each thing that is known by then */
+	info->unsupported = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
 	pk->proto = l3[IP4_PROTO];
 	pk->ttl = l3[IP4_TTL];
 	pk->l3_len = NTOHS(*(u16 *)(l3 + IP4_LEN));
@@ -83,7 +85,6 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 		pk->flags |= PKT_FRAGMENT | PKT_LATER;
 	else if (info->more)
 		pk->flags |= PKT_FRAGMENT;
-	info->unsupported = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
 	return size;
 }
 #else

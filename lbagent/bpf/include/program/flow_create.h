@@ -115,6 +115,7 @@ AI int flow_create_main(lb_ctx *ctx)
 	path_addr(path, &backend);
 	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
+	FORGET(value, s->hash);
 	RACE_POINT(FLOW_CREATE);
 	if (s->forward == FORWARD_SNAT) {
 		u64 port;
@@ -133,6 +134,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		value = value_with_snat(value, port);
 		RACE_POINT(SNAT_TAKEN);
 	}
+	FORGET(value, s->hash); /* with a port, without one, TCP's middle: what comes after is the same for all */
 	f.value = value;
 	if (UNLIKELY(flow_create_is_stray(&s->pk)))
 		ct_release_snat(value, &key);

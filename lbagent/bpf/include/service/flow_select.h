@@ -44,10 +44,12 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 	NO_UNROLL
 	for (u64 n = 0; n < SELECT_TRIES; n++) {
 		u64 id = select_candidate(t, svc, key, hash, n), meta, clash;
-		lb_path *path = path_of(id);
+		lb_path *path;
 		lb_addr own;
 		bool itself;
 
+		FORGET(id, hash);
+		path = path_of(id);
 		meta = PATH_META(path);
 		if (!id || !META_IS(meta, PATH_LIVE))
 			continue;
@@ -62,6 +64,7 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		if (!clash && !itself)
 			return 0;
 		clashing = id;
+		FORGET(clashing, hash);
 	}
 	if (!clashing)
 		return REASON_DROP_MISSING_BACKEND;
