@@ -16,13 +16,12 @@ from msgspec.structs import replace
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 
 SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
 BACKEND_ID_LIMIT = 1 << 20  # bits of a flow entry; also at most the path array's records
-BETWEEN_YIELDS = 16  # frontends
 _USED = b"\1"
 
 Key = TypeVar("Key", bound=Hashable)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.net.routes import Route, RouteTable, changed_prefixes, contains
+from lbagent.net.routes import MAX_BLOCKS, Route, RouteTable, changed_prefixes, contains
 
 
 def ip(text: str) -> bytes:
@@ -106,6 +106,7 @@ def test_more_blocks_than_are_remembered() -> None:
         found = table.lookup(bytes((10, number >> 8, number & 255, 1)))
         assert found is not None
         assert found.ifindex == (2 if number >> 8 == 200 else 1)
+    assert len(table._of_block) <= MAX_BLOCKS
 
 
 @given(prefixes, st.integers(0, 2**32 - 1))

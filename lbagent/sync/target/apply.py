@@ -17,7 +17,7 @@ from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
-from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.sync.target.backends import reference_counts
 from lbagent.sync.target.replay import entries_by_owner, parts_of, replay
@@ -28,7 +28,6 @@ from lbagent.sync.target.steps import GUARDED, FrontendChange, Kind, Owner, Phas
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
 META_BYTES = 8  # of a path record: one word
 ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
-BETWEEN_YIELDS = 16  # frontends
 
 
 class Applied(Struct):

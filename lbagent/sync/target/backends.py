@@ -27,7 +27,7 @@ from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Owner, Phase, St
 
 _NOT_COUNTED: tuple[int, Backend | None] = (0, None)
 IPV4_BYTES = Family.IPV4.address_bytes
-BETWEEN_YIELDS = 64  # backends
+BACKENDS_BETWEEN_YIELDS = 64  # backends
 _LIVE, _SELECTABLE = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE"))
 
 
@@ -131,11 +131,11 @@ class BackendPlanner:
                     self._remove(maps, ident)
             elif ident < unused or not self._is_new(ident):
                 self._keep(ident, refs)
-            if number % BETWEEN_YIELDS == 0:
+            if number % BACKENDS_BETWEEN_YIELDS == 0:
                 yield
         for maps in self._families.values():
-            for at in range(0, len(maps.new), BETWEEN_YIELDS):
-                self._add_new(maps, maps.new[at : at + BETWEEN_YIELDS])
+            for at in range(0, len(maps.new), BACKENDS_BETWEEN_YIELDS):
+                self._add_new(maps, maps.new[at : at + BACKENDS_BETWEEN_YIELDS])
                 yield
         if self._shadow.needs_full_sync and self._shadow.prune:
             for maps, ident in self._unreferenced():

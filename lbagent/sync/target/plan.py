@@ -17,7 +17,7 @@ from lbagent.maps.layout import U16, U32
 from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.cooperative import Cooperative, run_whole
+from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
@@ -27,7 +27,6 @@ from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import map_entries, strays_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
-BETWEEN_YIELDS = 16  # frontends
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
