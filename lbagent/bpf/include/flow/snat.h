@@ -75,11 +75,10 @@ AI u64 snat_other(u64 hash)
 AI u64 snat_probe(u64 hash, u64 n)
 {
 	u64 first = CFG(snat_port_min), range = CFG(snat_port_max) - first + 1;
-	u64 at = snat_first(hash, range) + n + (n >> 3) * (range >> 1);
+	u64 over = snat_first(hash, range) + n + (n >> 3) * (range >> 1) - range;
 
-	if (at >= range)
-		at -= range;
-	return at < range ? first + at : 0;
+	over += range * SIGN(over);
+	return (first + over) * SIGN(over - range);
 }
 
 /* Starts the cache miss of the first slot snat_take() will ask for. */
@@ -158,7 +157,7 @@ AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
 		u64 host = snat_probe(hash, i), not_held = snat_not_held(bh + host, value, KEY_OWNER(key), KEY_CLIENT(key), service) | (host - 1);
 
 		OPAQUE(not_held);
-		held = (held & (u64)((s64)not_held >> 63)) | (host & ~(u64)((s64)not_held >> 63));
+		held = host + (held - host) * SIGN(not_held);
 	}
 	return held;
 }
@@ -167,7 +166,8 @@ AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
  * leads to. Returns it as value_with_snat() wants it; 0: none is free. */
 AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 service, u64 now)
 {
-	u64 bh = backend_hash(backend), owner = KEY_OWNER(key), stamp = snat_slot_stamp(now, CT_NEW << V_STATE_SHIFT, OWNER_L4(owner));
+	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, owner = KEY_OWNER(key);
+	u64 stamp = snat_slot_stamp(now, CT_NEW << V_STATE_SHIFT, OWNER_L4(owner));
 	const lb_addr *client = KEY_CLIENT(key);
 
 	NO_UNROLL
@@ -184,14 +184,11 @@ AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 
 		s = snat_slot_of(bh, port);
 		s0 = RD64(s);
 		if (SNAT_SLOT_IS_HELD(s0)) {
-			bool mine;
-
 			meta = RD64(s + SNAT_SLOT_META);
-			mine = snat_slot_client_is(s, s0, owner, client) && SNAT_SLOT_BACKEND(meta) == backend &&
-			       SNAT_SLOT_SERVICE(meta) == service;
-			if (!mine && !snat_slot_is_stale(meta, now))
+			if (snat_slot_differs(s, meta, value, owner, client, service) && !snat_slot_is_stale(meta, now))
 				continue;
 		}
+		FORGET(s0, hash);
 		if (MIGRATING_SNAT && snat_awaited((bh + host) & CFG_SNAT_MASK, owner, client, backend, now))
 			continue;
 		gen = (s0 + 1) & SNAT_SLOT_GEN;

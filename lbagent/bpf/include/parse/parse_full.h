@@ -44,8 +44,7 @@ AI u64 parse_full_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 #define OPTIONS_MAX 40 /* bytes, and so options */
 
 /* Is there a source route that is not at its end? Then the destination is a stop and not the last one (RFC 791 §3.1).
- * `step` lies in a map: the verifier knows nothing of a value read back from a map, so it does not verify the rest of the program once
- * for each chain of options. */
+ * `step` lies in a map, of whose values the verifier knows nothing: it does not verify the rest once for each chain of options. */
 AI bool parse_full_source_route(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
 {
 	*step = IP_HLEN;
@@ -167,7 +166,6 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 
 	if (l3 + IP_HLEN > end)
 		return REASON_PASS_UNSUPPORTED;
-	pk->l3_off = at;
 	pk->flags |= at > ETH_HLEN ? PKT_TAGGED : 0;
 	pk->sport = pk->dport = 0;
 	pk->tcp_flags = 0;
@@ -214,13 +212,15 @@ AI int parse_full_main(lb_ctx *ctx)
 	ctx_linearize(ctx, PARSE_FULL_PULL);
 	if (HOOK_FLAGS(s) & PKT_HANDED_OVER)
 		ctx_forget_hand_over(ctx);
+	pk = &s->pk;
+	pk->l3_off = parse_full_l2(ctx, CTX_DATA(ctx), CTX_END(ctx));
+	FENCE(pk); /* all is loaded again: else the verifier follows the rest once for each number of tags */
+	at = pk->l3_off;
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);
-	at = parse_full_l2(ctx, data, end);
 	l3 = data + (at & L3_MASK);
-	if (!at || l3 + IP_HLEN > end)
+	if (!at || data + ETH_HLEN > end || l3 + IP_HLEN > end)
 		return LB_PASS;
-	pk = &s->pk;
 	pk->flags = HOOK_FLAGS(s);
 	addr_load(&pk->saddr, l3 + IP_SADDR);
 	addr_load(&pk->daddr, l3 + IP_DADDR);

@@ -180,7 +180,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 /* Loads what the service's clients see. Returns false if the service has gone. */
 AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 {
-	u32 id = service;
+	u64 id = (u32)service;
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
 
 	if (!r || !r->port)

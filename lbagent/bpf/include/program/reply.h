@@ -19,8 +19,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		  u64 service, u64 backend)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 len = CTX_LEN(ctx), mtu = 0;
-	bool cut = false;
+	u64 len = CTX_LEN(ctx), mtu = 0, cut = false;
 
 	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
@@ -40,6 +39,10 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 				out = OUT_STACK; /* translated it goes up, and the stack cuts it */
 		}
 	}
+	FORGET(out, len);
+	FORGET(mtu, len);
+	FORGET(cut, len);
+	FORGET(*learned, len);
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))

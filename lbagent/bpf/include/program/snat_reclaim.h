@@ -66,7 +66,8 @@ AI bool reclaim_slot(u64 index, u64 now)
 	return snat_view_free(&view);
 }
 
-#define CANDIDATE_FREE (1ULL << 30)
+#define CANDIDATE_FREE_SHIFT 30
+#define CANDIDATE_FREE (1ULL << CANDIDATE_FREE_SHIFT)
 
 /* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt; 0 while a live flow of the slots that are being left needs the slot: it
  * would be refused to the new flow. The salt, 16 bits of each flow's own, puts ports of one age in
@@ -74,17 +75,16 @@ AI bool reclaim_slot(u64 index, u64 now)
 AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 {
 	u64 *s = snat_slot_of(bh, HTONS(port)), age = snat_slot_lease_age(s, now);
-	u64 free = snat_slot_holder(s) - 1;
+	u64 free = SIGN(snat_slot_holder(s) - 1), candidate;
 
-	OPAQUE(free);
-	free = (u64)((s64)free >> 63);
+	candidate = free << CANDIDATE_FREE_SHIFT | (age << 16) * (free ^ 1) | (port ^ salt);
 	if (MIGRATING_SNAT) {
 		u64 awaited = snat_awaited_by_any((bh + port) & CFG_SNAT_MASK, now);
 
 		OPAQUE(awaited);
-		return ((CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt)) & (awaited - 1);
+		return candidate & (awaited - 1);
 	}
-	return (CANDIDATE_FREE & free) | (age << 16 & ~free) | (port ^ salt);
+	return candidate;
 }
 
 /* Returns the best candidate of a run that is below `limit`, 0 if there is none. `at`: offset of its first port in their range. */
@@ -94,16 +94,10 @@ AI u64 reclaim_best_of_run(u64 at, u64 bh, u64 salt, u64 limit, u64 now)
 
 	NO_UNROLL
 	for (u64 n = 0; n < RECLAIM_RUN; n++) {
-		u64 c = reclaim_candidate(bh, first + at, salt, now), below = c - limit, inside = ++at - range;
+		u64 c = reclaim_candidate(bh, first + at, salt, now);
 
-		OPAQUE(below);
-		OPAQUE(inside);
-		below = (u64)((s64)below >> 63);
-		inside = (u64)((s64)inside >> 63);
-		OPAQUE(below);
-		OPAQUE(inside);
-		best = max64(best, c & below);
-		at &= inside;
+		best = max64(best, c * SIGN(c - limit));
+		at = (at + 1) * SIGN(at + 1 - range);
 	}
 	return best;
 }

@@ -41,12 +41,13 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 {
 	u64 clashing = 0;
 
+	FORGET(clashing, hash);
 	NO_UNROLL
 	for (u64 n = 0; n < SELECT_TRIES; n++) {
 		u64 id = select_candidate(t, svc, key, hash, n), meta, clash;
 		lb_path *path;
 		lb_addr own;
-		bool itself;
+		u64 differs;
 
 		FORGET(id, hash);
 		path = path_of(id);
@@ -54,14 +55,16 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		if (!id || !META_IS(meta, PATH_LIVE))
 			continue;
 		path_addr(path, &own);
-		itself = addr_eq(&own, &t->client);
+		differs = addr_differs(&own, &t->client);
 		out->backend = id;
 		out->meta = meta;
-		out->forward = forward_choose(svc, meta, t->from_pod, itself && !META_IS(meta, PATH_HOST));
+		out->forward = forward_choose(svc, meta, t->from_pod, !differs && !META_IS(meta, PATH_HOST));
 		if (out->forward != FORWARD_LOCAL)
 			return 0;
+		FORGET(differs, hash);
+		FORGET(meta, hash);
 		clash = ct_clash(hash, flow, id, now);
-		if (!clash && !itself)
+		if (!clash && differs)
 			return 0;
 		clashing = id;
 		FORGET(clashing, hash);

@@ -17,25 +17,27 @@ AI u64 svc_slot_backend(lb_key *key, u64 slot)
 {
 	struct lb_service *row;
 
-	key->backend_slot = slot;
+	key_set(key, KEY_AT(backend_slot), 0xffff, slot);
 	row = map_lookup(FAMILY_FD(service), key);
 	return row ? row->target : 0;
 }
 
-AI void affinity_key(const struct lb_tuple5 *t, const struct lb_service *svc, struct FAMILY(affinity_key) *key)
+typedef WORDS_OF(struct FAMILY(affinity_key)) lb_affinity_key;
+
+AI void affinity_key(const struct lb_tuple5 *t, const struct lb_service *svc, lb_affinity_key *key)
 {
-	__builtin_memset(key, 0, sizeof(*key));
-	addr_store(&key->client, &t->client);
-	key->netns_cookie = t->from_netns;
-	key->rev_nat_index = svc->rev_nat_index;
+	CLEAR(key);
+	addr_store(&key->is.client, &t->client);
+	key->is.netns_cookie = t->from_netns;
+	key->is.rev_nat_index = svc->rev_nat_index;
 }
 
 /* Returns the backend this client had, if its time is not over and the service still has it. */
 AI u64 affinity_lookup(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
-	struct FAMILY(affinity_key) key;
+	lb_affinity_key key;
 	struct lb_affinity_value *v;
-	struct lb_affinity_match match = {};
+	WORDS_OF(struct lb_affinity_match) match;
 
 	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
 		return 0;
@@ -43,19 +45,21 @@ AI u64 affinity_lookup(const struct lb_tuple5 *t, const struct lb_service *svc)
 	v = map_lookup(FAMILY_FD(affinity), &key);
 	if (!v || coarse_ns() - v->last_used >= SVC_AFFINITY_S(svc) * NS_PER_S)
 		return 0;
-	match.backend_id = v->backend_id;
-	match.rev_nat_index = svc->rev_nat_index;
-	return map_lookup(MAPFD(lb_affinity_match), &match) ? match.backend_id : 0;
+	CLEAR(&match);
+	match.is.backend_id = v->backend_id;
+	match.is.rev_nat_index = svc->rev_nat_index;
+	return map_lookup(MAPFD(lb_affinity_match), &match) ? match.is.backend_id : 0;
 }
 
 AI void affinity_update(const struct lb_tuple5 *t, const struct lb_service *svc, u64 backend)
 {
-	struct FAMILY(affinity_key) key;
-	struct lb_affinity_value v = {};
+	lb_affinity_key key;
+	struct lb_affinity_value v;
 
 	if (LIKELY(!(svc->flags & SVC_AFFINITY)))
 		return;
 	affinity_key(t, svc, &key);
+	CLEAR(&v);
 	v.last_used = coarse_ns();
 	v.backend_id = backend;
 	map_update(FAMILY_FD(affinity), &key, &v, 0);
@@ -65,7 +69,7 @@ AI void affinity_update(const struct lb_tuple5 *t, const struct lb_service *svc,
  * counts. Returns 0 without a table. */
 AI u64 maglev_backend(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
-	u32 id = NTOHS(svc->rev_nat_index), zero = 0;
+	u64 id = NTOHS(svc->rev_nat_index), zero = 0;
 	u64 sum = addr_sum(&t->client) * GOLDEN, ports = t->proto | (u64)t->frontend_port << 16, size = CFG(maglev_size), at;
 	void *inner = map_lookup(FAMILY_FD(maglev), &id);
 	u32 *table;

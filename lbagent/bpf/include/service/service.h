@@ -18,7 +18,12 @@ struct lb_tuple5 {
 	u8 from_netns; /* 1: `client` is the cookie of a network namespace, as a socket has no address yet; 0: an address */
 };
 
-typedef struct FAMILY(key) lb_key;
+/* struct FAMILY(key), each word of it stored whole: a helper that reads a word just written in parts waits for them. */
+typedef struct {
+	u64 words[(sizeof(struct FAMILY(key)) + 7) / 8];
+} lb_key;
+
+#define KEY_AT(field) __builtin_offsetof(struct FAMILY(key), field)
 
 /* lb_service.flags and flags2: the service's 16 bits. Source: cilium bpf/lib/lb.h (behaviour). */
 #define SVC_AFFINITY 0x10
@@ -35,28 +40,44 @@ typedef struct FAMILY(key) lb_key;
 #define SVC_ALGORITHM(svc) ((svc)->target >> 24)
 #define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
 
-AI void service_key(const struct lb_tuple5 *t, lb_key *key)
+/* Puts `value` where the bits of `mask` are, from byte `at` on. */
+AI void key_set(lb_key *key, u64 at, u64 mask, u64 value)
+{
+	u64 shift = at % 8 * 8, word = (key->words[at / 8] & ~(mask << shift)) | value << shift;
+
+	OPAQUE(word); /* or the compiler stores the part */
+	key->words[at / 8] = word;
+}
+
+AI void service_key(const struct lb_tuple5 *t, u64 port, u64 proto, lb_key *key)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	addr_store(&key->address, &t->frontend);
-	key->dport = t->frontend_port;
-	key->proto = t->proto;
+	key->words[0] = t->frontend.w[0];
+#if LB_FAMILY == 6
+	key->words[1] = t->frontend.w[1];
+#endif
+	key_set(key, KEY_AT(dport), 0xffff, port);
+	key_set(key, KEY_AT(proto), 0xff, proto);
 }
 
 /* Finds the master row; leaves `key` with its scope, ready for slots. */
 AI struct lb_service *service_lookup(const struct lb_tuple5 *t, lb_key *key)
 {
 	struct lb_service *svc, *inner;
+	u64 scope = SCOPE_EXTERNAL;
 
-	service_key(t, key);
+	service_key(t, t->frontend_port, t->proto, key);
 	svc = map_lookup(FAMILY_FD(service), key);
-	if (!svc || !(svc->flags2 & SVC2_TWO_SCOPES) || t->scope == SCOPE_EXTERNAL)
-		return svc;
-	key->scope = SCOPE_INTERNAL;
-	inner = map_lookup(FAMILY_FD(service), key);
-	if (inner)
-		return inner;
-	key->scope = SCOPE_EXTERNAL;
+	if (svc && svc->flags2 & SVC2_TWO_SCOPES && t->scope != SCOPE_EXTERNAL) {
+		key_set(key, KEY_AT(scope), 0xff, SCOPE_INTERNAL);
+		inner = map_lookup(FAMILY_FD(service), key);
+		if (inner) {
+			svc = inner;
+			scope = SCOPE_INTERNAL;
+		}
+	}
+	FORGET(scope, key->words[0]);
+	key_set(key, KEY_AT(scope), 0xff, scope);
 	return svc;
 }
 
@@ -65,9 +86,7 @@ AI struct lb_service *service_wildcard(const struct lb_tuple5 *t)
 {
 	lb_key key;
 
-	service_key(t, &key);
-	key.dport = 0;
-	key.proto = 0;
+	service_key(t, 0, 0, &key);
 	return map_lookup(FAMILY_FD(service), &key);
 }
 
@@ -87,14 +106,15 @@ AI u32 service_routable(const struct lb_tuple5 *t, const struct lb_service *svc)
  * themselves what they mean, so that no packet meets half of the change (sync/target/ranges.py). */
 AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
-	struct FAMILY(source_range_key) key = {};
+	WORDS_OF(struct FAMILY(source_range_key)) key;
 	u8 *found;
 
 	if (LIKELY(!(svc->flags & SVC_SOURCE_RANGE)))
 		return 0;
-	key.prefixlen = SOURCE_RANGE_STATIC_BITS + ADDR_HALVES * 32;
-	key.rev_nat_index = svc->rev_nat_index;
-	addr_store(&key.address, &t->client);
+	CLEAR(&key);
+	key.is.prefixlen = SOURCE_RANGE_STATIC_BITS + ADDR_HALVES * 32;
+	key.is.rev_nat_index = svc->rev_nat_index;
+	addr_store(&key.is.address, &t->client);
 	found = map_lookup(FAMILY_FD(source_range), &key);
 	if (UNLIKELY(found && *found >= SOURCE_RANGE_LETS_IN))
 		return *found == SOURCE_RANGE_LETS_IN ? 0 : REASON_DROP_SOURCE_RANGE;
@@ -104,7 +124,7 @@ AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 /* Has the frontend of a flow been removed? `service`: its id, which no other one gets soon. */
 AI bool service_is_gone(u64 service)
 {
-	u32 id = service;
+	u64 id = (u32)service;
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
 
 	return id != SERVICE_NONE && (!r || !r->port);
@@ -113,7 +133,7 @@ AI bool service_is_gone(u64 service)
 /* A frontend without a backend for new flows: rejected, or dropped where a Local policy leaves it to other nodes. */
 AI u32 service_empty(const struct lb_service *svc)
 {
-	u32 id = NTOHS(svc->rev_nat_index);
+	u64 id = NTOHS(svc->rev_nat_index);
 	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
 
 	return r && r->scope & REVNAT_NO_LOCAL_BACKEND ? REASON_DROP_NO_LOCAL_BACKEND : REASON_REJECT_NO_BACKEND;
