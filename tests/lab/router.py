@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -142,7 +143,9 @@ class Router:
         with self.log.open("a") as log:
             argv = [PROGRAM, "-d", "-f", str(conf), "-P", str(pid)]
             self.process = self.router.popen(argv, stdout=log, stderr=log)
-        wait_for(lambda: self.router.call(_listens, "tcp" if upnp else "udp"), "miniupnpd", 20)
+        for protocol, is_on in (("tcp", upnp), ("udp", natpmp)):  # it opens the two one after the other
+            if is_on:
+                wait_for(partial(self.router.call, _listens, protocol), f"miniupnpd's {protocol} port", 20)
 
     def kill(self) -> None:
         """End it as a power cut does: what it mapped is gone."""
