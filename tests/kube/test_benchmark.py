@@ -16,10 +16,10 @@ from tests.kube.programs import Programs
 from tests.lab.netns import Namespace, run
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow]
-AMOUNT = measure.Amount(services=(40,), changes=6, rounds=2, rate=200, storm_s=1.0, storm_slices=10)
+AMOUNT = measure.Amount(services=(40,), starts=2, changes=6, rounds=2, rate=200, storm_s=1.0, storm_slices=10)
 
 
-@pytest.mark.timeout(900)  # three starts of an agent and seconds of traffic: minutes on a machine with much other work
+@pytest.mark.timeout(900)  # four starts of an agent and seconds of traffic: minutes on a machine with much other work
 def test_a_small_cluster_gives_every_row(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBE_PROXY", "/nowhere")
     result = measure.measure(quick=True, say=str, amount=AMOUNT)
@@ -27,6 +27,7 @@ def test_a_small_cluster_gives_every_row(programs: Programs, monkeypatch: pytest
     ours = size["lbagent"]
     assert ours["cpu_s"] > 0
     assert ours["start_s"] > 0
+    assert ours["starts"]["n"] == 2
     assert 0 <= ours["change"]["p50"] <= ours["change"]["sent_p50"]
     for storm in ours["storms"]:
         assert storm["changes"] == 200
