@@ -13,7 +13,7 @@ PROCS ?= 12
 KILL ?= 0
 FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
-JOBS ?= $(shell echo $$(( $(CPUS) < 4 ? 2 * $(CPUS) : 8 )))
+JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
 .PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell test e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list

@@ -1,7 +1,8 @@
-"""Several tests at a time (`make test`, pytest-xdist): which files come first, and tests that need the machine to themselves.
+"""Several tests at a time (`make test`, pytest-xdist): which files come first, and which tests nothing else runs beside.
 
 A file's tests stay together; files marked `early` come first, or the last minutes would belong to one of them. A test marked `alone`
-runs while no other one does. Without xdist there is nothing to wait for.
+runs while no other one does, one marked `quiet` while at most one other does, which is quiet as well. Files with such tests are the
+very first ones: all else waits for them once. Without xdist there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -11,24 +12,71 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 FOLDER = "turns"  # in what xdist hands to its workers
+QUIET_AT_ONCE = 2
+LOOK_S = 0.05
+
+
+class Kind(Enum):
+    """What may run beside a test; its marker."""
+
+    ALONE = "alone"
+    QUIET = "quiet"
+    PLAIN = ""
+
+
+def kind_of(item: pytest.Item) -> Kind:
+    """Return what the markers of a test say."""
+    return next((kind for kind in (Kind.ALONE, Kind.QUIET) if item.get_closest_marker(kind.value)), Kind.PLAIN)
 
 
 @contextlib.contextmanager
 def held(path: Path, how: int) -> Iterator[None]:
-    """Hold the lock of this file, shared or alone."""
+    """Hold the lock of this file, shared or alone. Raises BlockingIOError when `how` says not to wait."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, how)
         yield
     finally:
         os.close(handle)
+
+
+class Turns:
+    """The locks of a run: `queue` is held by who waits, so nobody is overtaken; `plain` and `quiet` by the tests that run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._queue, self._plain, self._quiet = (folder / name for name in ("queue", "plain", "quiet"))
+        self._places = [folder / f"quiet-{number}" for number in range(QUIET_AT_ONCE)]
+
+    def take(self, kind: Kind, turn: contextlib.ExitStack) -> None:
+        """Wait until a test of this kind may run; its turn ends when `turn` is closed."""
+        with held(self._queue, fcntl.LOCK_EX):
+            if kind is Kind.PLAIN:
+                with held(self._quiet, fcntl.LOCK_EX):
+                    turn.enter_context(held(self._plain, fcntl.LOCK_SH))
+            elif kind is Kind.QUIET:
+                with held(self._plain, fcntl.LOCK_EX):
+                    turn.enter_context(held(self._quiet, fcntl.LOCK_SH))
+                self._take_place(turn)
+            else:
+                turn.enter_context(held(self._plain, fcntl.LOCK_EX))
+                turn.enter_context(held(self._quiet, fcntl.LOCK_EX))
+
+    def _take_place(self, turn: contextlib.ExitStack) -> None:
+        while True:
+            for place in self._places:
+                with contextlib.suppress(BlockingIOError):
+                    turn.enter_context(held(place, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                    return
+            time.sleep(LOOK_S)
 
 
 class Controller:
@@ -47,29 +95,38 @@ class Controller:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def long_files_first(items: list[pytest.Item]) -> None:
-    """Put the files marked `early` in front; all else keeps its order, as every process must find the same one."""
+def in_order(items: list[pytest.Item]) -> None:
+    """Put files whose tests others wait for in front, then those marked `early`; else the order stays: every process must find the same."""
+    waited_for = {item.path for item in items if kind_of(item) is not Kind.PLAIN}
     early = {item.path for item in items if item.get_closest_marker("early")}
-    items.sort(key=lambda item: item.path not in early)
+    items.sort(key=lambda item: (item.path not in waited_for, item.path not in early))
 
 
 class Worker:
     """In a process that runs tests."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
+        self._turns = Turns(Path(folder))
+        self._turn = contextlib.ExitStack()
+        self._keeps_turn = False
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """See `long_files_first`."""
-        long_files_first(items)
+        """See `in_order`."""
+        in_order(items)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Wait for the turn, outside of the test's own time-out. Who waits to be alone is overtaken by none."""
-        how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
-        with contextlib.ExitStack() as turn:
-            with held(self.folder / "queue", fcntl.LOCK_EX):
-                turn.enter_context(held(self.folder / "turn", how))
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """Wait for the turn, outside of the test's own time-out.
+
+        Tests of one file that others wait for have one turn, when they follow each other: others would begin in between, and be
+        waited for.
+        """
+        kind = kind_of(item)
+        if not self._keeps_turn:
+            self._turns.take(kind, self._turn)
+        follows = nextitem is not None and nextitem.path == item.path and kind_of(nextitem) is kind
+        self._keeps_turn = follows and kind is not Kind.PLAIN
+        with contextlib.nullcontext() if self._keeps_turn else self._turn:
             return (yield)
 
 

@@ -164,7 +164,7 @@ class Agent:
         paths = layer_settings.path_settings(config, further)
         network = NetworkFollower(maps, paths, layer_settings.longest_timeout_s(config))
         self._closing.callback(network.close)
-        bpf = BpfTarget.open(maps, network, config.name_of_node)
+        bpf = BpfTarget.open(maps, network, config.name_of_node, are_new=self._fresh)
         bpf.resync_s = config.resync_interval
         bpf.linger_s = layer_settings.linger_s(config)
         bpf.use_further_sources(further=bool(config.snat_address))

@@ -17,7 +17,7 @@ SEED = 8
 
 @pytest.mark.root
 @pytest.mark.bpf
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_honest_clients_get_through(attach: str) -> None:

@@ -84,7 +84,7 @@ class Conversation:
                 self.outcomes[type(error).__name__] += 1
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 @pytest.mark.slow
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_every_flood_at_once(fresh: Callable[..., Cluster], attach: str) -> None:

@@ -20,7 +20,7 @@ from tests.lab.manifests import Manifest
 from tests.lab.netns import SIOCETHTOOL, LabError, Namespace, run, wait_for
 from tests.lab.topology import Backend
 
-pytestmark = pytest.mark.alone  # who is back within a second is not told apart from a busy machine
+pytestmark = pytest.mark.quiet  # who is back within a second is not told apart from a busy machine
 AGENT = pytest.mark.parametrize("agent", ["running", "stopped"])
 
 

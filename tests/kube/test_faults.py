@@ -49,6 +49,10 @@ def change(cluster: Cluster) -> None:
 async def change_is_there(one: Following) -> None:
     await one.until(lambda: one.addresses("new") == ["10.244.1.9"] and len(one.addresses("web-1")) == 2, "the change")
     await one.until(lambda: "default/web-0" not in one.source.snapshot().services, "the deletion")
+    await one.until(
+        lambda: all(each.service != "web-0" for each in one.source.snapshot().slices.values()),
+        "the deletion of its slice",
+    )
 
 
 @pytest.mark.parametrize("count", [1, 40, 700])

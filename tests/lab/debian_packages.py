@@ -20,7 +20,7 @@ PODMAN = (
 DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
-PAUSES_S = 0, 5, 20, 0  # after each try: a name server that does not answer for a moment stops no test
+PAUSES_S = 0, 5, 20, 60, 0  # after each try: a name server that does not answer for a moment stops no test
 LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.build import builder
@@ -67,7 +67,8 @@ def open_world(
         config = program_settings.pack_config(options, sizes, seeds, jiffies.hz())
         generation = load_generation(splice(programs, fds) if splice else programs, fds, config)
         try:
-            yield World(KernelMaps("", sizes, fds), generation.programs, net, sizes)
+            with closing(World(KernelMaps("", sizes, fds), generation.programs, net, sizes)) as world:
+                yield world
         finally:
             generation.close()
     finally:

@@ -24,6 +24,7 @@ from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.family import Family as IpFamily
 from tests.packet import craft, expect, table
+from tests.packet.caller import reply, request
 from tests.packet.craft import Family
 from tests.packet.harness import DEFAULTS, SEEDS, SMALL, Splice, open_world
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
@@ -131,7 +132,7 @@ class Talk:
         self.places: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}
 
     def send(self, port: int, flags: str = "A") -> Outcome:
-        frame = craft.frame(craft.segment(self.fam, self.proto, self.fam.client, port, self.fam.vip, 80, flags))
+        frame = request(self.fam, self.proto, self.fam.client, port, (self.fam.vip, 80), flags)
         return self.change.world.run(XDP, frame)
 
     def open(self, *ports: int) -> None:
@@ -145,12 +146,10 @@ class Talk:
         """The backend answers; the client must see its frontend."""
         endpoint, source = self.places[port]
         backend = next(b for b in self.backends if b.endpoint == endpoint)
+        frame = reply(self.fam, self.proto, backend, (self.fam.client, port) if backend.local else source, "SA")
         if backend.local:
-            out = expect.at_pod(
-                self.change.world, expect.local_reply(self.fam, self.proto, backend, self.fam.client, port)
-            )
+            out = expect.at_pod(self.change.world, frame)
         else:
-            frame = expect.remote_reply(self.fam, self.proto, backend, source[1])
             out = self.change.world.run(XDP, frame, self.change.world.net.lb1)
         assert out.counted == {Reason.FWD_REPLY: 1}, port
         assert expect.source(out) == (self.fam.vip, 80)

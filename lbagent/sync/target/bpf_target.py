@@ -30,7 +30,7 @@ from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import collect, drift, path_drift
 from lbagent.sync.target.further_paths import further_addresses, ids_of, of_backends
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
-from lbagent.sync.target.restore import Restored, give_ids, id_assigner, restore
+from lbagent.sync.target.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
 from lbagent.sync.target.steps import Plan
 from lbagent.sync.target_protocol import Desired, Provenance
@@ -77,9 +77,9 @@ class BpfTarget:
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
 
     @classmethod
-    def open(cls, maps: LBMaps, paths: PathProvider, node_name: str) -> BpfTarget:
-        """Read what an earlier agent left in the maps. Raises KernelError."""
-        restored = restore(maps)
+    def open(cls, maps: LBMaps, paths: PathProvider, node_name: str, *, are_new: bool = False) -> BpfTarget:
+        """Read what an earlier agent left in the maps, unless they `are_new`. Raises KernelError."""
+        restored = nothing_restored(maps.sizes) if are_new else restore(maps)
         return cls(maps, restored, id_assigner(restored, maps.sizes.backends), paths, node_name)
 
     # --- what the loop and the status ask ---

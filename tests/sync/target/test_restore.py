@@ -14,8 +14,10 @@ from lbagent.model.family import Family
 from lbagent.model.ids import IdAllocator, IdsExhausted
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.sync.target import restore as restore_module
-from lbagent.sync.target.restore import id_assigner, restore
-from tests.sync.target.plans import MAINTENANCE, QUARANTINED, SMALL, Node, backend, service, states
+from lbagent.sync.target.apply import apply
+from lbagent.sync.target.plan import plan
+from lbagent.sync.target.restore import id_assigner, nothing_restored, restore
+from tests.sync.target.plans import MAINTENANCE, QUARANTINED, SMALL, SNAT, Node, backend, paths, service, states
 
 EVERYTHING = [
     service("10.96.0.1:80", backend("10.244.1.11:80"), backend("10.244.1.12:80"), session_affinity=True, flags=0x50),
@@ -38,6 +40,21 @@ def test_empty_maps_give_an_empty_shadow():
     found = restore(Node().maps)
     assert (found.service_ids, found.backend_ids) == ([], [])
     assert found.shadow.frontends == {}
+
+
+def test_maps_that_are_new_need_no_look():
+    """What is known of them without one is what a look would find, and the first plan writes the same."""
+    looked, known = restore(MemoryMaps(SMALL)), nothing_restored(SMALL)
+    assert (known.service_ids, known.backend_ids) == (looked.service_ids, looked.backend_ids)
+    assert (known.shadow.needs_full_sync, known.shadow.prune) == (looked.shadow.needs_full_sync, looked.shadow.prune)
+    wanted = Node().want(*EVERYTHING)
+    plans = [plan(wanted, each.shadow, paths, SNAT) for each in (looked, known)]
+    assert plans[0].steps == plans[1].steps
+    assert plans[1].full_sync
+    maps = MemoryMaps(SMALL)
+    assert apply(plans[1], maps, known.shadow).complete
+    assert check(maps) == []
+    assert known.shadow.pressure() == restore(maps).shadow.pressure()
 
 
 def test_ids_are_those_in_the_maps():
