@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, FLOW_WAYS, LB_SWEEP, SWEEP_STEP
-from tests.packet import craft, expect
+from tests.packet import expect
+from tests.packet.plain_frames import plain
 from tests.packet.world import TCP, XDP, BackendRow, Outcome, ServiceRow, World
 
 if TYPE_CHECKING:
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 Endpoint = tuple[str, int]
 
 
-@cache
 def request(fam: Family, proto: int, client: str, port: int, frontend: Endpoint, flags: str) -> bytes:
-    """Return a client's frame. Kept: scapy takes longer to build one than the programs take for a thousand."""
-    return craft.frame(craft.segment(fam, proto, client, port, *frontend, flags))
+    """Return a client's frame."""
+    return plain(fam, proto, client, port, *frontend, flags)
 
 
-@cache
 def reply(fam: Family, proto: int, backend: BackendRow, to: Endpoint, flags: str) -> bytes:
     """Return a backend's frame: a remote one's to the SNAT port, a local one's to its client."""
     if backend.local:

@@ -9,6 +9,7 @@ from scapy.layers.l2 import Ether
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, wire
 from tests.packet.craft import BACKEND_MAC, NODE2_MAC, NODE_MAC, ROUTER_MAC, Family
+from tests.packet.plain_frames import plain
 from tests.packet.world import TC_AFTER_XDP, TC_EGRESS, TC_INGRESS, XDP, BackendRow, Outcome, ServiceRow, World
 
 TO_BACKEND = {"smac": NODE2_MAC, "dmac": BACKEND_MAC}
@@ -129,16 +130,20 @@ def remote_reply(
     fam: Family, proto: int, backend: BackendRow, port: int, flags: str = "SA", *, to: str = "", **kw: object
 ) -> bytes:
     """Return a remote backend's packet to the SNAT port, as it comes in by lb1; `to`: another source address than the first."""
-    packet = craft.segment(fam, proto, backend.address, backend.port, to or fam.node2, port, flags, **kw)
-    return craft.frame(packet, src=BACKEND_MAC, dst=NODE2_MAC)
+    words = (fam, proto, backend.address, backend.port, to or fam.node2, port, flags)
+    if not kw:
+        return plain(*words, smac=BACKEND_MAC, dmac=NODE2_MAC)
+    return craft.frame(craft.segment(*words, **kw), src=BACKEND_MAC, dst=NODE2_MAC)
 
 
 def local_reply(
     fam: Family, proto: int, backend: BackendRow, client: str, port: int, flags: str = "SA", **kw: object
 ) -> bytes:
     """Return a local backend's packet to the client, as it leaves the pod."""
-    packet = craft.segment(fam, proto, backend.address, backend.port, client, port, flags, **kw)
-    return craft.frame(packet, src=craft.LOCAL_MAC, dst=craft.POD_MAC)
+    words = (fam, proto, backend.address, backend.port, client, port, flags)
+    if not kw:
+        return plain(*words, smac=craft.LOCAL_MAC, dmac=craft.POD_MAC)
+    return craft.frame(craft.segment(*words, **kw), src=craft.LOCAL_MAC, dst=craft.POD_MAC)
 
 
 def at_pod(world: World, frame: bytes) -> Outcome:

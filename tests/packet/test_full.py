@@ -13,6 +13,7 @@ from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.harness import SMALL, open_world
+from tests.packet.plain_frames import plain
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
 
 pytestmark = pytest.mark.early
@@ -42,7 +43,7 @@ def client(fam: Family, n: int) -> tuple[str, int]:
 
 def send(world: World, fam: Family, n: int, flags: str, proto: int = TCP, hook: str = XDP) -> Outcome:
     """Send a packet of the n-th client."""
-    return world.run(hook, craft.frame(craft.segment(fam, proto, *client(fam, n), fam.vip, 80, flags)))
+    return world.run(hook, plain(fam, proto, *client(fam, n), fam.vip, 80, flags))
 
 
 def place(out: Outcome) -> tuple[object, object]:

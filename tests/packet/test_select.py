@@ -12,6 +12,7 @@ from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.clock import TICK_NS, TimedWorld
 from tests.packet.craft import Family
+from tests.packet.plain_frames import plain
 from tests.packet.world import MAGLEV, RANDOM, TCP, UDP, XDP, BackendRow, World
 
 CLIENTS = 400
@@ -25,7 +26,7 @@ def client(fam: Family, n: int) -> tuple[str, int]:
 
 def choices(world: World, fam: Family, hook: str = XDP, count: int = CLIENTS) -> list[tuple[str, int]]:
     """Return the backends the first packets of many clients get."""
-    outs = [world.run(hook, craft.frame(craft.tcp(fam, *client(fam, n), fam.vip, 80))) for n in range(count)]
+    outs = [world.run(hook, plain(fam, TCP, *client(fam, n), fam.vip, 80)) for n in range(count)]
     return [expect.destination(out) for out in outs]
 
 
@@ -50,10 +51,7 @@ def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -
     for address, port in frontends:
         world.service(fam, address, port, TCP, backends)
     chosen = [
-        [
-            expect.destination(world.run(hook, craft.frame(craft.tcp(fam, *client(fam, n), *frontend))))
-            for n in range(60)
-        ]
+        [expect.destination(world.run(hook, plain(fam, TCP, *client(fam, n), *frontend))) for n in range(60)]
         for frontend in frontends
     ]
     for one, other in ((0, 1), (0, 2), (1, 2)):
