@@ -247,7 +247,6 @@ class Announcer:
         for address in self.machines.keys() - by_l2:
             self._forget(address, tasks)
         for address in sorted(by_l2 - self.machines.keys()):
-            self._news.add(address)
             self._add(address, VipMachine(self._settings(), now))
         self._set_routes()
 
@@ -334,7 +333,7 @@ class Announcer:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem, self._is_written = failure, not failure
+        self.problem, self._is_written = failure, True  # what failed is tried again by the maps' own word
 
     def former_leader(self, address: bytes) -> str:
         """Return the node to which segments of connections from before this one led go on, '' for none."""
