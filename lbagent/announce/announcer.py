@@ -12,17 +12,18 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lbagent.announce import reach
 from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
+from lbagent.announce.due_times import DueTimes
 from lbagent.announce.frames import Claim
 from lbagent.announce.leader.former_leaders import FormerLeaders
-from lbagent.announce.leader.lease_election import LeaseElection, vip_lease
+from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
 from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.link_sockets import LinkSockets
+from lbagent.announce.placements import NodeState, Placements
 from lbagent.announce.strangers import Strangers
 from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine, is_overdue
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
-from lbagent.announce.wanted import WantedVip, node_refusal, wanted_vips, with_endpoints
+from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal, with_endpoints
 from lbagent.announce.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
@@ -38,7 +39,6 @@ LOOK_S = 1.0  # at the latest everything is looked at: carriers change without a
 TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
 SWEEP_S = 30.0  # between two looks for Leases that are left over
 OBJECTS_S = 0.2  # between two looks at all objects
-NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
 WRITES_AT_ONCE = 8  # of Leases
 
 
@@ -59,27 +59,29 @@ class Announcer:
     ) -> None:
         """Without an `election` this node announces whatever no stranger has."""
         self.node, self.pools, self.election, self.routes = node, pools, election, None
-        self._around, self._external_ips, self._clock = around, external_ips, clock
+        self._around, self._clock = around, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
         self._former_map = VipMap(maps, pools.l2.restart_grace_s, FORMER_LEADER_MAP)
         self._former = FormerLeaders()
         self._sockets, self._questions = LinkSockets(self._heard), WireQuestions()
-        self.machines: dict[bytes, VipMachine] = {}
         self._take_over(clock())
         self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
-        self.refusals: dict[bytes, str] = {}  # why this node may not announce an address by L2
         self.takeovers = 0
         self.problem = ""
-        self._places: dict[bytes, dict[int, bytes]] = {}
-        self._seen: tuple[object, ...] = ()  # what `_places` and `refusals` follow from
-        self._looks = 0  # how often those were made
+        self._wanted_vips = WantedVips(external_ips=external_ips)
+        self._placements = Placements(node)
+        self.refusals: Mapping[bytes, str] = self._placements.refusals  # why this node may not announce one by L2
+        self._looks = 0  # how often all addresses were placed anew
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
         self._objects_changed = True
         self._orders: list[tuple[bytes, Order]] = []
-        self._leases_changed: set[str] = set()  # names of Leases, since the last turn
+        self._news: set[bytes] = set()  # addresses of which something else is wanted, since the last turn
+        self._leases_changed: set[bytes] = set()  # addresses whose Leases did
+        self._is_published = False  # other nodes know what this one reaches
         self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
         self._stepped_at = float("-inf")
+        self._doubts_until = float("-inf")  # until then an address that was taken over may be another node's too
         self._swept_at = clock()
         self._strangers = Strangers(events)
         self._announced_routes: frozenset[bytes] | None = None
@@ -98,7 +100,7 @@ class Announcer:
         self._wake.set()
 
     def _leases_change(self, names: Collection[str]) -> None:
-        self._leases_changed |= set(names)
+        self._leases_changed.update(filter(None, map(vip_of_lease, names)))
         self._wake.set()
 
     def network_changed(self, _network: NodeNetwork) -> None:
@@ -121,7 +123,25 @@ class Announcer:
         self._former_map.drop_ended(now)
         self._former.take_over(self._former_map.places, now + self.pools.l2.restart_grace_s)
         places = {address for _, address in self._map.places}
-        self.machines = {address: VipMachine(self._settings(), now, answers=True) for address in places}
+        self.machines: dict[bytes, VipMachine] = {}
+        self._due = DueTimes()
+        self._answering: set[bytes] = set()  # addresses for which the machines answer
+        self._is_written = False  # the maps may say something else
+        self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they are to say
+        for address in places:
+            self._add(address, VipMachine(self._settings(), now, answers=True))
+
+    def _add(self, address: bytes, machine: VipMachine) -> None:
+        self.machines[address] = machine
+        self._note(address)
+
+    def _note(self, address: bytes) -> None:
+        """Take note of what became of a machine: whenever one was told anything."""
+        machine = self.machines[address]
+        self._due.set(address, machine.wake_at())
+        if machine.answers != (address in self._answering):
+            self._answering ^= {address}
+            self._is_written = False
 
     # --- running ---
 
@@ -149,10 +169,14 @@ class Announcer:
 
     def _next_turn(self, now: float) -> float:
         """Return when the next turn is, unless something is heard of before."""
-        due = min([machine.wake_at() for machine in self.machines.values()], default=now + LOOK_S)
         end = self.election.next_end(now, PROBE_S) if self.election is not None else now + LOOK_S
         return min(
-            due, end, self._map.refresh_at(), self._former_map.refresh_at(), self._questions.wake_at(), now + LOOK_S
+            self._due.next_at(),
+            end,
+            self._map.refresh_at(),
+            self._former_map.refresh_at(),
+            self._questions.wake_at(),
+            now + LOOK_S,
         )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
@@ -161,25 +185,32 @@ class Announcer:
         self._look_at_devices()
         if self._map.has_ended(now):
             log.warning("this agent did not run for so long that its programs stopped announcing: it begins anew")
-            for machine in self.machines.values():
+            for address, machine in self.machines.items():
                 machine.lapse(now)
+                self._note(address)
         orders, self._orders = self._orders, []
         for address in self._concerned(now) if self.wanted is not None else ():
-            steps = self.machines[address].step(now, self._view(address, now))
-            orders += [(address, order) for order in steps]
-        orders += [(address, Order(Act.PROBE)) for address in self._questions.due(now, self._led_in_doubt(now))]
+            orders += [(address, order) for order in self.machines[address].step(now, self._view(address, now))]
+            self._note(address)
+        orders += [(address, Order(Act.PROBE)) for address in self._to_be_asked_about(now)]
         self._write(orders, now)
         for address, order in orders:
             self._do(address, order, tasks)
-        self._set_routes()
         self._sweep(now, tasks)
 
-    def _led_in_doubt(self, now: float) -> list[bytes]:
-        """Return the addresses that this node answers for, and another one may too: Leases are unknown, or it did so before."""
+    def _to_be_asked_about(self, now: float) -> list[bytes]:
+        """Return for which addresses the wire is asked now: of those that this node answers for, and another one may too.
+
+        That is as the Leases are unknown, or as that node led before.
+        """
         is_blind = self.election is not None and not self.election.is_fresh(now)
-        return [
-            each for each, machine in self.machines.items() if (machine.answers if is_blind else machine.doubts(now))
-        ]
+        if not is_blind and now >= self._doubts_until:
+            return self._questions.due(now, [])
+        if not self._questions.is_due(now):
+            return []
+        return self._questions.due(
+            now, [each for each in self._answering if is_blind or self.machines[each].doubts(now)]
+        )
 
     def _sweep(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Delete the Leases whose nodes died before they could."""
@@ -193,15 +224,11 @@ class Announcer:
     def _concerned(self, now: float) -> list[bytes]:
         """Return the addresses to be decided about: all each LOOK_S and when something changed for all, else those with news."""
         common = (self._looks, self.election.state(now) if self.election is not None else ())
-        names, self._leases_changed = self._leases_changed, set()
+        news, self._news, self._leases_changed = self._news | self._leases_changed, set(), set()
         if common != self._stepped or now >= self._stepped_at + LOOK_S:
             self._stepped, self._stepped_at = common, now
             return list(self.machines)
-        return [
-            address
-            for address, machine in self.machines.items()
-            if machine.wake_at() <= now or (names and vip_lease(address) in names)
-        ]
+        return [address for address in news.union(self._due.take(now)) if address in self.machines]
 
     def _look_at_objects(self, now: float, tasks: asyncio.TaskGroup) -> None:
         if not self._objects_changed:
@@ -214,38 +241,43 @@ class Announcer:
         if objects is None:
             return
         self._objects_changed, self._objects = False, objects
-        self._seen = ()  # the node may be cordoned
-        self.wanted = wanted_vips(objects, self.pools, external_ips=self._external_ips)
+        self._news |= self._wanted_vips.look(objects, self.pools)
+        self.wanted = self._wanted_vips.vips
         by_l2 = {address for address, vip in self.wanted.items() if L2 in vip.modes}
         for address in self.machines.keys() - by_l2:
-            del self.machines[address]
-            self._former.ended(address)
-            self._strangers.forget(address)
-            if self.election is not None and self.election.holder(address) == self.node:
-                tasks.create_task(self.election.forget(address))
+            self._forget(address, tasks)
         for address in sorted(by_l2 - self.machines.keys()):
-            self.machines[address] = VipMachine(self._settings(), now)
+            self._add(address, VipMachine(self._settings(), now))
+        self._set_routes()
+
+    def _forget(self, address: bytes, tasks: asyncio.TaskGroup) -> None:
+        del self.machines[address]
+        self._due.set(address, float("inf"))
+        self._answering.discard(address)
+        self._is_written = False
+        self._placements.drop([address])
+        self._former.ended(address)
+        self._strangers.forget(address)
+        if self.election is not None and self.election.holder(address) == self.node:
+            tasks.create_task(self.election.forget(address))
 
     def _look_at_devices(self) -> None:
-        network, attached, carriers = self._around.network(), self._around.attached(), self._around.carriers()
-        seen = (network.links, network.addresses, frozenset(attached), frozenset(carriers), self.wanted, self.pools)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        self._looks += 1
-        refusal = self._node_refusal()
-        self._places.clear()
-        self.refusals.clear()
-        for address in self.machines:
-            self._places[address], why = reach.places(network, attached, carriers, self.pools.l2, address)
-            vip = (self.wanted or {}).get(address)
-            no_endpoint = NO_ENDPOINT_HERE if vip is not None and not vip.admits(self.node) else ""
-            if reason := refusal or no_endpoint or why:
-                self.refusals[address] = reason
-        self._sockets.use({ifindex for found in self._places.values() for ifindex in found})
-        if self.election is not None and self.wanted is not None:
-            reached = [] if refusal else reach.networks(network, attached, carriers, self.pools.l2)
-            self.election.publish(reached, {link.mac for link in network.links.values() if link.mac})
+        """Place the addresses: all when the node changed, else those with news."""
+        around = self._around
+        attached, carriers = frozenset(around.attached()), frozenset(around.carriers())
+        state = NodeState(around.network(), attached, carriers, self.pools.l2, self._node_refusal())
+        addresses: Collection[bytes] = self._news & self.machines.keys()
+        if is_another := self._placements.use(state):
+            self._looks, self._is_published = self._looks + 1, False
+            addresses = self.machines
+        for address in addresses:
+            self._placements.place(address, (self.wanted or {}).get(address))
+        if addresses or is_another:
+            self._is_written = False
+            self._sockets.use(self._placements.devices)
+        if self.election is not None and self.wanted is not None and not self._is_published:
+            self._is_published = True
+            self.election.publish(state.networks(), state.macs())
 
     def _node_refusal(self) -> str:
         node = self._objects.nodes.get(self.node) if self._objects else None
@@ -270,35 +302,38 @@ class Announcer:
             preferred=preferred_node(address, nodes | {self.node} if eligible else nodes),
         )
 
-    def _answers(self) -> dict[tuple[int, bytes], bytes]:
+    def _wanted_answers(self) -> dict[tuple[int, bytes], bytes]:
         """Return what the programs are to answer. What an earlier agent left is kept until it is known what is wanted."""
         if self.wanted is None:
             return {place: mac for place, mac in self._map.places.items() if self.machines[place[1]].answers}
         return {
             (ifindex, address): mac
-            for address, machine in self.machines.items()
-            if machine.answers
-            for ifindex, mac in self._places[address].items()
+            for address in self._answering
+            for ifindex, mac in self._placements.places[address].items()
         }
 
     def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
         """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
-        grace_s, answers, election, failure = self.pools.l2.restart_grace_s, self._answers(), self.election, ""
+        grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
+        if not self._is_written:
+            self._answers = self._wanted_answers()
         for address, order in orders:
-            if order.act is Act.ANNOUNCE:
+            if order.act is Act.CLAIM:
+                self._doubts_until = max(self._doubts_until, now + grace_s)
+            elif order.act is Act.ANNOUNCE:
                 self._former.began(address, now, grace_s)
             elif order.act is Act.WITHDRAW:
                 self._former.ended(address)
         lives = (lambda mac: election.is_alive(mac, now)) if election else (lambda _mac: False)
-        former = self._former.wanted(answers.keys(), now, grace_s, lives)
-        for table, entries in ((self._former_map, former), (self._map, answers)):
+        former = self._former.wanted(self._answers.keys(), now, grace_s, lives)
+        for table, entries in ((self._former_map, former), (self._map, self._answers)):
             try:
                 table.write(entries, now)
             except LbError as error:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem = failure
+        self.problem, self._is_written = failure, True  # what failed is tried again by the maps' own word
 
     def former_leader(self, address: bytes) -> str:
         """Return the node to which segments of connections from before this one led go on, '' for none."""
@@ -310,10 +345,10 @@ class Announcer:
     def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
         match order.act:
             case Act.PROBE:
-                for ifindex, mac in self._places[address].items():
+                for ifindex, mac in self._placements.places[address].items():
                     self._sockets.probe(ifindex, address, mac)
             case Act.REPEAT:
-                for ifindex, mac in self._places[address].items():
+                for ifindex, mac in self._placements.places[address].items():
                     self._sockets.tell(ifindex, address, mac)
             case Act.CLAIM | Act.GIVE:
                 tasks.create_task(self._write_lease(address, order))
@@ -340,6 +375,7 @@ class Announcer:
         else:
             self._orders += [(address, each) for each in machine.claimed(now, done=done)]
             self.takeovers += bool(done and before and before.holder not in ("", self.node))
+        self._note(address)
         self._wake.set()
 
     def _services(self, address: bytes) -> list[str]:
@@ -357,6 +393,7 @@ class Announcer:
         if any(order.act is Act.WITHDRAW for order in orders):
             self._questions.suspect()
         self._orders += [(claim.address, order) for order in orders]
+        self._note(claim.address)
         self._wake.set()
 
     # --- routes ---

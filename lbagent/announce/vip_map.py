@@ -34,6 +34,7 @@ class VipMap:
         self.restart_grace_s = restart_grace_s
         self._written: dict[Place, bytes] = read(maps, name=name)
         self._lasting: Mapping[Place, bytes] = dict(self._written)
+        self._wanted: Mapping[Place, bytes] | None = None  # the last ones that were written
         self._refreshed, self._ends_at = float("-inf"), float("inf")
 
     @property
@@ -58,7 +59,12 @@ class VipMap:
         return bool(self._written) and now >= self._ends_at
 
     def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
-        """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull."""
+        """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull.
+
+        The same object as before is taken to hold the same.
+        """
+        if wanted is self._wanted and now < self.refresh_at():
+            return
         gone = [place for place in self._written if place not in wanted]
         due = now >= self.refresh_at()
         fresh = {place: mac for place, mac in wanted.items() if due or self._written.get(place) != mac}
@@ -76,6 +82,7 @@ class VipMap:
             self._written |= fresh
         if due or len(fresh) == len(self._written):
             self._refreshed, self._ends_at = now, now + self.restart_grace_s
+        self._wanted = wanted
 
     def _listen(self, places: Collection[Place], *, leave: bool = False) -> None:
         for place in places if self._name == MAP else ():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lbagent.announce.announcer import NO_ENDPOINT_HERE, Announcer
+from lbagent.announce.announcer import Announcer
+from lbagent.announce.placements import NO_ENDPOINT_HERE
 from lbagent.announce.strangers import in_use_text
 from lbagent.announce.vip_machine import Phase
 from lbagent.announce.wanted import WantedVip

@@ -5,13 +5,14 @@ Source: Kubernetes' own service controller (the label); KEP-1669 (endpoints of p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectSnapshot, Service
+from lbagent.objects.records import EndpointSlice, Node, ObjectSnapshot, Service
 from lbagent.pools.announcement import BGP, L2, L2Settings
+from lbagent.pools.pool import Pool
 from lbagent.pools.read_pools import PoolsFile
 
 
@@ -39,27 +40,94 @@ class _Use(NamedTuple):
     ready_on: frozenset[str]  # nodes of its ready endpoints; '' where an endpoint names none
 
 
-def wanted_vips(objects: ObjectSnapshot, pools: PoolsFile, *, external_ips: bool) -> dict[bytes, WantedVip]:
-    """Return what is to be announced, by address. `external_ips`: those of Services are served here, and so announced."""
-    users: dict[bytes, list[Service]] = {}
-    for service in objects.services.values():
-        if not service.ignored:
-            for address in dict.fromkeys((*service.ingress, *(service.external_ips if external_ips else ()))):
-                users.setdefault(address, []).append(service)
-    found = {address: pool for address in users if (pool := pools.pool_of(address)) and pool.announce}
-    ready = _ready_nodes(objects, {service.key for address in found for service in users[address]})
-    out = {}
-    for address, pool in found.items():
-        uses = [_Use(service, ready.get(service.key, frozenset())) for service in users[address]]
-        out[address] = WantedVip(
+class WantedVips:
+    """What is to be announced, by address, followed: a look costs little more than what changed since the one before."""
+
+    def __init__(self, *, external_ips: bool) -> None:
+        """`external_ips`: those of Services are served here, and so announced."""
+        self._external_ips = external_ips
+        self._begin_anew(PoolsFile())
+
+    def _begin_anew(self, pools: PoolsFile) -> None:
+        self.vips: dict[bytes, WantedVip] = {}
+        self._pools, self._objects = pools, ObjectSnapshot()
+        self._users: dict[bytes, set[str]] = {}  # address -> keys of Services
+        self._slices: dict[str, dict[str, EndpointSlice]] = {}  # key of a Service -> its slices by their keys
+
+    def look(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
+        """Take all objects as they are now; return the addresses about which something is another than before."""
+        before: Collection[bytes] = ()
+        if pools is not self._pools:
+            before = self.vips
+            self._begin_anew(pools)
+        old, self._objects = self._objects, objects
+        services = _changed(old.services, objects.services)
+        addresses = {address for key in services for address in self._take_service(old, key)}
+        with_others = _changed(old.endpoints, objects.endpoints).union(
+            *(self._take_slice(old, key) for key in _changed(old.slices, objects.slices))
+        )
+        for key in with_others - services:
+            addresses |= self._addresses(objects.services.get(key))
+        return {address for address in addresses if self._decide(address)}.union(before)
+
+    def _addresses(self, service: Service | None) -> set[bytes]:
+        if service is None or service.ignored:
+            return set()
+        return {*service.ingress, *(service.external_ips if self._external_ips else ())}
+
+    def _take_service(self, old: ObjectSnapshot, key: str) -> set[bytes]:
+        """Take a Service; return its addresses, also those that it had."""
+        before, after = self._addresses(old.services.get(key)), self._addresses(self._objects.services.get(key))
+        for address in before - after:
+            self._users[address].discard(key)
+        for address in after:
+            self._users.setdefault(address, set()).add(key)
+        return before | after
+
+    def _take_slice(self, old: ObjectSnapshot, key: str) -> set[str]:
+        """Take a slice; return the key of its Service, also that which it had: a label says which one."""
+        before, after = old.slices.get(key), self._objects.slices.get(key)
+        if before is not None and (known := self._slices.get(before.service_key)):
+            known.pop(key, None)
+            if not known:
+                del self._slices[before.service_key]
+        if after is not None:
+            self._slices.setdefault(after.service_key, {})[key] = after
+        return {piece.service_key for piece in (before, after) if piece is not None}
+
+    def _decide(self, address: bytes) -> bool:
+        """Find out what is wanted of an address; return whether that is another than before."""
+        before = self.vips.pop(address, None)
+        users = sorted(self._users.get(address, ()))
+        pool = self._pools.pool_of(address)
+        if not users:
+            self._users.pop(address, None)
+        elif pool and pool.announce:
+            self.vips[address] = self._vip(address, pool, users)
+        return self.vips.get(address) != before
+
+    def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> WantedVip:
+        uses = [_Use(self._objects.services[key], self._ready_on(key)) for key in users]
+        return WantedVip(
             address,
             pool.name,
             tuple(mode for mode in (L2, BGP) if mode in pool.announce),
-            tuple(sorted(use.service.key for use in uses)),
+            tuple(users),
             any(use.ready_on for use in uses),
             _admitted(uses),
         )
-    return out
+
+    def _ready_on(self, key: str) -> frozenset[str]:
+        """Return the nodes of a Service's ready endpoints; of an Endpoints object only where there is no slice."""
+        found: Collection[EndpointSlice] = self._slices.get(key, {}).values()
+        if not found and (old := self._objects.endpoints.get(key)):
+            found = old.slices
+        return frozenset(each.node for piece in found for each in piece.endpoints if each.ready)
+
+
+def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
+    """Return the keys of objects that came, went, or are others now."""
+    return {key for key, obj in new.items() if old.get(key) is not obj} | (old.keys() - new.keys())
 
 
 def _admitted(uses: Collection[_Use]) -> frozenset[str] | None:
@@ -67,22 +135,6 @@ def _admitted(uses: Collection[_Use]) -> frozenset[str] | None:
     if not all(use.service.external_local for use in uses):
         return None
     return frozenset(node for use in uses for node in use.ready_on)
-
-
-def _ready_nodes(objects: ObjectSnapshot, keys: Collection[str]) -> Mapping[str, frozenset[str]]:
-    """Return the nodes of the ready endpoints of these Services; of an Endpoints object only where there is no slice."""
-    slices: dict[str, list[EndpointSlice]] = {}
-    for piece in objects.slices.values():
-        if piece.service_key in keys:
-            slices.setdefault(piece.service_key, []).append(piece)
-    for key in keys:
-        old: Endpoints | None = objects.endpoints.get(key)
-        if key not in slices and old is not None:
-            slices[key] = list(old.slices)
-    return {
-        key: frozenset(each.node for piece in pieces for each in piece.endpoints if each.ready)
-        for key, pieces in slices.items()
-    }
 
 
 def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True) -> str:

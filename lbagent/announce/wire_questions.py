@@ -24,6 +24,10 @@ class WireQuestions:
         """Return when `due` must be called although nothing changed."""
         return self._next_at
 
+    def is_due(self, now: float) -> bool:
+        """Return whether `due` has anything to find out now; it does when something has to be asked about for the first time."""
+        return self._asks_all or now >= self._next_at or self._next_at == float("inf")
+
     def suspect(self) -> None:
         """Take that another node was heard with an address: it may have all of them."""
         self._asks_all = True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lbagent.objects.records import (
     FIELD_OF_KIND,
-    Endpoints,
     EndpointSlice,
     KubeObject,
     ObjectChange,
     ObjectSnapshot,
-    Pod,
-    Service,
 )
+
+_Kinds = dict[str, dict[str, KubeObject]]  # objects by key, by kind
 
 
 class Store:
@@ -21,60 +20,62 @@ class Store:
 
     def __init__(self, sources: Iterable[str]) -> None:
         """`sources` are their names in the order in which they win."""
-        self._objects: dict[str, dict[tuple[str, str], KubeObject]] = {name: {} for name in sources}
+        self._objects: dict[str, _Kinds] = {name: {kind: {} for kind in FIELD_OF_KIND} for name in sources}
 
     def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
         """Take the changes of a source; return what changes in the merged set."""
         own = self._objects[source]
         out = []
         for change in changes:
-            key = (change.kind, change.key)
-            old = self._effective(key)
+            kind, key = change.kind, change.key
+            old = self.get(kind, key)
             if change.new is None:
-                own.pop(key, None)
+                own[kind].pop(key, None)
             else:
-                own[key] = change.new
-            new = self._effective(key)
+                own[kind][key] = change.new
+            new = self.get(kind, key)
             if old is not new:
-                out.append(ObjectChange(change.kind, change.key, old, new, change.triggered_at))
+                out.append(ObjectChange(kind, key, old, new, change.triggered_at))
         return out
-
-    def _effective(self, key: tuple[str, str]) -> KubeObject | None:
-        for objects in self._objects.values():
-            if key in objects:
-                return objects[key]
-        return None
 
     def get(self, kind: str, key: str) -> KubeObject | None:
         """Return an object of the merged set, None when there is none."""
-        return self._effective((kind, key))
+        for kinds in self._objects.values():
+            if (found := kinds[kind].get(key)) is not None:
+                return found
+        return None
 
     def services_of(self, sources: Iterable[str]) -> set[str]:
         """Return the keys of the Services (and Pods) of which these sources hold a part."""
-        found = set()
+        found = set[str]()
         for source in sources:
-            for obj in self._objects[source].values():
-                if isinstance(obj, EndpointSlice):
-                    found.add(obj.service_key)
-                elif isinstance(obj, Service | Endpoints | Pod):
-                    found.add(obj.key)
+            kinds = self._objects[source]
+            found |= _services_of_slices(kinds)
+            found.update(obj.key for kind in ("Service", "Endpoints", "Pod") for obj in kinds[kind].values())
         return found
 
     def services_with_endpoints(self) -> set[str]:
         """Return the keys of the Services whose endpoints any source names, also when there are none."""
-        found = set()
-        for objects in self._objects.values():
-            for obj in objects.values():
-                if isinstance(obj, EndpointSlice):
-                    found.add(obj.service_key)
-                elif isinstance(obj, Endpoints):
-                    found.add(obj.key)
+        found = set[str]()
+        for kinds in self._objects.values():
+            found |= _services_of_slices(kinds)
+            found.update(obj.key for obj in kinds["Endpoints"].values())
         return found
 
     def snapshot(self) -> ObjectSnapshot:
         """Return everything, merged."""
-        kinds: dict[str, dict[str, KubeObject]] = {field: {} for field in FIELD_OF_KIND.values()}
-        for objects in self._objects.values():
-            for (kind, key), obj in objects.items():
-                kinds[FIELD_OF_KIND[kind]].setdefault(key, obj)
-        return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
+        merged: dict[str, dict[str, KubeObject]] = {}
+        for kind, field in FIELD_OF_KIND.items():
+            merged[field] = {}
+            for kinds in self._objects.values():
+                known = merged[field]
+                merged[field] = known | (kinds[kind] if not known else _without(kinds[kind], known))
+        return ObjectSnapshot(**merged)  # type: ignore[arg-type]
+
+
+def _without(objects: Mapping[str, KubeObject], known: Mapping[str, KubeObject]) -> dict[str, KubeObject]:
+    return {key: obj for key, obj in objects.items() if key not in known}
+
+
+def _services_of_slices(kinds: _Kinds) -> set[str]:
+    return {obj.service_key for obj in kinds["EndpointSlice"].values() if isinstance(obj, EndpointSlice)}

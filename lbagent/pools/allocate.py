@@ -20,10 +20,33 @@ def allocate(pools: Sequence[Pool], claims: Iterable[Claim], taken: Mapping[byte
 
     `taken` are packed addresses that none of these Services can get, each with whose it is: `node n1`, `Service a/b`.
     """
-    ordered = sorted(claims, key=lambda claim: claim.order)
-    use = AddressUse(pools, taken)
-    kept = {claim.key: _kept(claim, use) for claim in ordered}
-    return {claim.key: _Turn(claim, kept[claim.key], use).allocation() for claim in ordered}
+    return Allocator(pools, claims, taken).found
+
+
+class Allocator:
+    """What `allocate` finds (`found`), and what Services get that come later: without a look at those that were there before."""
+
+    def __init__(self, pools: Sequence[Pool], claims: Iterable[Claim], taken: Mapping[bytes, str]) -> None:
+        ordered = sorted(claims, key=_order)
+        self._use = AddressUse(pools, taken)
+        kept = {claim.key: _kept(claim, self._use) for claim in ordered}
+        self.found: dict[str, Allocation] = {}
+        self.lacks_nothing = True  # each Service has what it asked for: none waits for what another one is given
+        self._take_turns(ordered, kept)
+
+    def add(self, claims: Iterable[Claim]) -> dict[str, Allocation]:
+        """Serve further Services, which hold nothing yet; return what they have. It is for an Allocator that `lacks_nothing`."""
+        return self._take_turns(sorted(claims, key=_order), {})
+
+    def _take_turns(self, claims: Sequence[Claim], kept: Mapping[str, dict[Family, bytes]]) -> dict[str, Allocation]:
+        found = {claim.key: _Turn(claim, kept.get(claim.key, {}), self._use).allocation() for claim in claims}
+        self.lacks_nothing &= not any(each.problem for each in found.values())
+        self.found |= found
+        return found
+
+
+def _order(claim: Claim) -> tuple[float, str]:
+    return claim.order
 
 
 def _kept(claim: Claim, use: AddressUse) -> dict[Family, bytes]:

@@ -150,6 +150,40 @@ async def test_a_former_leader_that_cannot_be_written_holds_up_no_answer() -> No
     assert world.announcer.problems() == ["addresses could not be announced: map lb_former_leader is full"]
 
 
+async def test_what_could_not_be_written_is_written_when_nothing_else_changes() -> None:
+    class Refusing(MemoryMaps):
+        refusals = 0
+
+        def put_many(self, name: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise MapFull("write", 7, name)
+            super().put_many(name, rows)
+
+    maps = Refusing()
+    world = World(maps)
+    world.serve(VIP)
+    maps.refusals = 1
+    world.run(1)
+    assert maps.refusals == 0
+    assert world.written() == {VIP}
+    assert world.announcer.problems() == []
+
+
+async def test_another_mac_address_is_answered_with_and_a_device_without_carrier_not_at_all() -> None:
+    world = World()
+    world.serve(VIP)
+    world.run(1)
+    link = replace(NETWORK.links[IFINDEX], mac=STRANGER)
+    world.network = replace(NETWORK, links={IFINDEX: link})
+    world.run(0.1)
+    assert read(world.maps) == {(IFINDEX, VIP): STRANGER}
+    world.network = replace(NETWORK, links={IFINDEX: replace(link, up=False)})
+    world.run(0.1)
+    assert world.written() == set()
+    assert world.announcer.refusals == {VIP: "eth0 has no carrier"}
+
+
 async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:
     maps = MemoryMaps()
     VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC, (IFINDEX, OTHER): MAC}, 60.0)
@@ -345,6 +379,23 @@ async def test_only_addresses_with_news_are_decided_about_in_between() -> None:
         world.announcer._turn(now, None)  # type: ignore[arg-type]
         assert sorted(set(election.asked)) == found, now
         election.asked.clear()
+
+
+async def test_a_service_that_comes_changes_or_goes_is_decided_about_alone() -> None:
+    world, election = elected()
+    web, third = world.objects.services["ns/web"], parse_ip("10.0.0.11")
+    local = Service("ns", "dns", ingress=(third,), external_local=True)
+    for now, services, found in (
+        (100.3, [web, replace(local, external_local=False)], {third}),
+        (100.6, [web, local], {third}),
+        (100.9, [replace(web, ingress=(OTHER,)), local], {VIP}),  # whose Lease might be this node's
+    ):
+        world.objects = ObjectSnapshot(services={each.key: each for each in services})
+        world.announcer.objects_changed()
+        election.asked.clear()
+        world.announcer._turn(now, None)  # type: ignore[arg-type]
+        assert set(election.asked) == found, now
+    assert set(world.announcer.machines) == {OTHER, third}
 
 
 async def test_a_cordon_is_decided_about_for_all_at_once() -> None:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from lbagent.announce.wanted import node_refusal, wanted_vips, with_endpoints
+from lbagent.announce.wanted import WantedVips, node_refusal, with_endpoints
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
-from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, Node, ObjectSnapshot, Service, SlicePort
+from lbagent.objects.records import (
+    FIELD_OF_KIND,
+    Endpoint,
+    Endpoints,
+    EndpointSlice,
+    Node,
+    ObjectSnapshot,
+    Service,
+    SlicePort,
+)
 from lbagent.pools.announcement import L2Settings
 from lbagent.pools.label_selector import LabelSelector, Requirement
 from lbagent.pools.read_pools import parse_pools
@@ -22,6 +34,7 @@ bgp: {localASN: 64512, peers: []}
 """,
     "pools.yaml",
 )
+OTHER_POOLS = parse_pools("pools: [{name: lan, addresses: [10.0.0.0/28], announce: [l2]}]", "pools.yaml")
 A, B, NONE, ELSEWHERE = (parse_ip(text) for text in ("10.0.0.1", "10.0.1.1", "10.0.2.1", "192.0.2.1"))
 
 
@@ -40,7 +53,9 @@ def found(*objects: Service | EndpointSlice | Endpoints, external_ips: bool = Tr
         slices={each.key: each for each in objects if isinstance(each, EndpointSlice)},
         endpoints={each.key: each for each in objects if isinstance(each, Endpoints)},
     )
-    return wanted_vips(snapshot, POOLS, external_ips=external_ips)
+    wanted = WantedVips(external_ips=external_ips)
+    assert wanted.look(snapshot, POOLS) == wanted.vips.keys()
+    return wanted.vips
 
 
 def test_addresses_of_pools_that_say_how_are_wanted() -> None:
@@ -105,3 +120,66 @@ def test_the_selector_of_nodes_is_for_layer_2() -> None:
     assert "nodeSelector" in node_refusal(Node("n"), settings)
     assert node_refusal(Node("n"), settings, for_l2=False) == ""
     assert node_refusal(Node("n", labels={"role": "edge"}), settings) == ""
+
+
+ADDRESSES = st.lists(st.sampled_from([A, B, NONE, ELSEWHERE]), max_size=2, unique=True).map(tuple)
+ENDPOINTS = st.lists(
+    st.builds(Endpoint, address=st.just(A), ready=st.booleans(), node=st.sampled_from(["", "n", "m"])), max_size=2
+)
+SERVICES = st.builds(
+    lambda name, ingress, more, local, ignored: service(
+        name, *ingress, external_ips=more, external_local=local, ignored="it is another proxy's" * ignored
+    ),
+    st.sampled_from("abc"), ADDRESSES, ADDRESSES, st.booleans(), st.booleans(),
+)  # fmt: skip
+SLICES = st.builds(
+    lambda name, owner, found: replace(piece(owner, *found), name=name),
+    st.sampled_from("xy"), st.sampled_from("abc"), ENDPOINTS,
+)  # fmt: skip
+OLD_ENDPOINTS = st.builds(
+    lambda name, found: Endpoints("ns", name, slices=(piece(name, *found),)), st.sampled_from("abc"), ENDPOINTS
+)
+CHANGES = st.one_of(
+    SERVICES, SLICES, OLD_ENDPOINTS, st.tuples(st.sampled_from(["services", "slices", "endpoints"]), st.integers(0, 5)), st.just(OTHER_POOLS)
+)  # fmt: skip
+
+
+def changed(objects: ObjectSnapshot, change: object) -> ObjectSnapshot:
+    """Return the objects with one more or in another form, or without one."""
+    if isinstance(change, tuple):
+        left = dict(getattr(objects, change[0]))
+        for key in list(left)[change[1] : change[1] + 1]:
+            del left[key]
+        return replace(objects, **{change[0]: left})
+    field = FIELD_OF_KIND[type(change).__name__]
+    return replace(objects, **{field: {**getattr(objects, field), change.key: change}})  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.lists(CHANGES, max_size=3), max_size=8))
+def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> None:
+    objects, pools, wanted = ObjectSnapshot(), POOLS, WantedVips(external_ips=True)
+    for step in steps:
+        before = dict(wanted.vips)
+        for change in step:
+            if change is OTHER_POOLS:
+                pools = OTHER_POOLS if pools is POOLS else POOLS
+            else:
+                objects = changed(objects, change)
+        news, anew = wanted.look(objects, pools), WantedVips(external_ips=True)
+        anew.look(objects, pools)
+        assert wanted.vips == anew.vips
+        assert news >= {each for each in before.keys() | anew.vips.keys() if before.get(each) != anew.vips.get(each)}
+
+
+def test_only_what_is_another_than_before_is_news() -> None:
+    web, dns = service("web", A), service("dns", B)
+    objects = ObjectSnapshot(services={web.key: web, dns.key: dns})
+    wanted = WantedVips(external_ips=True)
+    assert wanted.look(objects, POOLS) == {A, B}
+    assert wanted.look(replace(objects, nodes={"n": Node("n")}), POOLS) == set()
+    again = replace(web)
+    assert wanted.look(replace(objects, services={web.key: again, dns.key: dns}), POOLS) == set()
+    ready = piece("dns", Endpoint(A, ready=True))
+    assert wanted.look(replace(objects, slices={ready.key: ready}), POOLS) == {B}
+    assert wanted.look(ObjectSnapshot(), POOLS) == {A, B}
+    assert wanted.vips == {}

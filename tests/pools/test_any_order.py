@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
-from lbagent.pools.allocate import allocate
+from lbagent.pools.allocate import Allocator, allocate
 from lbagent.pools.claim import Allocation, Claim, Wish
 from lbagent.pools.read_pools import parse_pools
 
@@ -147,3 +147,21 @@ TestAnyOrder = Pools.TestCase
 TestAnyOrder.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def distinct(most: int) -> st.SearchStrategy[list[Claim]]:
+    return st.lists(SERVICES, max_size=most, unique_by=lambda claim: claim.key)
+
+
+@given(distinct(4), distinct(6), st.integers(0, len(FILES) - 1), st.sampled_from(NODES))
+def test_services_that_come_later_get_what_they_would_get_of_all_of_them(
+    there: list[Claim], come: list[Claim], index: int, nodes: Mapping[bytes, str]
+) -> None:
+    pools = parse_pools(FILES[index], "f").pools
+    known = {claim.key for claim in there}
+    new = [claim for claim in come if claim.key not in known]
+    one = Allocator(pools, there, nodes)
+    assume(one.lacks_nothing)
+    held = [replace(claim, held=one.found[claim.key].addresses) for claim in there]
+    assert one.found | one.add(new) == allocate(pools, [*held, *new], nodes)
+    assert one.lacks_nothing == (not any(each.problem for each in one.found.values()))

@@ -23,7 +23,7 @@ from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.reach import is_within
 from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
-from lbagent.model.address import format_ip
+from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange
 from lbagent.sources.kube.kube_client import ApiError, KubeClient
 from lbagent.sources.kube.kube_settings import KubeTiming
@@ -76,6 +76,7 @@ class LeaseElection:
         self._nodes_by_mac: dict[bytes, str] = {}
         self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
         self._alive: frozenset[str] = frozenset()
+        self._alive_at = float("nan")  # when that was found
         self._failure = ""
         self.on_change: Callable[[Collection[str]], None] = lambda _names: None
         self._changes = 0  # of what nodes reach
@@ -104,13 +105,14 @@ class LeaseElection:
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         """Return the live nodes that can announce an address."""
-        alive = frozenset(self._lives.alive(now))
-        if alive != self._alive:
-            self._alive = alive
-            self._reaching.clear()
+        if now != self._alive_at:  # all addresses are asked about in one moment
+            self._alive_at, alive = now, frozenset(self._lives.alive(now))
+            if alive != self._alive:
+                self._alive = alive
+                self._reaching.clear()
         found = self._reaching.get(address)
         if found is None:
-            found = frozenset(node for node in alive if is_within(address, self._networks.get(node, ())))
+            found = frozenset(node for node in self._alive if is_within(address, self._networks.get(node, ())))
             self._reaching[address] = found
         return found
 
@@ -262,6 +264,7 @@ class LeaseElection:
             self.on_change([change.key.rpartition("/")[2] for change in changes])
 
     def _take_node(self, node: str, lease: Lease | None, now: float) -> None:
+        self._alive_at = float("nan")
         if lease is None:
             self._lives.forget(node)
         else:
@@ -295,3 +298,12 @@ def _macs(words: Collection[str]) -> list[bytes]:
 def vip_lease(address: bytes) -> str:
     """Return the name of an address's Lease: IPv6 written out, dashes for colons."""
     return VIP_PREFIX + ip_address(format_ip(address)).exploded.replace(":", "-")
+
+
+@functools.lru_cache(maxsize=4096)
+def vip_of_lease(name: str) -> bytes:
+    """Return the address of which a Lease names the leader, b'' for another Lease."""
+    head, found, text = name.partition(VIP_PREFIX)
+    with contextlib.suppress(ValueError):
+        return parse_ip(text.replace("-", ":")) if found and not head else b""
+    return b""

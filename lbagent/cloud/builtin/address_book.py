@@ -16,7 +16,7 @@ from lbagent.cloud.planned_balancer import Action
 from lbagent.cloud.pool_provider import claim_of, taken_addresses
 from lbagent.cloud.service_rules import action_of
 from lbagent.objects.records import Node, ObjectChange, ObjectSnapshot, Service
-from lbagent.pools.allocate import allocate
+from lbagent.pools.allocate import Allocator
 from lbagent.pools.claim import Allocation, Claim
 from lbagent.pools.read_pools import PoolsFile
 
@@ -37,7 +37,8 @@ class AddressBook:
     def __init__(self, file: PoolsFile, lb_class: str = "") -> None:
         self.file, self.lb_class = file, lb_class
         self.is_stale = True  # something changed since `look`
-        self._has_new = False  # Services came that no other one's address depends on
+        self._new: set[str] = set()  # keys of Services that came, and that no other one's address depends on
+        self._allocator = Allocator((), (), {})
         self.allocations: dict[str, Allocation] = {}
         self._given: dict[str, Given] = {}
         self._claims: dict[str, Claim] = {}  # by key; as of the Service's last version
@@ -61,7 +62,7 @@ class AddressBook:
             return
         self._claims[change.key] = claim
         if old is None and before_claim is None and not claim.held and not service.external_ips:
-            self._has_new = True  # what others have it cannot change: it is served when it is asked for
+            self._new.add(change.key)  # what others have it cannot change: it is served when it is asked for
             return
         if claim == before_claim and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
             return  # the finalizer came
@@ -79,12 +80,21 @@ class AddressBook:
 
     def knows(self, key: str) -> bool:
         """Return whether `allocations` says what a Service has."""
-        return not self.is_stale and (key in self.allocations or not self._has_new)
+        return not self.is_stale and (key in self.allocations or not self._new)
 
     def look(self, objects: ObjectSnapshot) -> dict[str, Allocation]:
         """Return what each Service has, by key; nothing is given out twice."""
-        if not self.is_stale and not self._has_new:
-            return self.allocations
+        if self.is_stale or (self._new and not self._allocator.lacks_nothing):
+            self._allocator = self._allocate_anew(objects)
+            found = self.allocations = self._allocator.found
+        else:
+            found = self._allocator.add(self._claims[key] for key in self._new)
+        for key, each in found.items():
+            self._give(key, objects.services[key], each)
+        self.is_stale, self._new = False, set()
+        return self.allocations
+
+    def _allocate_anew(self, objects: ObjectSnapshot) -> Allocator:
         claims: dict[str, Claim] = {}
         for key, service in objects.services.items():
             if claim := self._claim(service):
@@ -94,11 +104,7 @@ class AddressBook:
         for key, claim in list(claims.items()):
             if given := self._given_to(objects.services[key]):
                 claims[key] = self._as_given(claim, given, taken, holders)
-        found = allocate(self.file.pools, claims.values(), taken)
-        for key, each in found.items():
-            self._give(key, objects.services[key], each)
-        self.allocations, self.is_stale, self._has_new = found, False, False
-        return found
+        return Allocator(self.file.pools, claims.values(), taken)
 
     def _as_given(
         self, claim: Claim, given: Given, taken: dict[bytes, str], holders: Mapping[bytes, Sequence[Claim]]

@@ -157,9 +157,11 @@ class Term:
     ) -> None:
         self._settings, self._client, self._provider = settings, client, provider
         self._informers = Informers(client, settings.timing)
-        self._events = EventWriter(client, node, component=COMPONENT, limits=EVENTS, counts=True)
         self._metrics = metrics
         self._queue = WorkQueue(settings.retry_base_s, settings.retry_max_s)
+        self._events = EventWriter(
+            client, node, component=COMPONENT, limits=EVENTS, counts=True, is_busy=lambda: not self._queue.is_idle
+        )
         self._writer = ServiceWriter(client, self._informers, may_write, write_s)
         self._node_controllers = NodeControllers(settings, client, node, self._informers, may_write, write_s)
         self._controller: ServiceController | None = None

@@ -31,6 +31,7 @@ SILENCE_S = 10.0
 MAX_TEXT = 1024  # characters of a message that the API takes
 NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
 COMPONENT = "lbagent"
+LOOK_S, LOOKS = 0.025, 4  # after each Event, until what Events are about is no more under way: 0.1 s at most
 MAX_COUNTED = 20_000  # Events whose number of times is known
 NAME_HASH_BYTES = 8
 
@@ -62,7 +63,8 @@ class _Counted(Struct):
 class EventWriter:
     """Writes what it is given, in order, from a queue.
 
-    With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart.
+    With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart. While
+    `is_busy` says that what Events are about is under way they come one by one, so that the server has time for that.
     """
 
     def __init__(
@@ -74,15 +76,16 @@ class EventWriter:
         component: str = COMPONENT,
         limits: EventLimits | None = None,
         counts: bool = False,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._client, self._node, self._clock = client, node_name, clock
+        self._client, self._node, self._clock, self._is_busy = client, node_name, clock, is_busy
         self._component, self._limits, self._counts = (
             component,
             limits or EventLimits(BURST, REFILL_S, MAX_WAITING),
             counts,
         )
         self._times: dict[str, int] = {}  # name of an Event -> how often it was written
-        self._waiting: deque[ObjectEvent] = deque()
+        self._waiting: deque[tuple[ObjectEvent, str]] = deque()  # with its time
         self._came = asyncio.Event()
         self._credit, self._credited = float(self._limits.burst), clock()
         self._said: set[int] = set()  # statuses of failures that were logged
@@ -95,7 +98,7 @@ class EventWriter:
                 log.warning("too many Events: the rest is left out", extra={"waiting": self._limits.waiting})
             self.left_out += 1
             return
-        self._waiting.append(event)
+        self._waiting.append((event, _now_text()))
         self._came.set()
 
     async def run(self) -> None:
@@ -104,8 +107,16 @@ class EventWriter:
             await self._came.wait()
             while self._waiting:
                 await asyncio.sleep(self._pause())
-                await self._try(self._waiting.popleft())
+                await self._try(*self._waiting.popleft())
+                await self._let_work_go_first()
             self._came.clear()
+
+    async def _let_work_go_first(self) -> None:
+        """Wait a moment while there is work; not when so many Events wait that some would be left out."""
+        looks = LOOKS if len(self._waiting) <= self._limits.waiting / 2 else 0
+        while looks and self._is_busy():
+            looks -= 1
+            await asyncio.sleep(LOOK_S)
 
     def _pause(self) -> float:
         """Take credit for one event; return the seconds until it is there."""
@@ -115,10 +126,10 @@ class EventWriter:
         self._credited = now
         return max(0.0, -self._credit * refill_s)
 
-    async def _try(self, event: ObjectEvent) -> None:
+    async def _try(self, event: ObjectEvent, at: str) -> None:
         for _ in range(MAX_TRIES):
             try:
-                await self._write(event)
+                await self._write(event, at)
             except ApiError as error:
                 self._say(error.status, error)
                 if error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.status != HTTPStatus.TOO_MANY_REQUESTS:
@@ -139,13 +150,13 @@ class EventWriter:
             self._said.add(status)
             log.warning("an Event was not written (create events)", extra={"error": str(error)})
 
-    async def _write(self, event: ObjectEvent) -> None:
+    async def _write(self, event: ObjectEvent, at: str) -> None:
         """Find the object's uid, by which `kubectl describe` finds the Event, and write it. An object that is gone gets none."""
         namespace, _, name = event.key.rpartition("/")
         uid = event.uid or (name if event.kind == "Node" else await self._uid(event.kind, namespace, name))
         if uid:
             path = f"/api/v1/namespaces/{namespace or NODE_NAMESPACE}/events"
-            body = self._body(event, namespace, name, uid)
+            body = self._body(event, namespace, name, uid, at)
             await (self._count if self._counts else self._create)(path, body)
 
     async def _create(self, path: str, body: dict[str, Any]) -> None:
@@ -193,8 +204,7 @@ class EventWriter:
             found = msgspec.json.decode(await answer.read(), type=_List).items or []
         return found[0].metadata.uid if found else ""
 
-    def _body(self, event: ObjectEvent, namespace: str, name: str, uid: str) -> dict[str, Any]:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _body(self, event: ObjectEvent, namespace: str, name: str, uid: str, at: str) -> dict[str, Any]:
         about = {"apiVersion": "v1", "kind": event.kind, "name": name, "uid": uid}
         return {
             "apiVersion": "v1",
@@ -205,9 +215,13 @@ class EventWriter:
             "message": event.text[:MAX_TEXT],
             "type": "Warning" if event.warning else "Normal",
             "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
             "source": {"component": self._component, "host": self._node},
             "reportingComponent": self._component,
             "reportingInstance": self._node,
         }
+
+
+def _now_text() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
-from lbagent.announce.leader.lease_election import ANOTHER_NODE, MACS, NETWORKS, LeaseElection, vip_lease
+import pytest
+
+from lbagent.announce.leader.lease_election import ANOTHER_NODE, MACS, NETWORKS, LeaseElection, vip_lease, vip_of_lease
 from lbagent.announce.vip_machine import PROBE_S
-from lbagent.model.address import parse_ip
+from lbagent.model.address import format_ip, parse_ip
 from lbagent.sources.kube.leases import Lease, LeaseSpec
 from lbagent.sources.kube.object_cache import metadata_of
 
@@ -41,6 +43,11 @@ def test_what_a_node_reaches_its_overdue_lease_and_its_end_are_news() -> None:
     one._take_node("b", lease("2", "10.1.0.0/24"), 2.2)
     assert one.state(2.2) not in states
     assert one.nodes_reaching(parse_ip("10.0.0.9"), 2.2) == {"a"}
+    assert one.nodes_reaching(parse_ip("10.1.0.9"), 2.2) == {"b"}
+    one._take_node("a", lease("3", "10.1.0.0/24"), 2.2)
+    assert one.nodes_reaching(parse_ip("10.1.0.9"), 2.2) == {"a", "b"}
+    one._take_node("a", lease("4", "10.1.0.0/24"), 4.0)
+    assert one.nodes_reaching(parse_ip("10.1.0.9"), 4.3) == {"a"}
 
 
 def test_that_the_server_is_not_seen_any_more_is_news() -> None:
@@ -109,3 +116,15 @@ def test_a_clock_that_is_an_hour_off_makes_no_difference() -> None:
 def test_the_name_of_an_address_s_lease_has_dashes_for_colons() -> None:
     assert vip_lease(parse_ip("10.0.0.9")) == "lbagent-vip-10.0.0.9"
     assert vip_lease(parse_ip("fd00::9")) == "lbagent-vip-fd00-0000-0000-0000-0000-0000-0000-0009"
+
+
+@pytest.mark.parametrize("text", ["10.0.0.9", "255.255.255.255", "fd00:77::200"])
+def test_the_lease_of_an_address_names_it(text: str) -> None:
+    assert format_ip(vip_of_lease(vip_lease(parse_ip(text)))) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["lbagent-node-10.0.0.9", "lbagent-vip-", "lbagent-vip-a", "x-lbagent-vip-10.0.0.9", ""]
+)
+def test_no_other_lease_does(name: str) -> None:
+    assert vip_of_lease(name) == b""

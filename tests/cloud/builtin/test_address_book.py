@@ -331,6 +331,27 @@ def test_a_new_service_is_looked_at_without_all_the_others() -> None:
     assert one.book.knows("n/new")
 
 
+def test_new_services_are_served_without_a_look_at_the_others_as_long_as_none_lacks_anything(monkeypatch) -> None:
+    one = Watching("10.0.0.1-10.0.0.3")
+    looks: list[int] = []
+    anew = one.book._allocate_anew
+    monkeypatch.setattr(
+        one.book, "_allocate_anew", lambda objects: looks.append(len(objects.services)) or anew(objects)
+    )
+    one.put("a", 5.0)
+    assert one.has("a") == ["10.0.0.1"]
+    for number, name in enumerate("cb"):
+        one.put(name, 4.0 - number)
+    assert (one.has("b"), one.has("c")) == (["10.0.0.2"], ["10.0.0.3"]), "the older one is asked first"
+    one.put("d", 1.0)
+    assert one.has("d") == []
+    assert looks == [1]
+    one.put("e", 9.0)
+    assert (one.has("d"), one.has("e"), looks) == ([], [], [1, 5])
+    one.book.note(ObjectChange("Service", "n/a", one.services.pop("n/a"), None))
+    assert (one.has("d"), one.has("e"), looks) == (["10.0.0.1"], [], [1, 5, 4])
+
+
 @pytest.mark.parametrize("change", ["status", "wish", "other", "external"])
 def test_what_may_change_what_others_have_makes_it_look_at_all(change: str) -> None:
     one = Watching("10.0.0.1-10.0.0.9")

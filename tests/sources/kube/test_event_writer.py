@@ -17,11 +17,14 @@ from lbagent.sources.kube import event_writer
 from lbagent.sources.kube.event_writer import BURST, MAX_WAITING, REFILL_S, EventLimits, EventWriter
 from lbagent.sources.kube.kube_client import ApiError, ServerUnreachable
 
+AT = "2026-01-01T00:00:00Z"
 ABOUT_POD = ObjectEvent("Pod", "shop/web-0", "BackendStateSet", "a sentence")
 
 
 class Api:
     """What an EventWriter asks of a client."""
+
+    is_busy = True
 
     def __init__(self) -> None:
         self.there = {"web-0": "uid-1"}
@@ -168,12 +171,47 @@ async def test_the_same_sentence_is_counted_also_after_a_restart_and_when_the_se
     for times in ((3, [3]), (2, [5])):
         one = EventWriter(api, "n", component="c", limits=EventLimits(9, 1.0, 9), counts=True)  # type: ignore[arg-type]
         for _ in range(times[0]):
-            await one._write(about)
+            await one._write(about, AT)
         assert list(api.kept.values()) == times[1]
-    await one._write(replace(about, text="another"))
-    await one._write(replace(about, uid="other"))
+    await one._write(replace(about, text="another"), AT)
+    await one._write(replace(about, uid="other"), AT)
     assert sorted(api.kept.values()) == [1, 1, 5]
     api.kept.clear()
-    await one._write(about)
+    await one._write(about, AT)
     assert list(api.kept.values()) == [1]
     assert {body["source"]["component"] for _, body in api.written} == {"c"}
+
+
+async def busy_writer(api: Api, waiting: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return what is written within 0.15 s of ten Events while work goes on, at most `waiting` of them may wait."""
+    limits = EventLimits(100, 1.0, waiting)
+    one = EventWriter(api, "n", limits=limits, is_busy=lambda: api.is_busy)  # type: ignore[arg-type]
+    task = asyncio.create_task(one.run())
+    for number in range(10):
+        one.write(ObjectEvent("Node", f"n{number}", "R", "t"))
+    await asyncio.sleep(0.15)
+    found = list(api.written)
+    api.is_busy = False
+    await until(lambda: len(api.written) == 10)
+    task.cancel()
+    return found
+
+
+async def test_while_there_is_work_events_come_one_by_one_and_then_all(api: Api) -> None:
+    assert 1 <= len(await busy_writer(api, 100)) <= 2
+    assert [body["involvedObject"]["name"] for _, body in api.written] == [f"n{number}" for number in range(10)]
+
+
+async def test_no_event_is_left_out_for_the_works_sake(api: Api) -> None:
+    assert len(await busy_writer(api, 12)) >= 4, "of ten that wait four come at once: then half of twelve wait"
+
+
+async def test_an_event_says_when_it_was_told_of(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = EventWriter(api, "n", clock=lambda: 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(event_writer, "_now_text", lambda: AT)
+    one.write(ABOUT_POD)
+    monkeypatch.setattr(event_writer, "_now_text", lambda: "later")
+    task = asyncio.create_task(one.run())
+    await until(lambda: api.written)
+    assert (api.written[0][1]["firstTimestamp"], api.written[0][1]["lastTimestamp"]) == (AT, AT)
+    task.cancel()

@@ -180,6 +180,35 @@ async def test_a_service_account_and_its_new_token(api, pod) -> None:
     await client.close()
 
 
+async def test_passwords_of_the_home_folder_are_not_the_servers(api, pod, tmp_path, monkeypatch) -> None:
+    (tmp_path / ".netrc").write_text("default login user password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    api.tokens = {"first"}
+    client = KubeClient(KubeSettings(node_name="n"))
+    assert b"node-1" in await nodes(client)
+    await client.close()
+
+
+async def test_a_proxy_that_the_environment_names_is_used(api, pod, monkeypatch) -> None:
+    asked: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    client = KubeClient(KubeSettings(node_name="n"))
+    with pytest.raises(ServerUnreachable, match="Forbidden"):
+        await nodes(client)
+    assert asked == [f"CONNECT 127.0.0.1:{api.port} HTTP/1.1\r\n".encode()]
+    await client.close()
+    server.close()
+
+
 async def test_a_refused_token_does_not_end_what_is_being_read(api, pod) -> None:
     api.tokens = {"first"}
     client = KubeClient(KubeSettings(node_name="n"))
