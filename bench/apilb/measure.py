@@ -27,8 +27,9 @@ class Amount:
 
     rows: tuple[str, ...] = ROWS
     times: int = 20  # failures of each kind
-    rounds: int = 21
-    handshakes: int = 40  # a round
+    rounds: int = 41  # of handshakes
+    handshakes: int = 100  # a round, by each way; all their sockets are open at once
+    fetches: int = 11
     bulk_bytes: int = GIGABYTE
     at_once: int = 5  # servers that fail in each way
     check: HealthCheck = field(default_factory=HealthCheck)
@@ -45,7 +46,7 @@ class Amount:
 
 def quick(rows: tuple[str, ...], times: int) -> Amount:
     """Return what takes two minutes."""
-    return Amount(rows, min(times, 4), rounds=7, handshakes=20, bulk_bytes=GIGABYTE // 4, idle_s=10.0)
+    return Amount(rows, min(times, 4), rounds=7, handshakes=50, fetches=4, bulk_bytes=GIGABYTE // 4, idle_s=10.0)
 
 
 def measure(amount: Amount, say: Say = print) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def _traffic(amount: Amount, say: Say) -> dict[str, Any]:
         if "handshake" in amount.rows:
             out["handshake"] = traffic.handshakes(amount.rounds, amount.handshakes)
         if "bulk" in amount.rows:
-            out["bulk"] = traffic.bulk((amount.rounds + 1) // 2, amount.bulk_bytes)
+            out["bulk"] = traffic.bulk(amount.fetches, amount.bulk_bytes)
     finally:
         traffic.close()
     say(f"  {out}")

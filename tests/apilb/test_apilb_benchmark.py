@@ -12,7 +12,7 @@ from bench import report
 from bench.apilb import apilb_tables
 from bench.apilb.measure import Amount, measure, quick
 from bench.apilb.outages import FAILURES
-from bench.apilb.through_traffic import HAPROXY, NATIVE
+from bench.apilb.ways import AGAIN, HAPROXY, NATIVE, SEEN
 from lbagent.apilb.instance import HealthCheck
 from tests.lab.debian_packages import HAPROXY as PACKAGES
 from tests.lab.debian_packages import unpacked
@@ -25,13 +25,20 @@ CHECK = HealthCheck(interval=0.3, timeout=0.5)
 @pytest.mark.timeout(900)  # starts of agents and many failures: minutes on a machine with much other work
 def test_a_small_run_gives_every_row() -> None:
     unpacked("haproxy", PACKAGES)  # without it a row would be missing
-    few: dict[str, Any] = {"times": 1, "rounds": 3, "handshakes": 3, "bulk_bytes": 50_000_000, "at_once": 1}
+    few: dict[str, Any] = {
+        "times": 1,
+        "rounds": 3,
+        "handshakes": 3,
+        "fetches": 2,
+        "bulk_bytes": 50_000_000,
+        "at_once": 1,
+    }
     amount = Amount(check=CHECK, pools=4, idle_s=2.0, watches=3, ssh_hosts=3, **few)
     result = json.loads(json.dumps(measure(amount, say=str)))
     assert result["missing"] == []
     rows = result["rows"]
     for row in ("handshake", "bulk"):
-        assert set(rows[row]["over direct"]) >= {NATIVE, HAPROXY}
+        assert set(rows[row]["over direct"]) == {SEEN, NATIVE, HAPROXY, AGAIN}
     burden = rows["bulk"]["cpu_s"]
     assert burden[NATIVE]["agent"] == 0, "a stopped agent"
     assert burden[HAPROXY]["haproxy"] > 5 * burden[NATIVE]["haproxy"], (
