@@ -21,6 +21,7 @@ def text(result: dict[str, Any]) -> str:
     parts = [f"{measured_on(result)} HAProxy {result['haproxy']}."]
     for heading, made in (
         ("### A connection from the host", traffic(rows)),
+        ("### Connections while the load balancer changes", changes(rows)),
         ("### A server fails, and is back", outages(rows)),
         ("### Many of everything", many(rows, result["watches_s"])),
     ):
@@ -59,6 +60,18 @@ def _ways(what: str, found: dict[str, Any], digits: int, target: str) -> tuple[s
     figures = [f"{found[way]['median']:.{digits}f}" for way in (DIRECT, SEEN, NATIVE, HAPROXY)]
     over = found["over direct"]
     return (what, *figures, spread(over[AGAIN], 3), spread(over[NATIVE], 3), target, spread(over[HAPROXY], 2))
+
+
+def changes(rows: dict[str, Any]) -> str:
+    """Return what became of connections while servers came and went."""
+    out = []
+    for name, found in rows.get("changes", {}).items():
+        made = f"{sum(found['changes'].values())} ({found['slowest_change_s']:.1f} s)"
+        counts = len(found["failures"]), found["to_removed"]
+        target = "0, 0 " + ("MISSED" if any(counts) else "met")
+        out.append((name, str(found["connections"]), made, *map(str, counts), target, f"{found['slowest_s']:.2f} s"))
+    head = ("by", "connections", "changes (the slowest)", "failed", "to a removed server", "target", "slowest answer")
+    return table(head, out) if out else ""
 
 
 def outages(rows: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ def test_a_small_run_gives_every_row() -> None:
         "bulk_bytes": 50_000_000,
         "at_once": 1,
     }
+    few |= {"at_once": 1, "connections": 100, "cycles": 1}
     amount = Amount(check=CHECK, pools=4, idle_s=2.0, watches=3, ssh_hosts=3, **few)
     result = json.loads(json.dumps(measure(amount, say=str)))
     assert result["missing"] == []
@@ -44,6 +45,7 @@ def test_a_small_run_gives_every_row() -> None:
     assert burden[HAPROXY]["haproxy"] > 5 * burden[NATIVE]["haproxy"], (
         "the transfer went by HAProxy, and by HAProxy alone"
     )
+    assert set(rows["changes"]) == {NATIVE, HAPROXY}  # tests/apilb/test_through_changes.py looks at it
     for row in ("outages", "fast-outages"):
         assert [trial["failure"] for trial in rows[row]["trials"]] == list(FAILURES)
         for trial in rows[row]["trials"]:
@@ -74,6 +76,13 @@ def test_a_server_is_late_when_it_is_so_in_one_failure() -> None:
     assert "+2.10" in line
     fast = {**result, "interval_s": 0.25}
     assert len(report.missed(apilb_tables.outages({"fast-outages": fast}))) == len(FAILURES)
+
+
+def test_one_connection_to_a_removed_server_is_a_miss() -> None:
+    found = {"connections": 10_000, "changes": {"server removed": 9}, "slowest_change_s": 1.0, "slowest_s": 0.1}
+    clean, broken, astray = ({"failures": f, "to_removed": r} for f, r in (([], 0), (["x"], 0), ([], 1)))
+    for counts, misses in ((clean, 0), (broken, 1), (astray, 1)):
+        assert len(report.missed(apilb_tables.changes({"changes": {NATIVE: found | counts}}))) == misses
 
 
 def test_a_ratio_is_missed_below_its_target_too() -> None:
