@@ -10,7 +10,8 @@ import time
 import pytest
 
 from bench.apilb import through_changes
-from bench.apilb.through_changes import Change, Connection, HaproxySide, NativeSide, Observed
+from bench.apilb.changing_sides import Change, HaproxySide, NativeSide
+from bench.apilb.through_changes import Connection, Observed
 from tests.lab.debian_packages import HAPROXY, unpacked
 
 
