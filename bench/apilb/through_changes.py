@@ -29,7 +29,7 @@ class Connection(NamedTuple):
     server: str
 
 
-class Observed:
+class ConnectionsSeen:
     """What clients saw, and when which server was out."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ThroughChanges:
 
     def measure(self, connections: int, cycles: int) -> dict[str, Any]:
         """Make so many connections and more, and so many cycles of changes; return what became of them."""
-        seen, changes = Observed(), self.side.changes()
+        seen, changes = ConnectionsSeen(), self.side.changes()
         more = max(1, connections // (cycles * len(changes)))
         with self.host.inside(), Load(self.host.host, [lambda: self._asked(seen)], workers=WORKERS) as load:
             for change in changes * cycles:
@@ -84,13 +84,13 @@ class ThroughChanges:
             _wait_more(load.tally, connections - _made(load.tally))
         return self._found(seen, load.tally)
 
-    def _asked(self, seen: Observed) -> Any:
+    def _asked(self, seen: ConnectionsSeen) -> Any:
         began = time.monotonic()
         server = ask("127.0.0.1", self.side.port)
         seen.connections.append(Connection(began, time.monotonic(), server))
         return SimpleNamespace(backend=server)
 
-    def _found(self, seen: Observed, tally: Tally) -> dict[str, Any]:
+    def _found(self, seen: ConnectionsSeen, tally: Tally) -> dict[str, Any]:
         while_out = sum(until - since for since, until, _ in seen.spans)
         return {
             "connections": _made(tally), "failures": tally.failures, "to_removed": len(seen.to_removed()),

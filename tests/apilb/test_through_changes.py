@@ -11,7 +11,7 @@ import pytest
 
 from bench.apilb import through_changes
 from bench.apilb.changing_sides import Change, HaproxySide, NativeSide
-from bench.apilb.through_changes import Connection, Observed
+from bench.apilb.through_changes import Connection, ConnectionsSeen
 from tests.lab.debian_packages import HAPROXY, unpacked
 
 
@@ -39,7 +39,7 @@ def test_haproxy() -> None:
 
 
 def test_only_a_connection_that_lies_between_removal_and_addition_is_one_to_a_removed_server() -> None:
-    seen = Observed()
+    seen = ConnectionsSeen()
     before = time.monotonic()
     seen.make(Change("server removed", lambda names: None, "bc"))
     removed = time.monotonic()
