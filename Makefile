@@ -62,7 +62,7 @@ e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in 
 bench: need-root build ## run the benchmarks; prints tables and writes bench/results.json
 	@exec $(PYTHON) -m bench $(ARGS)
 
-bench-apilb: need-root build ## measure load balancers of API servers, native mode beside Debian's HAProxy: handshakes, failures, watches; ten minutes (ARGS="--only ROW --times N --quick")
+bench-apilb: need-root build ## measure load balancers of API servers, native mode beside Debian's HAProxy: handshakes, changes, failures, watches; twelve minutes (ARGS="--only ROW --times N --quick")
 	@exec $(PYTHON) -m bench.apilb $(ARGS)
 
 bench-cloud: need-root build ## measure addresses of LoadBalancers beside MetalLB 0.13.5: gaps when nodes die, 1,000 Services at once; an hour (ARGS="--only ROW --times N")

@@ -12,6 +12,7 @@ import resource
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def small(*, quick: bool) -> dict[str, Any]:
         }
 
 
-def percentile(values: list[float], rank: int) -> float:
+def percentile(values: Sequence[float], rank: int) -> float:
     """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, -(-len(ordered) * rank // 100) - 1)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.apilb.outages import FAILURES
-from bench.apilb.through_traffic import DIRECT, HAPROXY, NATIVE, SEEN
+from bench.apilb.ways import AGAIN, DIRECT, HAPROXY, NATIVE, SEEN
 from bench.control import percentile
 from bench.report import measured_on, spread, table, verdict
 
@@ -21,6 +21,7 @@ def text(result: dict[str, Any]) -> str:
     parts = [f"{measured_on(result)} HAProxy {result['haproxy']}."]
     for heading, made in (
         ("### A connection from the host", traffic(rows)),
+        ("### Connections while the load balancer changes", changes(rows)),
         ("### A server fails, and is back", outages(rows)),
         ("### Many of everything", many(rows, result["watches_s"])),
     ):
@@ -46,37 +47,31 @@ def traffic(rows: dict[str, Any]) -> str:
         over, cpu = found["over direct"], found["cpu_s"]
         out.append(_ways("one large answer, Gbit/s", found, 2, at_least(over[NATIVE]["median"], BULK)))
         ends = [f"{cpu[way]['ends']:.2f}" for way in (DIRECT, SEEN, NATIVE, HAPROXY)]
-        out.append(("CPU of client and server, s a GB", *ends, "", "", ""))
-        between = "0 " + ("MISSED" if cpu[NATIVE]["agent"] else "met")
-        out.append(
-            (
-                "CPU of a process between them, s a GB",
-                "",
-                "",
-                f"{cpu[NATIVE]['agent']:.2f}",
-                f"{cpu[HAPROXY]['haproxy']:.2f}",
-                "",
-                between,
-                "",
-            )
-        )
-    head = (
-        "what",
-        "direct",
-        "direct, past the socket programs",
-        "native",
-        "HAProxy",
-        "native / direct",
-        "target",
-        "HAProxy / direct",
-    )
+        out.append(("CPU of client and server, s a GB", *ends, "", "", "", ""))
+        between = f"{cpu[NATIVE]['agent']:.2f}", f"{cpu[HAPROXY]['haproxy']:.2f}"
+        target = "0 " + ("MISSED" if cpu[NATIVE]["agent"] else "met")
+        out.append(("CPU of a process between them, s a GB", "", "", *between, "", "", target, ""))
+    ways = DIRECT, SEEN, NATIVE, HAPROXY
+    head = ("what", *ways, f"{AGAIN} / {DIRECT}", f"{NATIVE} / {DIRECT}", "target", f"{HAPROXY} / {DIRECT}")
     return table(head, out) if out else ""
 
 
 def _ways(what: str, found: dict[str, Any], digits: int, target: str) -> tuple[str, ...]:
     figures = [f"{found[way]['median']:.{digits}f}" for way in (DIRECT, SEEN, NATIVE, HAPROXY)]
     over = found["over direct"]
-    return (what, *figures, spread(over[NATIVE], 3), target, spread(over[HAPROXY], 2))
+    return (what, *figures, spread(over[AGAIN], 3), spread(over[NATIVE], 3), target, spread(over[HAPROXY], 2))
+
+
+def changes(rows: dict[str, Any]) -> str:
+    """Return what became of connections while servers came and went."""
+    out = []
+    for name, found in rows.get("changes", {}).items():
+        made = f"{sum(found['changes'].values())} ({found['slowest_change_s']:.1f} s)"
+        counts = len(found["failures"]), found["to_removed"]
+        target = "0, 0 " + ("MISSED" if any(counts) else "met")
+        out.append((name, str(found["connections"]), made, *map(str, counts), target, f"{found['slowest_s']:.2f} s"))
+    head = ("by", "connections", "changes (the slowest)", "failed", "to a removed server", "target", "slowest answer")
+    return table(head, out) if out else ""
 
 
 def outages(rows: dict[str, Any]) -> str:

@@ -35,12 +35,14 @@ def health_check(check: HealthCheck) -> dict[str, Any]:
 class Haproxy:
     """Debian's HAProxy in the host's namespace; it hears what HAProxy says of its servers."""
 
+    words: tuple[str, ...] = ()  # beyond -db: in the foreground, one process
+
     def __init__(self, host: BenchHost, config: str) -> None:
         """Start it with the text of haproxy.cfg."""
         packages = haproxy_packages()
-        path = host.folder / "haproxy.cfg"
-        path.write_text(config)
-        argv = [str(packages.program("haproxy")), "-db", "-f", str(path)]  # in the foreground, one process
+        self.path = host.folder / "haproxy.cfg"
+        self.path.write_text(config)
+        argv = [str(packages.program("haproxy")), "-db", *self.words, "-f", str(self.path)]
         self.process = host.host.popen(
             argv, env=packages.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -51,8 +53,12 @@ class Haproxy:
     def _listen(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            if found := _CHANGED.search(line):
-                self.heard.append((time.monotonic(), int(found[1]), found[2] == "UP"))
+            self.listen(line)
+
+    def listen(self, line: str) -> None:
+        """Take a line that it says."""
+        if found := _CHANGED.search(line):
+            self.heard.append((time.monotonic(), int(found[1]), found[2] == "UP"))
 
     def changed(self, server: int, *, up: bool, since: float) -> float | None:
         """Return when it said so of a server, after a moment; None: not yet."""
@@ -86,8 +92,8 @@ class BenchHost(ApiHosts):
             raise LabError(f"bench.apilb.{module} did not start")
         return process
 
-    def haproxy(self, servers: Sequence[str], **fields: Any) -> Haproxy:
-        """Start HAProxy for these servers on port HAPROXY_PORT of the loopback, by the file that is rendered."""
+    def rendered(self, servers: Sequence[str], **fields: Any) -> str:
+        """Return the haproxy.cfg that is rendered for these servers and port HAPROXY_PORT of the loopback."""
         check = fields.pop("check", {})
         instance = {
             "name": "beside",
@@ -98,7 +104,11 @@ class BenchHost(ApiHosts):
         pool = instance | {"hostConfigPath": "/etc/haproxy/haproxy.cfg", "apiLoadBalancers": [{}]} | fields
         path = self.folder / "beside.yaml"
         path.write_text(json.dumps({"apiLoadBalancerPools": {"pool": pool}}))
-        beside = Haproxy(self, run(*program(), "apilb", "render", "-f", str(path)))
+        return run(*program(), "apilb", "render", "-f", str(path))
+
+    def haproxy(self, servers: Sequence[str], **fields: Any) -> Haproxy:
+        """Start HAProxy for these servers, by the file that is rendered."""
+        beside = Haproxy(self, self.rendered(servers, **fields))
         with self.host.entered():
             wait_for(lambda: is_listening(HAPROXY_PORT), "HAProxy's port")
         return beside

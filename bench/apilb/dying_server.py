@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bench.apilb.bench_host import HAPROXY_PORT, NATIVE_PORT, BenchHost, health_check
@@ -57,6 +58,10 @@ class Watch(threading.Thread):
         if self._sock is not None:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _heard(watch: Watch) -> str:
+    return watch.server
 
 
 class DyingServer:
@@ -121,7 +126,7 @@ class DyingServer:
         for _ in range(40 * count):
             watch = Watch(port)
             watch.start()
-            wait_for(lambda watch=watch: watch.server, "a watch's first line", 30)
+            wait_for(partial(_heard, watch), "a watch's first line", 30)
             if watch.server == DYING:
                 found.append(watch)
             else:

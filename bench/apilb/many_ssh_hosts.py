@@ -66,7 +66,8 @@ class ManySshHosts:
 
     def _hosts_cpu_s(self) -> float:
         """Return the CPU time that podman's service and sshd have used, with processes of theirs that have ended."""
-        return sum(_with_children_cpu_s(pid) for pid in (self.lab.podman.process.pid, self.lab.sshd.process.pid))
+        processes = self.lab.podman.process, self.lab.sshd.process
+        return sum(_with_children_cpu_s(each.pid) for each in processes if each is not None)
 
     def measure(self, hosts: int, times: int) -> dict[str, Any]:
         """Plan one host and all, in turns."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.apilb import many_pools, outages
+from bench.apilb import many_pools, outages, through_changes
 from bench.apilb.bench_host import haproxy_version
 from bench.apilb.dying_server import DyingServer
 from bench.apilb.many_ssh_hosts import ManySshHosts
@@ -15,7 +15,7 @@ from lbagent.apilb.instance import HealthCheck
 from tests.lab import netns
 from tests.lab.netns import LabError
 
-ROWS = ("handshake", "bulk", "outages", "fast-outages", "pools", "watches", "ssh")
+ROWS = ("handshake", "bulk", "changes", "outages", "fast-outages", "pools", "watches", "ssh")
 FAST_INTERVAL_S = 0.25
 FEW = 4  # a trial that takes half a minute is made a quarter as often
 Say = Callable[[str], object]
@@ -27,9 +27,12 @@ class Amount:
 
     rows: tuple[str, ...] = ROWS
     times: int = 20  # failures of each kind
-    rounds: int = 21
-    handshakes: int = 40  # a round
+    rounds: int = 41  # of handshakes
+    handshakes: int = 100  # a round, by each way; all their sockets are open at once
+    fetches: int = 11
     bulk_bytes: int = GIGABYTE
+    connections: int = 10_000  # by each load balancer, while everything changes
+    cycles: int = 3  # of these changes
     at_once: int = 5  # servers that fail in each way
     check: HealthCheck = field(default_factory=HealthCheck)
     pools: int = 100
@@ -45,7 +48,17 @@ class Amount:
 
 def quick(rows: tuple[str, ...], times: int) -> Amount:
     """Return what takes two minutes."""
-    return Amount(rows, min(times, 4), rounds=7, handshakes=20, bulk_bytes=GIGABYTE // 4, idle_s=10.0)
+    return Amount(
+        rows,
+        min(times, 4),
+        rounds=7,
+        handshakes=50,
+        fetches=4,
+        bulk_bytes=GIGABYTE // 4,
+        connections=2000,
+        cycles=1,
+        idle_s=10.0,
+    )
 
 
 def measure(amount: Amount, say: Say = print) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def measure(amount: Amount, say: Say = print) -> dict[str, Any]:
         out["missing"].append(f"HAProxy, and every row beside it: {error}")
         return out
     parts: tuple[tuple[tuple[str, ...], Callable[[Amount, Say], dict[str, Any]]], ...] = (
-        (("handshake", "bulk"), _traffic), (("outages", "fast-outages"), _outages), (("pools",), _pools), (("watches",), _watches), (("ssh",), _ssh),
+        (("handshake", "bulk"), _traffic), (("changes",), _changes), (("outages", "fast-outages"), _outages), (("pools",), _pools), (("watches",), _watches), (("ssh",), _ssh),
     )  # fmt: skip
     for rows, part in parts:
         if set(rows) & set(amount.rows):
@@ -81,11 +94,17 @@ def _traffic(amount: Amount, say: Say) -> dict[str, Any]:
         if "handshake" in amount.rows:
             out["handshake"] = traffic.handshakes(amount.rounds, amount.handshakes)
         if "bulk" in amount.rows:
-            out["bulk"] = traffic.bulk((amount.rounds + 1) // 2, amount.bulk_bytes)
+            out["bulk"] = traffic.bulk(amount.fetches, amount.bulk_bytes)
     finally:
         traffic.close()
     say(f"  {out}")
     return out
+
+
+def _changes(amount: Amount, say: Say) -> dict[str, Any]:
+    found = through_changes.measure(amount.connections, amount.cycles)
+    say(f"  {found}")
+    return {"changes": found}
 
 
 def _outages(amount: Amount, say: Say) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """An API server as lean as Python allows, so that what lies before it shows: a thread for each connection, blocking calls.
 
 `python -m bench.apilb.plain_and_tls_server FOLDER ADDRESS:PORT...` prints `ready`. By the first byte of a connection it knows what
-is wanted: TLS (a handshake, and every request is answered with 200), or plain: eight bytes say how many bytes to send.
+is wanted: TLS (a handshake, and every request is answered with 200), or plain: each eight bytes say how many bytes to send.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ def serve(sock: socket.socket, context: ssl.SSLContext) -> None:
                 while wrapped.recv(4096):
                     wrapped.sendall(ANSWER)
         else:
-            left = int.from_bytes(sock.recv(8, socket.MSG_WAITALL), "big")
-            while left:
-                left -= sock.send(BLOCK[:left] if left < len(BLOCK) else BLOCK)
-            sock.recv(1)  # the client closes
+            while asked := sock.recv(8, socket.MSG_WAITALL):
+                send(sock, int.from_bytes(asked, "big"))
+
+
+def send(sock: socket.socket, left: int) -> None:
+    """Send so many bytes."""
+    while left:
+        left -= sock.send(BLOCK[:left] if left < len(BLOCK) else BLOCK)
 
 
 def accept(listener: socket.socket, context: ssl.SSLContext) -> None:

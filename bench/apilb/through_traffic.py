@@ -4,66 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
-import ssl
 import statistics
-import struct
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bench.apilb.bench_host import ADDRESS, HAPROXY_PORT, NATIVE_PORT, BenchHost, cpu_s
+from bench.apilb import handshakes
+from bench.apilb.bench_host import NATIVE_PORT, BenchHost, cpu_s
+from bench.apilb.ways import CONTROL, DIRECT, SERVERS, WAYS, sockets
 from bench.harness import Spread, ratio
-from tests.lab import cgroup
 from tests.lab.netns import wait_for
 
-PORTS = (6443, 6444, 6445)
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed with a reset, so that no port waits in TIME_WAIT
-TIMEOUT_S = 60
 GIGABYTE = 1_000_000_000
+PIECES = 50  # of a large answer, some milliseconds each
+ALL = (*WAYS, CONTROL)
+USERS = ("ends", "haproxy", "agent")  # of CPU: client and server, and what may be between them
 
 
-class Way(NamedTuple):
-    """How a client gets to a server; `in_cgroup`: it is a process that the socket programs see."""
-
-    name: str
-    port: int
-    in_cgroup: bool
-
-
-DIRECT, SEEN, NATIVE, HAPROXY = "direct", "direct, past the socket programs", "native", "HAProxy"
-
-
-def handshakes(count: int, address: str, port: int, context: ssl.SSLContext) -> float:
-    """Connect and shake hands one after the other; return the median of microseconds that took."""
-    took = []
-    for _ in range(count):
-        with socket.socket() as sock:
-            sock.settimeout(None)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            began = time.perf_counter_ns()
-            sock.connect((address, port))
-            with context.wrap_socket(sock):
-                took.append(time.perf_counter_ns() - began)
-    return statistics.median(took) / 1e3
-
-
-def fetch(size: int, address: str, port: int) -> float:
-    """Receive so many bytes on one connection; return Gbit/s."""
-    buffer = bytearray(1 << 20)
-    with socket.create_connection((address, port), TIMEOUT_S) as sock:
-        sock.settimeout(None)
-        began, left = time.perf_counter(), size
-        sock.sendall(size.to_bytes(8, "big"))
-        while left:
-            got = sock.recv_into(buffer)
-            if not got:
-                raise ConnectionResetError("the transfer ended early")
-            left -= got
-        return 8 * size / (time.perf_counter() - began) / 1e9
+def fetch_s(size: int, sock: socket.socket, buffer: bytearray) -> float:
+    """Ask for so many bytes on a connection; return the seconds until all are here."""
+    began, left = time.perf_counter(), size
+    sock.sendall(size.to_bytes(8, "big"))
+    while left:
+        got = sock.recv_into(buffer, min(left, len(buffer)))
+        if not got:
+            raise ConnectionResetError("the transfer ended early")
+        left -= got
+    return time.perf_counter() - began
 
 
 class ThroughTraffic:
@@ -78,7 +49,7 @@ class ThroughTraffic:
             raise
 
     def _start(self) -> None:
-        places = [f"{ADDRESS}:{port}" for port in PORTS]
+        places = [f"{address}:{port}" for address, port in SERVERS]
         self.server = self.host.servers_process("plain_and_tls_server", places)
         self.beside = self.host.haproxy(places, check={})
         self.host.pool(
@@ -86,35 +57,11 @@ class ThroughTraffic:
         )
         self.host.agent.start()
         self.host.wait_connected(["lb"])
-        self.ways = (
-            Way(DIRECT, PORTS[0], in_cgroup=False), Way(SEEN, PORTS[0], in_cgroup=True),
-            Way(NATIVE, NATIVE_PORT, in_cgroup=True), Way(HAPROXY, HAPROXY_PORT, in_cgroup=False),
-        )  # fmt: skip
-
-    @contextlib.contextmanager
-    def _on(self, way: Way) -> Iterator[str]:
-        """Be a process of the host, inside the cgroup or outside; gives the address to connect to."""
-        with contextlib.ExitStack() as inside:
-            inside.enter_context(self.host.host.entered())
-            if way.in_cgroup:
-                inside.enter_context(cgroup.joined(self.host.cgroup))
-            yield "127.0.0.1" if way.port in (NATIVE_PORT, HAPROXY_PORT) else ADDRESS
-
-    def _in_turns(self, rounds: int, burst: Callable[[Way, str], float]) -> dict[str, list[float]]:
-        out: dict[str, list[float]] = {way.name: [] for way in self.ways}
-        for number in range(rounds + 1):  # the first one warms up
-            for way in self.ways if number % 2 else reversed(self.ways):
-                with self._on(way) as address:
-                    value = burst(way, address)
-                if number:
-                    out[way.name].append(value)
-        return out
 
     def handshakes(self, rounds: int, count: int) -> dict[str, Any]:
         """Measure connect and handshake, in microseconds."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        found = self._in_turns(rounds, lambda way, address: handshakes(count, address, way.port, context))
+        with self.host.host.entered(), handshakes.on_one_cpu(self.server.pid):
+            found = handshakes.measure(ALL, self.host.cgroup, rounds, count)
         return _compared(found, DIRECT)
 
     def bulk(self, rounds: int, size: int) -> dict[str, Any]:
@@ -122,31 +69,42 @@ class ThroughTraffic:
 
         The agent is stopped (SIGSTOP) meanwhile: it is not needed for a connection, and what it uses is nothing.
         """
-        burden: dict[str, list[dict[str, float]]] = {way.name: [] for way in self.ways}
-
-        def burst(way: Way, address: str) -> float:
-            before = self._cpu()
-            value = fetch(size, address, way.port)
-            used = {key: (now - before[key]) * GIGABYTE / size for key, now in self._cpu().items()}
-            burden[way.name].append(used)
-            return value
-
         agent = self.host.agent.pid
         os.kill(agent, signal.SIGSTOP)
         try:
             wait_for(lambda: Path(f"/proc/{agent}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", "the stop")
-            out = _compared(self._in_turns(rounds, burst), DIRECT)
+            found = [self._large_answers(size) for _ in range(rounds + 1)][1:]  # the first one warms up
         finally:
             os.kill(agent, signal.SIGCONT)
-        out["cpu_s"] = {
-            name: {key: statistics.median(each[key] for each in used[1:]) for key in used[0]} for name, used in burden.items()
-        }  # fmt: skip
+        names = [way.name for way in ALL]
+        gbit = {name: [8 * size / each[name]["seconds"] / 1e9 for each in found] for name in names}
+        cpu = {
+            name: {key: statistics.median(each[name][key] for each in found) * GIGABYTE / size for key in USERS}
+            for name in names
+        }
+        return _compared(gbit, DIRECT) | {"cpu_s": cpu}
+
+    def _large_answers(self, size: int) -> dict[str, dict[str, float]]:
+        """Fetch so much by each way on one connection, piece by piece in turns; return seconds, and those of CPU."""
+        out = {way.name: dict.fromkeys(("seconds", *USERS), 0.0) for way in ALL}
+        buffer = bytearray(1 << 20)
+        with self.host.host.entered(), contextlib.ExitStack() as stack:
+            opened = {}
+            for way in ALL:
+                (opened[way.name],) = stack.enter_context(sockets(way, self.host.cgroup, 1))
+                opened[way.name].connect(way.places[0])
+            for _ in range(PIECES):
+                for way in random.sample(ALL, len(ALL)):
+                    before, found = self._cpu(), out[way.name]
+                    found["seconds"] += fetch_s(size // PIECES, opened[way.name], buffer)
+                    for key, now in self._cpu().items():
+                        found[key] += now - before[key]
         return out
 
     def _cpu(self) -> dict[str, float]:
         """Return the CPU time of client, server, and of the processes that may be between them."""
         ends = time.process_time() + cpu_s(self.server.pid)
-        return {"ends": ends, "haproxy": cpu_s(self.beside.process.pid), "agent": cpu_s(self.host.agent.pid)}
+        return dict(zip(USERS, (ends, cpu_s(self.beside.process.pid), cpu_s(self.host.agent.pid)), strict=True))
 
     def close(self) -> None:
         """Take everything away."""

@@ -12,7 +12,7 @@ from bench import report
 from bench.apilb import apilb_tables
 from bench.apilb.measure import Amount, measure, quick
 from bench.apilb.outages import FAILURES
-from bench.apilb.through_traffic import HAPROXY, NATIVE
+from bench.apilb.ways import AGAIN, HAPROXY, NATIVE, SEEN
 from lbagent.apilb.instance import HealthCheck
 from tests.lab.debian_packages import HAPROXY as PACKAGES
 from tests.lab.debian_packages import unpacked
@@ -25,18 +25,27 @@ CHECK = HealthCheck(interval=0.3, timeout=0.5)
 @pytest.mark.timeout(900)  # starts of agents and many failures: minutes on a machine with much other work
 def test_a_small_run_gives_every_row() -> None:
     unpacked("haproxy", PACKAGES)  # without it a row would be missing
-    few: dict[str, Any] = {"times": 1, "rounds": 3, "handshakes": 3, "bulk_bytes": 50_000_000, "at_once": 1}
+    few: dict[str, Any] = {
+        "times": 1,
+        "rounds": 3,
+        "handshakes": 3,
+        "fetches": 2,
+        "bulk_bytes": 50_000_000,
+        "at_once": 1,
+    }
+    few |= {"at_once": 1, "connections": 100, "cycles": 1}
     amount = Amount(check=CHECK, pools=4, idle_s=2.0, watches=3, ssh_hosts=3, **few)
     result = json.loads(json.dumps(measure(amount, say=str)))
     assert result["missing"] == []
     rows = result["rows"]
     for row in ("handshake", "bulk"):
-        assert set(rows[row]["over direct"]) >= {NATIVE, HAPROXY}
+        assert set(rows[row]["over direct"]) == {SEEN, NATIVE, HAPROXY, AGAIN}
     burden = rows["bulk"]["cpu_s"]
     assert burden[NATIVE]["agent"] == 0, "a stopped agent"
     assert burden[HAPROXY]["haproxy"] > 5 * burden[NATIVE]["haproxy"], (
         "the transfer went by HAProxy, and by HAProxy alone"
     )
+    assert set(rows["changes"]) == {NATIVE, HAPROXY}  # tests/apilb/test_through_changes.py looks at it
     for row in ("outages", "fast-outages"):
         assert [trial["failure"] for trial in rows[row]["trials"]] == list(FAILURES)
         for trial in rows[row]["trials"]:
@@ -67,6 +76,13 @@ def test_a_server_is_late_when_it_is_so_in_one_failure() -> None:
     assert "+2.10" in line
     fast = {**result, "interval_s": 0.25}
     assert len(report.missed(apilb_tables.outages({"fast-outages": fast}))) == len(FAILURES)
+
+
+def test_one_connection_to_a_removed_server_is_a_miss() -> None:
+    found = {"connections": 10_000, "changes": {"server removed": 9}, "slowest_change_s": 1.0, "slowest_s": 0.1}
+    clean, broken, astray = ({"failures": f, "to_removed": r} for f, r in (([], 0), (["x"], 0), ([], 1)))
+    for counts, misses in ((clean, 0), (broken, 1), (astray, 1)):
+        assert len(report.missed(apilb_tables.changes({"changes": {NATIVE: found | counts}}))) == misses
 
 
 def test_a_ratio_is_missed_below_its_target_too() -> None:

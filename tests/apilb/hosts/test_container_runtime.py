@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def socket() -> Iterator[Path]:
         yield Path(folder) / "docker.sock"
 
 
-def instance(socket: Path, **words: object) -> Instance:
-    usual = {
+def instance(socket: Path, **words: Any) -> Instance:
+    usual: dict[str, Any] = {
         "pool": "p",
         "name": "lb",
         "bind_address": "127.0.0.1:1",
@@ -172,7 +173,7 @@ def found(**words: object) -> dict[str, object]:
 
 def test_a_container_is_compared_with_what_it_is_to_be() -> None:
     assert spec_matches(found(), SPEC)
-    for words in (
+    different: tuple[dict[str, Any], ...] = (
         {"User": "0"},
         {"Entrypoint": None},
         {"Cmd": ["-f", "/usr/local/etc/haproxy/haproxy.cfg"]},
@@ -185,7 +186,8 @@ def test_a_container_is_compared_with_what_it_is_to_be() -> None:
         {"Type": "volume"},
         {"Mounts": []},
         {"Mounts": None},
-    ):
+    )
+    for words in different:
         assert not spec_matches(found(**words), SPEC), words
 
 

@@ -16,7 +16,7 @@ from lbagent.apilb.hosts import PartlyDone, container_step, observe
 from lbagent.apilb.hosts.container_runtime import ContainerRuntime
 from lbagent.apilb.instance import Instance
 from lbagent.apilb.instance_plan import wanted_text
-from lbagent.apilb.plan_records import Action, Observed
+from lbagent.apilb.plan_records import Action, KnownInstance, Observed
 from lbagent.errors import LbError, NotFound, Refused
 from tests.apilb.hosts.host_lab import POOL, HostLab
 from tests.lab.podman import IMAGE
@@ -24,7 +24,7 @@ from tests.lab.podman import IMAGE
 pytestmark = pytest.mark.root
 
 
-async def look(item) -> Observed:
+async def look(item: Instance | KnownInstance) -> Observed:
     found = (await observe([item]))[item.key]
     if isinstance(found, LbError):
         raise found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -13,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.apilb.hosts import PartlyDone, observe, server_health
-from lbagent.apilb.hosts import host as host_module
 from lbagent.apilb.hosts.container_runtime import ContainerRuntime
 from lbagent.apilb.hosts.container_spec import ContainerSpec
 from lbagent.apilb.instance import Instance
@@ -102,7 +102,7 @@ async def test_a_bind_that_is_taken_with_dockerd(lab: HostLab, dockerd: Dockerd)
 async def test_a_user_of_dockerd_who_is_not_root(
     lab: HostLab, dockerd: Dockerd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     wanted = instance(lab, dockerd)
     with lab.servers(10001, 10002):
         known = await lab.do(Action.CREATE, wanted)

@@ -45,7 +45,7 @@ async def files_of(lab: HostLab, way: str) -> AsyncIterator[HostFiles]:
 @pytest.fixture
 def folder(lab: HostLab, request: pytest.FixtureRequest) -> Path:
     """A folder of a short path that podman sees."""
-    folder = lab.folder / request.node.name.replace("[", "-").rstrip("]")
+    folder: Path = lab.folder / request.node.name.replace("[", "-").rstrip("]")
     folder.mkdir()
     return folder
 

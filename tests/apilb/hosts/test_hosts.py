@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.apilb.hosts import carry_out, carry_out_all, observe
-from lbagent.apilb.hosts import host as host_module
 from lbagent.apilb.instance import Instance, Mode, Secret
 from lbagent.apilb.instance_plan import wanted_text
 from lbagent.apilb.plan_records import Action, KnownInstance, Observed, Step
@@ -36,6 +35,12 @@ async def look(lab: HostLab, *items: Instance | KnownInstance) -> list[Observed 
     with lab.space.entered():
         found = await observe(items)
     return [found[item.key] for item in items]
+
+
+async def look_at(lab: HostLab, item: Instance | KnownInstance) -> Observed:
+    (found,) = await look(lab, item)
+    assert isinstance(found, Observed), found
+    return found
 
 
 def there(path: str | Path) -> bool:
@@ -61,7 +66,7 @@ async def test_a_life_by_ssh(lab: HostLab, caplog: pytest.LogCaptureFixture, mon
         lab.wait_answer(wanted, "10001")
         path = wanted.host_config_path
         assert [mode_and_owner(each) for each in (path, os.path.dirname(path))] == [(0o600, 65534), (0o700, 65534)]
-        (found,) = await look(lab, wanted)
+        found = await look_at(lab, wanted)
         assert (found.status, found.spec_matches, found.file_text) == ("running", True, known.config_text)
         changed = replace(wanted, servers=("127.0.0.1:10002",))
         again = await lab.do(Action.UPDATE, changed, known)
@@ -74,7 +79,7 @@ async def test_a_life_by_ssh(lab: HostLab, caplog: pytest.LogCaptureFixture, mon
 
 
 async def test_a_user_who_is_not_root_writes_by_the_runtime(lab: HostLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     wanted = lab.instance()
     with lab.servers(10001, 10002):
         known = await lab.do(Action.CREATE, wanted)
@@ -82,7 +87,7 @@ async def test_a_user_who_is_not_root_writes_by_the_runtime(lab: HostLab, monkey
         changed = replace(wanted, servers=("127.0.0.1:10002",))
         known = await lab.do(Action.UPDATE, changed, known)
         lab.wait_answer(changed, "10002")
-    (found,) = await look(lab, changed)
+    found = await look_at(lab, changed)
     assert found.file_text == wanted_text(changed)
     assert mode_and_owner(wanted.host_config_path) == (0o600, 65534)
     await lab.do(Action.REMOVE, None, known)
@@ -190,7 +195,7 @@ async def test_a_way_that_changes_is_no_other_container(lab: HostLab) -> None:
     wanted = lab.instance(ssh=lab.access())
     known = await lab.do(Action.CREATE, wanted)
     key = Secret(lab.sshd.client_key.read_text())
-    (found,) = await look(lab, replace(wanted, ssh=lab.access(password=None, private_key=key, retry_timeout=12.0)))
+    found = await look_at(lab, replace(wanted, ssh=lab.access(password=None, private_key=key, retry_timeout=12.0)))
     assert (found.container_id, found.spec_matches, found.ours) == (known.container_id, True, True)
 
 

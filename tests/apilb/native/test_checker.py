@@ -24,7 +24,8 @@ class Script:
     """A probe that answers as it is told; the last word is repeated. A number is a pause in seconds, None never answers."""
 
     def __init__(self, *words: Outcome | Exception | None) -> None:
-        self.words, self.asked, self.idle, self.running, self.most = list(words), 0, [], 0, 0
+        self.words, self.asked, self.running, self.most = list(words), 0, 0, 0
+        self.idle: list[bool] = []
         self.closed = False
 
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:
@@ -53,7 +54,8 @@ class Watched:
     def __init__(
         self, script: Script, check: HealthCheck = CHECK, health: Health | None = None, **more: object
     ) -> None:
-        self.script, self.seen, self.changes = script, [], 0
+        self.script, self.changes = script, 0
+        self.seen: list[tuple[bool, bool]] = []
         self.checker = Checker(
             SERVER, check, script, health=health or Health(),  # type: ignore[arg-type]
             on_change=self._changed, on_outcome=lambda outcome, _: self.seen.append((outcome.is_up, self.checker.health.up)),

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from lbagent.apilb.instance import Instance, Mode
-from lbagent.apilb.native import connection_reset
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.pool_objects import pool_of
+from lbagent.bpf.run import sock_diag
 from lbagent.bpf.run.sock_diag import ConnectedSocket
 from lbagent.maps.layout import LB4_STREAM, STREAMS
 from lbagent.model.address import L3n4Addr, parse_ip
@@ -41,7 +41,7 @@ def test_all_are_counted_with_one_look_at_the_sockets_for_each_port(monkeypatch:
         asked.append(port)
         return [connected(1, SERVERS[0]), connected(2, SERVERS[0]), connected(3, SERVERS[2]), connected(4, SERVERS[2])]
 
-    monkeypatch.setattr(connection_reset.sock_diag, "tcp_connections_to", connections)
+    monkeypatch.setattr(sock_diag, "tcp_connections_to", connections)
     records = bytearray(STREAMS * LB4_STREAM.size)  # what the socket programs wrote: 4 was connected without a bind
     for cookie, server, port in ((1, SERVERS[0], 7443), (2, SERVERS[0], 7443), (3, SERVERS[2], 7444)):
         words = (
@@ -54,7 +54,7 @@ def test_all_are_counted_with_one_look_at_the_sockets_for_each_port(monkeypatch:
         )
         records[cookie * LB4_STREAM.size : (cookie + 1) * LB4_STREAM.size] = LB4_STREAM.pack(*words)
     maps = SimpleNamespace(get=lambda name, _key: bytes(records) if name == "lb4_stream" else None)
-    reset = ConnectionReset(maps, lambda: [(pool, SERVERS) for pool in pools], State)  # type: ignore[arg-type]
+    reset = ConnectionReset(maps, lambda: [(pool, SERVERS) for pool in pools], State)
     counts = {key: number for key, number in reset.count().items() if number}
     assert counts == {("apilb/lb7443", SERVERS[0]): 2, ("apilb/lb7444", SERVERS[2]): 1}
     assert asked == [6443]

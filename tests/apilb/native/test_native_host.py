@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.lab import cgroup, netns
 from tests.lab.api_hosts import BIND, NAMES, PORT, ApiHosts, NativeAgent, ask, ipv4, ipv6, reached, tls
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.topology import ROOT, end
-from tests.lab.traffic import Load
+from tests.lab.traffic import Answer, Load
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 wait_for = partial(netns.wait_for, timeout_s=120)  # a busy machine
@@ -53,9 +52,9 @@ def lab(hosts: ApiHosts) -> ApiHosts:
     return hosts
 
 
-def answered(address: str, port: int) -> SimpleNamespace:
+def answered(address: str, port: int) -> Answer:
     """Ask once, for a Load."""
-    return SimpleNamespace(backend=ask(address, port))
+    return Answer(ask(address, port), client="")
 
 
 LOAD = partial(answered, *BIND)
@@ -112,7 +111,7 @@ def test_processes_of_the_host_reach_every_server_and_see_what_they_asked_for(la
     wait_for(lambda: len(lab.rows()) == 2, "a second pool")
     with lab.inside():
         for address in ("127.0.0.1", "::ffff:127.0.0.1", "::1"):
-            wait_for(lambda address=address: ask(address, 7443), "an answer")
+            wait_for(partial(ask, address, 7443), "an answer")
             assert set(reached(address, 7443)) == {"a", "b", "c"}
             with tls(address, 7443) as sock:
                 assert sock.getpeername()[:2] == (address, 7443)

@@ -20,7 +20,7 @@ from lbagent.bpf.run.sock_diag import ConnectedSocket
 from lbagent.errors import ConfigError
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
-from lbagent.objects.records import ObjectChange
+from lbagent.objects.records import EndpointSlice, ObjectChange
 
 A, B = L3n4Addr.parse("10.0.0.1:6443"), L3n4Addr.parse("10.0.0.2:6443")
 CHECK = HealthCheck(interval=0.02, timeout=0.02, fall=2, rise=2)
@@ -151,9 +151,8 @@ async def test_a_later_source_knows_who_is_down_and_says_so_again(host: Host) ->
         await until(lambda: b'"up":false' in host.kept())
     host.went_down.clear()
     async with host.source() as source:
-        assert {change.new.endpoints[0].state for change in host.batches[-1] if change.kind == "EndpointSlice"} == {
-            BackendState.QUARANTINED
-        }
+        slices = [change.new for change in host.batches[-1] if isinstance(change.new, EndpointSlice)]
+        assert {each.endpoints[0].state for each in slices} == {BackendState.QUARANTINED}
         await until(lambda: host.went_down)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native.pool_objects import Bind, Pool, ServerName, addresses_of, messages_of, objects_of, pool_of
-from lbagent.model.address import L3n4Addr, parse_ip
+from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.service import ServiceName
 from lbagent.model.state import State
@@ -103,7 +103,7 @@ def test_the_operator_s_word_beats_a_health_check(said: BackendState, selectable
 
 def test_a_health_check_is_about_its_own_service() -> None:
     """The API servers are backends of default/kubernetes, too: what one check finds takes them out of nothing else."""
-    port = ServicePort("https", pool().check and addresses_of(pool(), {})[pool().servers[0]][0].protocol, 443)
+    port = ServicePort("https", L4Type.TCP, 443)
     other = Service("default", "kubernetes", cluster_ips=(parse_ip("10.96.0.1"),), ports=(port,))
     servers = addresses_of(pool(), {})
     down = {L3n4Addr.parse("10.0.0.1:6443"): True}

@@ -25,7 +25,7 @@ PATIENT = HealthCheck(interval=30, timeout=30)
 
 
 def probe(server: Server, check: HealthCheck = PATIENT) -> Probe:
-    return Probe(L3n4Addr("127.0.0.1", server.port), check, Contexts())
+    return Probe(L3n4Addr.parse(f"127.0.0.1:{server.port}"), check, Contexts())
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ async def test_the_server_s_process_does_not_see_a_connection_that_is_only_to_sh
     with socket.create_server(("127.0.0.1", 6443)) as listener, contextlib.closing(Deadline(60)) as deadline:
         listener.setblocking(False)
         for _ in range(50):  # unless the machine is so busy that the delayed ACK is sent
-            made = TcpConnection(L3n4Addr("127.0.0.1", 6443), half_open=True)
+            made = TcpConnection(L3n4Addr.parse("127.0.0.1:6443"), half_open=True)
             await made.established(deadline)
             made.close()
             try:
@@ -190,5 +190,5 @@ async def test_what_is_an_answer(alone: None, certificate: Path, answer: bytes) 
         writer.close()
 
     async with await asyncio.start_server(connected, "127.0.0.1", 6443, ssl=context):
-        outcome = await Probe(L3n4Addr("127.0.0.1", 6443), PATIENT, Contexts()).ask()
+        outcome = await Probe(L3n4Addr.parse("127.0.0.1:6443"), PATIENT, Contexts()).ask()
     assert outcome.result is ANSWERS[answer], outcome.text
