@@ -20,6 +20,7 @@ from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
 from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.link_sockets import LinkSockets
 from lbagent.announce.placements import NodeState, Placements
+from lbagent.announce.solicited_groups import SolicitedGroups
 from lbagent.announce.strangers import Strangers
 from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine, is_overdue
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
@@ -63,7 +64,7 @@ class Announcer:
         self._map = VipMap(maps, pools.l2.restart_grace_s)
         self._former_map = VipMap(maps, pools.l2.restart_grace_s, FORMER_LEADER_MAP)
         self._former = FormerLeaders()
-        self._sockets, self._questions = LinkSockets(self._heard), WireQuestions()
+        self._sockets, self._groups, self._questions = LinkSockets(self._heard), SolicitedGroups(), WireQuestions()
         self._take_over(clock())
         self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
         self.takeovers = 0
@@ -159,6 +160,7 @@ class Announcer:
                     await asyncio.sleep(began + TURN_S - self._clock())
         finally:
             self._sockets.close()
+            self._groups.close()
 
     async def _wait(self) -> None:
         now = self._clock()
@@ -317,6 +319,7 @@ class Announcer:
         grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
         if not self._is_written:
             self._answers = self._wanted_answers()
+            self._groups.use(self._answers.keys())
         for address, order in orders:
             if order.act is Act.CLAIM:
                 self._doubts_until = max(self._doubts_until, now + grace_s)

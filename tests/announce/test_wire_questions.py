@@ -43,3 +43,14 @@ def test_a_suspicion_ends_when_the_leases_are_known() -> None:
     questions.suspect()
     questions.due(0.0, [])
     assert len(questions.due(1.0, MANY)) == AT_ONCE
+
+
+def test_it_says_when_a_list_of_addresses_is_of_use() -> None:
+    questions = WireQuestions()
+    assert questions.is_due(0.0), "the first ones"
+    questions.due(0.0, MANY)
+    assert [questions.is_due(now) for now in (0.1, ASK_S)] == [False, True]
+    questions.suspect()
+    assert questions.is_due(0.1)
+    questions.due(0.1, [])
+    assert questions.is_due(0.2), "the first ones again"

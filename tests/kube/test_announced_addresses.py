@@ -12,10 +12,10 @@ from lbagent.maps.kernel_maps import KernelMaps
 from tests.kube.announcing_nodes import Host, Link, give_rights, take_rights
 from tests.kube.cluster import Cluster
 from tests.lab import traffic
-from tests.lab.netns import wait_for
+from tests.lab.netns import filter_groups, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
-VIP = "10.8.0.100"
+VIP, VIP6 = "10.8.0.100", "fd08::101"
 ALL = [f"10.8.0.{number}" for number in range(100, 110)]
 
 
@@ -83,6 +83,24 @@ def test_when_the_cable_is_pulled_the_other_node_takes_over(link: Link) -> None:
     wait_for(lambda: answers(link, VIP), "an answer of the other node", 20)
     assert link.mac_of(VIP) == heir.node.mac("eth0").hex(":")
     assert "lbagent_vip_takeovers_total 1" in heir.agent.api.metrics()
+
+
+def test_a_switch_that_filters_by_mld_passes_who_asks_for_the_address_to_its_leader(link: Link) -> None:
+    filter_groups(link.switch)
+    time.sleep(3)
+    link.serve("web6", VIP6, hosts=[], ipFamilies=["IPv6"])
+    leader = link.until_led(VIP6)
+
+    def is_found_at(host: Host) -> bool:
+        link.client.ip("neigh flush dev eth0 nud all")
+        answers(link, VIP6)
+        return link.mac_of(VIP6) == host.node.mac("eth0").hex(":")
+
+    wait_for(lambda: is_found_at(leader), "the leader", 20)
+    link.cordon(leader)
+    heir = link.until_led(VIP6, by=other(link, leader))
+    for _ in range(5):
+        wait_for(lambda: is_found_at(heir), "the next leader", 20)
 
 
 def test_when_the_leader_is_cordoned_no_connection_fails(link: Link) -> None:

@@ -159,6 +159,17 @@ def veth(left: Namespace, left_device: str, right: Namespace, right_device: str,
     right.ip(f"link set {right_device} up")
 
 
+def filter_groups(switch: Namespace, bridge: str = "br0") -> None:
+    """Let a bridge ask who is member of which group (MLD, IGMP), and from half a second later on pass a group's frames to its members alone.
+
+    Its times are hundredths of a second; how long it waits for the first answers is as it was set when it began to ask.
+    """
+    times = "mcast_query_interval 200 mcast_query_response_interval 50 mcast_startup_query_interval 50 mcast_membership_interval 600"
+    switch.ip(
+        f"link set {bridge} type bridge mcast_snooping 1 {times}", f"link set {bridge} type bridge mcast_querier 1"
+    )
+
+
 def sweep() -> list[str]:
     """Remove namespaces and folders whose owner is dead (killed before it could clean up); return their names."""
     gone = []

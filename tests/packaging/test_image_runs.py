@@ -5,6 +5,7 @@ Downloads 17 MB of packages by apt, and by pip what is not in its cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 import yaml
 
 from tests.lab import cgroup
+from tests.lab.bird_router import BirdRouter
+from tests.lab.netns import Namespace, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONSET = ROOT / "deploy" / "kubernetes" / "daemonset.yaml"
@@ -25,9 +28,27 @@ SERVICE = """
 ---
 {apiVersion: v1, kind: Endpoints, metadata: {name: web, namespace: x}, subsets: [{addresses: [{ip: 10.9.0.2}], ports: [{port: 80}]}]}
 """
+BALANCED = """
+apiVersion: v1
+kind: Service
+metadata: {name: public, namespace: x}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.11, ports: [{port: 80}]}
+status: {loadBalancer: {ingress: [{ip: 172.31.78.1}]}}
+---
+{apiVersion: v1, kind: Endpoints, metadata: {name: public, namespace: x}, subsets: [{addresses: [{ip: 10.9.0.2}], ports: [{port: 80}]}]}
+"""
 POOLS = """
 pools: [{name: public, addresses: [172.31.78.0/24], announce: [bgp]}]
 bgp: {localASN: 64512, peers: [{address: 10.9.0.2, asn: 64513, bfd: {interval: 300ms}}]}
+"""
+NEIGHBOUR = """
+protocol bgp node {
+  local as 64513;
+  neighbor 10.9.0.1 as 64512;
+  connect delay time 1; connect retry time 2; error wait time 1, 2;
+  bfd on;
+  ipv4 { import all; export none; };
+}
 """
 # What a runtime does for the Pod: mounts, a network with a default route, a bounding set; then what its user does.
 RUN = """
@@ -45,7 +66,13 @@ ip link set lo up
 ip link add eth0 type veth peer name other
 ip address add 10.9.0.1/24 dev eth0
 ip link set eth0 up
-ip link set other up
+if [ "$ROUTER" ]; then
+  ip link set other netns "$ROUTER"
+  ip -n "$ROUTER" address add 10.9.0.2/24 dev other
+  ip -n "$ROUTER" link set other up
+else
+  ip link set other up
+fi
 ip route add default via 10.9.0.2
 inside="setpriv --bounding-set -all,$CAPS --inh-caps -all,$CAPS --no-new-privs chroot $R lbagent"
 $inside agent --manifests /run/manifests --device auto --node-name n --node-ip 10.9.0.1 --socket-lb --cgroup "$CGROUP" $MORE &
@@ -84,12 +111,18 @@ def capabilities(file: Path) -> list[str]:
     return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
 
 
-def run_agent(rootfs: Path, capabilities: list[str], path: Path, more: str = "", then: str = "") -> tuple[str, str]:
-    """Run the agent with these capabilities and arguments, and something beside it; return its output and messages."""
+def run_agent(
+    rootfs: Path, capabilities: list[str], path: Path, more: str = "", then: str = "", *, router: str = ""
+) -> tuple[str, str]:
+    """Run the agent with these capabilities and arguments, and something beside it; return its output and messages.
+
+    `router` is the namespace in which the other end of its link is.
+    """
     env = {
         "R": str(rootfs),
         "CAPS": ",".join(f"+{name}" for name in capabilities),
-        "SERVICE": SERVICE,
+        "SERVICE": BALANCED if router else SERVICE,
+        "ROUTER": router,
         "POOLS": POOLS,
         "CGROUP": str(path),
         "MORE": more,
@@ -125,6 +158,29 @@ $inside bgp peers
     assert "bird is not installed" not in messages
     row = next(line.split() for line in said.splitlines() if line.startswith("10.9.0.2 "))
     assert row[1:3] in (["64513", "active"], ["64513", "connect"], ["64513", "idle"]), said
+
+
+def test_the_router_of_the_agent_of_the_image_has_its_route(rootfs: Path, tmp_path: Path) -> None:
+    """A session with a real BIRD, with BFD; it ends with the container's."""
+    then = """
+for try in $(seq 600); do ip -n $ROUTER route show proto bird | grep -q 172.31.78.1 && break; sleep 0.1; done
+ip -n $ROUTER route show proto bird
+for try in $(seq 100); do $inside bgp peers | grep -q 'established *up' && break; sleep 0.1; done
+$inside bgp peers
+"""
+    with contextlib.ExitStack() as closing, cgroup.made() as path:
+        space = Namespace("router", "image-")
+        closing.callback(space.delete)
+        router = BirdRouter(space, tmp_path)
+        closing.callback(router.close)
+        router.start("10.9.0.2", NEIGHBOUR)
+        said, messages = run_agent(
+            rootfs, capabilities(ANNOUNCE), path, "--announce /run/pools.yaml", then, router=space.name
+        )
+        assert "172.31.78.1 via 10.9.0.1 dev other" in said, messages
+        row = next(line.split() for line in said.splitlines() if line.startswith("10.9.0.2 "))
+        assert row[1:5] == ["64513", "established", "up", "1"], said
+        wait_for(lambda: not router.routes(), "the end of the route", 20)
 
 
 def test_the_image_has_what_the_api_needs_and_no_compiler(rootfs: Path) -> None:
