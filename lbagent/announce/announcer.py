@@ -14,18 +14,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
 from lbagent.announce.due_times import DueTimes
-from lbagent.announce.frames import Claim
 from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
-from lbagent.announce.leader.rendezvous import preferred_node
-from lbagent.announce.link_sockets import LinkSockets
+from lbagent.announce.leader.lease_view import view_of
 from lbagent.announce.placements import NodeState, Placements
-from lbagent.announce.solicited_groups import SolicitedGroups
 from lbagent.announce.strangers import Strangers
-from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine, is_overdue
+from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
 from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal, with_endpoints
-from lbagent.announce.wire_questions import WireQuestions
+from lbagent.announce.wire.frames import Claim
+from lbagent.announce.wire.link_sockets import LinkSockets
+from lbagent.announce.wire.solicited_groups import SolicitedGroups
+from lbagent.announce.wire.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
@@ -82,7 +82,6 @@ class Announcer:
         self._is_published = False  # other nodes know what this one reaches
         self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
         self._stepped_at = float("-inf")
-        self._doubts_until = float("-inf")  # until then an address that was taken over may be another node's too
         self._swept_at = clock()
         self._strangers = Strangers(events)
         self._announced_routes: frozenset[bytes] | None = None
@@ -194,25 +193,15 @@ class Announcer:
         for address in self._concerned(now) if self.wanted is not None else ():
             orders += [(address, order) for order in self.machines[address].step(now, self._view(address, now))]
             self._note(address)
-        orders += [(address, Order(Act.PROBE)) for address in self._to_be_asked_about(now)]
+        is_blind = self.election is not None and not self.election.is_fresh(now)
+        asked = self._questions.take(
+            now, self._answering, lambda each: self.machines[each].doubts(now), is_blind=is_blind
+        )
+        orders += [(address, Order(Act.PROBE)) for address in asked]
         self._write(orders, now)
         for address, order in orders:
             self._do(address, order, tasks)
         self._sweep(now, tasks)
-
-    def _to_be_asked_about(self, now: float) -> list[bytes]:
-        """Return for which addresses the wire is asked now: of those that this node answers for, and another one may too.
-
-        That is as the Leases are unknown, or as that node led before.
-        """
-        is_blind = self.election is not None and not self.election.is_fresh(now)
-        if not is_blind and now >= self._doubts_until:
-            return self._questions.due(now, [])
-        if not self._questions.is_due(now):
-            return []
-        return self._questions.due(
-            now, [each for each in self._answering if is_blind or self.machines[each].doubts(now)]
-        )
 
     def _sweep(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Delete the Leases whose nodes died before they could."""
@@ -286,43 +275,22 @@ class Announcer:
         return node_refusal(node, self.pools.l2)
 
     def _view(self, address: bytes, now: float) -> View:
-        eligible, election = address not in self.refusals, self.election
-        if election is None:
+        eligible = address not in self.refusals
+        if self.election is None:
             return View(eligible)
-        vip = (self.wanted or {})[address]
-        nodes = {node for node in election.nodes_reaching(address, now) if node != self.node and vip.admits(node)}
-        holder = election.holder(address)
-        holder_dead_s = election.dead_s(holder, now) if holder else -1.0
-        if is_overdue(holder_dead_s):
-            nodes.discard(holder)
-        return View(
-            eligible,
-            elects=True,
-            fresh=election.is_fresh(now),
-            holder=holder,
-            holder_dead_s=holder_dead_s,
-            preferred=preferred_node(address, nodes | {self.node} if eligible else nodes),
-        )
-
-    def _wanted_answers(self) -> dict[tuple[int, bytes], bytes]:
-        """Return what the programs are to answer. What an earlier agent left is kept until it is known what is wanted."""
-        if self.wanted is None:
-            return {place: mac for place, mac in self._map.places.items() if self.machines[place[1]].answers}
-        return {
-            (ifindex, address): mac
-            for address in self._answering
-            for ifindex, mac in self._placements.places[address].items()
-        }
+        return view_of(self.election, self.node, (self.wanted or {})[address], now, eligible=eligible)
 
     def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
         """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
         grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
         if not self._is_written:
-            self._answers = self._wanted_answers()
+            self._answers = self._placements.answers(self._answering)
+            if self.wanted is None:  # what an earlier agent left is kept until it is known what is wanted
+                self._answers = {place: mac for place, mac in self._map.places.items() if place[1] in self._answering}
             self._groups.use(self._answers.keys())
         for address, order in orders:
             if order.act is Act.CLAIM:
-                self._doubts_until = max(self._doubts_until, now + grace_s)
+                self._questions.doubt(now + grace_s)
             elif order.act is Act.ANNOUNCE:
                 self._former.began(address, now, grace_s)
             elif order.act is Act.WITHDRAW:
@@ -347,12 +315,10 @@ class Announcer:
 
     def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
         match order.act:
-            case Act.PROBE:
+            case Act.PROBE | Act.REPEAT:
+                send = self._sockets.probe if order.act is Act.PROBE else self._sockets.tell
                 for ifindex, mac in self._placements.places[address].items():
-                    self._sockets.probe(ifindex, address, mac)
-            case Act.REPEAT:
-                for ifindex, mac in self._placements.places[address].items():
-                    self._sockets.tell(ifindex, address, mac)
+                    send(ifindex, address, mac)
             case Act.CLAIM | Act.GIVE:
                 tasks.create_task(self._write_lease(address, order))
             case Act.ANNOUNCE | Act.WITHDRAW:

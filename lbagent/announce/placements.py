@@ -75,6 +75,10 @@ class Placements:
             self.places.pop(address, None)
             self.refusals.pop(address, None)
 
+    def answers(self, addresses: Iterable[bytes]) -> dict[tuple[int, bytes], bytes]:
+        """Return the MAC address by ifindex and address, of the addresses that are answered for."""
+        return {(ifindex, each): mac for each in addresses for ifindex, mac in self.places[each].items()}
+
     @property
     def devices(self) -> Collection[int]:
         """The devices by which any address is announced, by ifindex."""

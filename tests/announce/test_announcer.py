@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from lbagent.announce.announcer import Announcer
 from lbagent.announce.announcer_view import NodeView
-from lbagent.announce.frames import Claim
 from lbagent.announce.strangers import IN_USE
 from lbagent.announce.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
+from lbagent.announce.wire.frames import Claim
 from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lbagent.announce.leader.node_lives import NodeLives
 from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
-from lbagent.announce.wire_questions import WireQuestions
+from lbagent.announce.wire.wire_questions import WireQuestions
 
 ADDRESS = b"\n\0\0\1"
 STEP_S, DURATION_S, RENEW_S, GRACE_S = 0.05, 2.0, 1.0, 6.0

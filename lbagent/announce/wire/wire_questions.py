@@ -6,7 +6,7 @@ them before, and is back without an agent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 ASK_S = 0.5
 AT_ONCE = 8  # addresses; the others follow in turn
@@ -19,6 +19,7 @@ class WireQuestions:
         self._next_at = float("inf")
         self._turn = 0
         self._asks_all = False
+        self._doubts_until = float("-inf")
 
     def wake_at(self) -> float:
         """Return when `due` must be called although nothing changed."""
@@ -31,6 +32,21 @@ class WireQuestions:
     def suspect(self) -> None:
         """Take that another node was heard with an address: it may have all of them."""
         self._asks_all = True
+
+    def doubt(self, until: float) -> None:
+        """Take that until then an address that was taken over may be another node's too."""
+        self._doubts_until = max(self._doubts_until, until)
+
+    def take(
+        self, now: float, answering: Iterable[bytes], doubts: Callable[[bytes], bool], *, is_blind: bool
+    ) -> list[bytes]:
+        """Return what to ask about now of the addresses that this node answers for: all while it `is_blind`, else those it doubts.
+
+        They are looked at only when something may be asked.
+        """
+        if not is_blind and now >= self._doubts_until:
+            return self.due(now, [])
+        return self.due(now, [each for each in answering if is_blind or doubts(each)]) if self.is_due(now) else []
 
     def due(self, now: float, leading: Sequence[bytes]) -> list[bytes]:
         """Return what to ask about now; `leading` are the addresses that another node may answer for too."""

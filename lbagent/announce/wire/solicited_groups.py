@@ -1,7 +1,7 @@
 """Membership in the groups in which hosts ask for announced IPv6 addresses: switches that filter by MLD pass the questions then.
 
 The kernel tells such switches of it, and answers their queries, as long as the sockets live: they end with the agent.
-Source: RFC 4291 §2.7.1, RFC 4861 §7.2.1; ipv6(7); net/ipv6/mcast.c (behaviour).
+Source: RFC 4291 §2.7.1, RFC 4861 §7.2.1; ipv6(7); the kernel (behaviour).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import socket
 import struct
 from collections.abc import Collection
 
-from lbagent.announce.frames import solicited_node
 from lbagent.announce.leader.former_leaders import Place
+from lbagent.announce.wire.frames import solicited_node
 from lbagent.model.address import format_ip
 
 log = logging.getLogger(__name__)
