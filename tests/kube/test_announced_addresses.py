@@ -87,7 +87,7 @@ def test_when_the_cable_is_pulled_the_other_node_takes_over(link: Link) -> None:
 
 def test_a_switch_that_filters_by_mld_passes_who_asks_for_the_address_to_its_leader(link: Link) -> None:
     filter_groups(link.switch)
-    time.sleep(3)
+    time.sleep(3)  # until the switch filters: before its first query ended it passes every group to all
     link.serve("web6", VIP6, hosts=[], ipFamilies=["IPv6"])
     leader = link.until_led(VIP6)
 
