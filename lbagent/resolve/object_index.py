@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lbagent.objects.records import Endpoints, EndpointSlice, Message, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.resolve import mismatches
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
 from lbagent.resolve.overrides import Contradiction, Overrides, rank_overrides
@@ -34,6 +35,8 @@ class ObjectIndex:
         self._ranked: tuple[Overrides, list[Contradiction]] | None = None  # None: to be ranked again
         self._placement = Placement()
         self._placement_messages: list[Message] | None = []  # None: to be made again
+        self._orphans: set[str] = set()  # keys of Services that slices name and that are not there
+        self._orphan_messages: list[Message] | None = []  # None: to be made again
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
@@ -58,7 +61,10 @@ class ObjectIndex:
                 self._override(key, new)
 
     def _service(self, key: str, new: object) -> None:
+        if (key in self.services) != (new is not None):
+            self._orphan_messages = None
         _put(self.services, key, new)
+        self._note_orphan(key)
         self.dirty.add(key)
         if isinstance(new, Service) and not new.ignored and any(port.node_port for port in new.ports):
             self.with_node_ports.add(key)
@@ -75,6 +81,9 @@ class ObjectIndex:
                 _put(of_service, key, piece if piece is new else None)
                 if not of_service:
                     del self._slices[piece.service_key]
+                if not had_slices or not of_service:
+                    self._orphan_messages = None
+                self._note_orphan(piece.service_key)
                 if had_slices != bool(of_service):  # its Endpoints count only while it has no slice
                     endpoints = _claims(self._endpoints.get(piece.service_key))
                     self._place(*((endpoints, ()) if of_service else ((), endpoints)))
@@ -83,7 +92,15 @@ class ObjectIndex:
         if key not in self._slices:
             self._place(_claims(old), _claims(new))
         _put(self._endpoints, key, new)
+        self._orphan_messages = None
+        self._note_orphan(key)
         self.dirty.add(key)
+
+    def _note_orphan(self, key: str) -> None:
+        if key not in self.services and (key in self._slices or key in self._endpoints):
+            self._orphans.add(key)
+        else:
+            self._orphans.discard(key)
 
     def _place(self, old: Iterable[Claim], new: Iterable[Claim]) -> None:
         changed = self._placement.update(old, new)
@@ -186,6 +203,19 @@ class ObjectIndex:
             slices = (piece for _, piece in self._each_slice()) if contested else ()
             self._placement_messages = contradiction_messages(contested, slices)
         return self._placement_messages
+
+    def orphan_messages(self) -> list[Message]:
+        """Return an error for each slice of a file whose Service is not there while one with nearly its name lacks slices."""
+        if self._orphan_messages is None:
+            found = {key: [each for each in self.slices_of(key) if each.origin.file] for key in self._orphans}
+            orphans = {key: pieces for key, pieces in found.items() if pieces}
+            lonely = {
+                key
+                for key, service in (self.services.items() if orphans else ())
+                if not service.ignored and key not in self._slices and key not in self._endpoints
+            }
+            self._orphan_messages = mismatches.orphan_messages(orphans, self.services, lonely)
+        return self._orphan_messages
 
     def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
         """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""

@@ -250,6 +250,7 @@ class Resolver:
         found = [message for owner in owners for message in self._messages.get(owner, ())]
         found += [contradiction.message() for contradiction in self._index.contradictions()]
         found += self._index.placement_messages()
+        found += self._index.orphan_messages()
         found += self._node_port_messages() if self._index.with_node_ports else ()
         return tuple(found)
 

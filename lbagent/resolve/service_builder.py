@@ -29,6 +29,7 @@ from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend
+from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 
 
@@ -39,6 +40,11 @@ class _Group(Struct, frozen=True, gc=False):
     unselectable: tuple[Backend, ...]
     slotless: tuple[Backend, ...]
     no_local_backend: bool = False
+
+    @property
+    def has_backends(self) -> bool:
+        """Whether there is any, also one that takes no new flow."""
+        return bool(self.selectable or self.unselectable or self.slotless)
 
     def is_same(self, other: _Group) -> bool:
         """Whether new and old flows meet the same backends in both."""
@@ -69,6 +75,7 @@ class ServiceBuilder:
         self._name = ServiceName(service.namespace, service.name)
         self._ignored_weights: dict[str, None] = {}
         self._plain: dict[Family, PlainEndpoints | None] = {}
+        self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
 
     def build(self, wanted: Iterable[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
         """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
@@ -86,6 +93,7 @@ class ServiceBuilder:
             else:
                 rows += self._rows(want, want.port)
         self._warn_ignored()
+        self._report_mismatches()
         if self._context.has_row:
             self._keep_unmatched(rows, self._context.has_row)
         return tuple(rows)
@@ -94,6 +102,8 @@ class ServiceBuilder:
 
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, want.frontend.family)
+        if not choice.cluster_ip.has_backends:
+            self._empty.setdefault((want.frontend.family, port.index), (want, port))
         if want.type is SVCType.CLUSTER_IP:
             return [self._row(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
         two_scopes = not choice.outside.is_same(choice.inside)
@@ -268,9 +278,22 @@ class ServiceBuilder:
     # --- messages ---
 
     def _error(self, port: ServicePort, problem: str, kept: str) -> None:
+        self._report(path_text(("spec", "ports", port.index)), problem, kept)
+
+    def _report_mismatches(self) -> None:
+        """Report ports that have no backend because the Service and its slices do not match."""
+        families: set[Family] = set()
+        for (family, index), (want, port) in self._empty.items():
+            if problem := port_problem(port, family, self._slices):
+                self._report(path_text(("spec", "ports", index, "name")), problem, NO_ENDPOINTS)
+            elif family not in families and (problem := family_problem(self._service, family, self._slices)):
+                families.add(family)
+                self._report(path_text(want.field), problem, NO_ENDPOINTS)
+
+    def _report(self, field: str, problem: str, kept: str) -> None:
         service = self._service
-        subject, field = f"Service {service.key}", path_text(("spec", "ports", port.index))
-        self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
+        subject, origin = f"Service {service.key}", service.origin
+        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line))
 
     def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
         service = self._service

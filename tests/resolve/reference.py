@@ -160,6 +160,32 @@ class Reference:
         ]
         return chosen, others, [each for each in rest if each["state"] == "maintenance"]
 
+    def _does_not_match(self, service, port, of_family):
+        """Whether endpoints are there, and none of them for this port: the names, or the families, are mistaken."""
+        pieces = list(self._pieces(service))
+        mine = [(ports, count) for at, ports, count in pieces if at == of_family]
+        if any(port_key(port) == port_key(each) for ports, _ in mine for each in ports):
+            return False
+        return any(count for _, count in mine) if mine else any(count for _, _, count in pieces)
+
+    def _pieces(self, service):
+        """(family, ports, how many endpoints) of each slice, or of each family of a subset where there is no slice."""
+        key = in_namespace(service, service["metadata"]["name"])
+        slices = [
+            each
+            for each in self.kinds["EndpointSlice"]
+            if in_namespace(each, each["metadata"]["labels"].get("kubernetes.io/service-name")) == key
+        ]
+        for each in slices:
+            yield int(each["addressType"][-1]), each["ports"], len(each["endpoints"])
+        for each in self.kinds["Endpoints"] if not slices else ():
+            if in_namespace(each, each["metadata"]["name"]) == key:
+                for subset in each["subsets"]:
+                    found = [*subset.get("addresses", []), *subset.get("notReadyAddresses", [])]
+                    for at in (4, 6):
+                        if count := sum(family(address["ip"]) == at for address in found):
+                            yield at, subset["ports"], count
+
     # --- frontends ---
 
     def run(self):
@@ -176,6 +202,7 @@ class Reference:
                     self.refused = True
                 elif (ip, number, protocol, "done") not in taken:
                     taken[ip, number, protocol, "done"] = name
+                    self.refused |= self._does_not_match(service, port, family(ip))
                     self._frontend(service, kind, ip, number, port)
         for backend, states in self.states.items():
             self.lines.add(f"BE {backend} {min(states, key=ALIVE.index)}")

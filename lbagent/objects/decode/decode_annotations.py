@@ -41,7 +41,7 @@ _ANNOTATIONS = frozenset(
 def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
     """Return the algorithm, whether forwarding is DSR, and the NAT policy; say which words of ours have no effect yet."""
     algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
-    report.warn_unknown_annotations(meta, _ANNOTATIONS)
+    report.check_annotations(meta, _ANNOTATIONS)
     if found := annotation(meta, "algorithm", "lb-algorithm"):
         algorithm = report.choice(found[0], found[1].lower(), _ALGORITHMS, "random", "algorithm")
         _say_not_yet(found[0], algorithm.value, report)

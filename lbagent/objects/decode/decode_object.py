@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
@@ -21,10 +22,11 @@ from lbagent.objects.decode.decode_service import decode_service
 from lbagent.objects.decode.decode_service_cidr import decode_service_cidr
 from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.lenient_convert import convert_leniently
+from lbagent.objects.decode.misspelling import misspelt_fields
 from lbagent.objects.decode.report import OURS, Report
 from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
-from lbagent.wrong_value import wrong_type
+from lbagent.wrong_value import shown, wrong_type
 
 
 class _Kind(NamedTuple):
@@ -97,12 +99,61 @@ def decode_object(
             return _unidentified(Report(origin, "", locate), (field,), wrong_type(value, "str"))
     if is_used(raw["apiVersion"], raw["kind"]):
         return _decode(raw["kind"], raw, origin, locate, last)
+    if misspelt := _misspelt_kind(raw["apiVersion"], raw["kind"]):
+        report = Report(origin, "", locate)
+        report.error(*misspelt, "the object is left out")
+        return DecodedObject(None, raw["kind"], messages=tuple(report.messages))
     if not raw["apiVersion"].startswith(OURS):
         return DecodedObject(None, raw["kind"])
     kind, version = (text if text.isprintable() else ascii(text) for text in (raw["kind"], raw["apiVersion"]))
     problem = f"{kind} of {version} is not acted on by this version"
     message = Message(problem, "it is passed over", "kind", "", origin.file, origin.line, warning=True)
     return DecodedObject(None, raw["kind"], messages=(message,))
+
+
+def _misspelt_kind(api_version: str, kind: str) -> tuple[FieldPath, str] | None:
+    """Return the field and what is wrong with it, where kind or apiVersion is a misspelling of one that is used."""
+    group = api_version.rpartition("/")[0]
+    if kind in _KINDS:
+        wanted = _KINDS[kind].api
+        wanted_group = wanted.rpartition("/")[0]
+        if (
+            (group in _GROUPS and group != wanted_group)
+            or nearest(group, (wanted_group,))
+            or not api_version[:1].islower()
+        ):
+            text = wanted if not wanted.endswith("/") else f"{wanted}v1"
+            return ("apiVersion",), f"{shown(api_version)} has no {kind}; did you mean {text}?"
+        return None
+    used = [word for word, known in _KINDS.items() if known.api.rpartition("/")[0] == group]
+    if group not in _GROUPS or kind in _KINDS_NOT_USED or not (word := nearest(kind, used)):
+        return None
+    return ("kind",), f"unknown kind {shown(kind)} of {shown(api_version)}; did you mean {word}?"
+
+
+_GROUPS = frozenset(known.api.rpartition("/")[0] for known in _KINDS.values())  # '' is the core group
+# Kinds of these groups that lbagent has no use for. Source: the Kubernetes API 1.36.
+_KINDS_NOT_USED = frozenset(
+    (
+        "Binding",
+        "ComponentStatus",
+        "ConfigMap",
+        "Event",
+        "LimitRange",
+        "Namespace",
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+        "PodTemplate",
+        "ReplicationController",
+        "ResourceQuota",
+        "Secret",
+        "ServiceAccount",
+        "Ingress",
+        "IngressClass",
+        "IPAddress",
+        "NetworkPolicy",
+    )
+)
 
 
 def decode_json(
@@ -157,6 +208,8 @@ def _decode(
             report.error(("metadata", field), problem, "the object is left out")
             return DecodedObject(None, kind, "", tuple(report.messages), is_unidentified=True)
     if converted is None:
+        for each in misspelt_fields(raw, known.wire) if origin.file else ():
+            report.misspelt(each)
         converted = convert_leniently(raw, known.wire, report.wrong_type)
     if converted is not None and not (report.wrong_type_fields & _WHOLE and report.last):
         obj = known.decode(converted, namespace, name, report)

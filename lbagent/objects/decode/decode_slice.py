@@ -7,6 +7,7 @@ from functools import partial
 from sys import intern
 
 from lbagent.model.family import Family
+from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
@@ -31,7 +32,10 @@ def decode_slice(raw: wire.EndpointSlice, namespace: str, name: str, report: Rep
         report.error(("metadata", "labels", SERVICE_NAME), wrong_type(named, "str"), "the slice is left out")
         return None
     service = label(meta, SERVICE_NAME)
-    if not service or raw.addressType == "FQDN" or _is_for_others(meta):
+    if raw.addressType == "FQDN" or _is_for_others(meta):
+        return None
+    if not service:
+        _report_no_service(meta, report)
         return None
     family = _FAMILIES.get(raw.addressType or "")
     if family is None:
@@ -51,6 +55,25 @@ def decode_slice(raw: wire.EndpointSlice, namespace: str, name: str, report: Rep
     )
     weight = report.weight(meta)
     return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
+
+
+def _report_no_service(meta: Meta, report: Report) -> None:
+    """Report a slice of a file that names no Service; in a cluster other controllers may have slices of their own."""
+    if not report.origin.file:
+        return
+    kept, name = "the slice belongs to no Service and is left out", SERVICE_NAME.partition("/")[2]
+    for field, words in (("labels", meta.labels), ("annotations", meta.annotations)):
+        for key in words or ():
+            word = key.partition("/")[2] or key if isinstance(key, str) else ""
+            if nearest(key, (SERVICE_NAME,)) or word == name or nearest(word, (name,)):
+                if key != SERVICE_NAME:
+                    report.error(("metadata", field, key), f"unknown; did you mean the label {SERVICE_NAME}?", kept)
+                elif field == "annotations":
+                    report.error(("metadata", field, key), "it must be a label", kept)
+                else:
+                    report.error(("metadata", field, key), "it is empty", kept)
+                return
+    report.error(("metadata", "labels"), f"there is no label {SERVICE_NAME}", kept)
 
 
 def _is_for_others(meta: Meta) -> bool:

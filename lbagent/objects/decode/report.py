@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
+from lbagent.nearest_word import nearest
+from lbagent.objects.decode.misspelling import MisspeltField
 from lbagent.objects.decode.wire import Meta
 from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.objects.records import LastGoodObject, Message, Origin
 
 T = TypeVar("T")
 OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
+_OUR_PREFIX = OURS.removesuffix("/")
 MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 _WEIGHT_ONLY = frozenset(("weight",))
 
@@ -68,12 +71,40 @@ class Report:
         """Say that something is understood and does not act."""
         self._add(path, problem, kept, warning=True)
 
-    def warn_unknown_annotations(self, meta: Meta, known: frozenset[str]) -> None:
-        """Say which annotations and labels of our own have no effect on this kind of object: most likely a slip of the pen."""
+    def misspelt(self, field: MisspeltField) -> None:
+        """Report a misspelt field. The field that was meant counts as faulty where it is not given beside it.
+
+        So a running agent keeps its last good value.
+        """
+        number, word = len(self.messages), field.probable[-1]
+        kept = f"{word} is used as it is given" if field.is_given else f"{word} counts as not given"
+        self.error(field.path, f"unknown field; did you mean {word}?", f"it is ignored: {kept}")
+        if not field.is_given:
+            self._faults.setdefault(field.probable, []).append(number)
+
+    def check_annotations(self, meta: Meta, known: frozenset[str]) -> None:
+        """Report the annotations and labels of our own that have no effect on this kind of object.
+
+        A misspelling of one of `known` (its word, or the prefix) is an error, any other unknown word a warning.
+        """
         for field, what, words in (("annotations", "annotation", meta.annotations), ("labels", "label", meta.labels)):
             for key in words or ():
-                if isinstance(key, str) and key.startswith(OURS) and key.removeprefix(OURS) not in known:
-                    self.warn(("metadata", field, key), f"unknown {what}", "it has no effect")
+                if not isinstance(key, str):
+                    continue
+                prefix, _, word = key.partition("/")
+                if prefix == _OUR_PREFIX:
+                    if word in known:
+                        continue
+                    probable = nearest(word, known)
+                elif word in known and nearest(prefix, (_OUR_PREFIX,)):
+                    probable = word
+                else:
+                    continue
+                path = ("metadata", field, key)
+                if probable:
+                    self.error(path, f"unknown {what}; did you mean {OURS}{probable}?", "it has no effect")
+                else:
+                    self.warn(path, f"unknown {what}", "it has no effect")
 
     def _add(self, path: FieldPath, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
@@ -172,7 +203,7 @@ class Report:
 
     def weight(self, meta: Meta) -> int | None:
         """Return the weight annotation, 0-65535; None when there is none or it is not one."""
-        self.warn_unknown_annotations(meta, _WEIGHT_ONLY)
+        self.check_annotations(meta, _WEIGHT_ONLY)
         found = annotation(meta, "weight")
         if found is None:
             return None

@@ -1,0 +1,118 @@
+"""Finds fields of a manifest whose name is a misspelling of a field that lbagent reads.
+
+A word that Kubernetes or this version does not know is not an error by itself (version skew). It is one where a known word is so
+close that it must have been meant. Only manifest files are read for it: an API server prunes unknown fields itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from msgspec import Struct
+
+from lbagent.nearest_word import nearest
+from lbagent.objects.decode import wire
+from lbagent.objects.field_path import FieldPath
+
+MAX_FOUND = 10  # misspelt fields of one object that are named
+
+
+class MisspeltField(NamedTuple):
+    """A field of an object: where it is, where its probable word would be, and whether that one is given, too."""
+
+    path: FieldPath
+    probable: FieldPath
+    is_given: bool
+
+
+def misspelt_fields(raw: dict[str, Any], shape: type[Struct]) -> list[MisspeltField]:
+    """Return the fields of a parsed object of this shape (wire.py) that are misspellings of fields that lbagent reads."""
+    found = []
+    for each in _walk(raw, _SHAPES[shape], ()):
+        found.append(each)
+        if len(found) == MAX_FOUND:
+            break
+    return found
+
+
+class _Shape(NamedTuple):
+    """A mapping: the fields that lbagent reads, all fields that Kubernetes knows, and the shape of those that hold mappings."""
+
+    read: frozenset[str]
+    known: frozenset[str]
+    inner: dict[str, type[Struct]]
+
+
+def _walk(raw: dict[str, Any], shape: _Shape, path: FieldPath) -> Iterator[MisspeltField]:
+    if not shape.known.issuperset(raw):
+        for key in raw.keys() - shape.known:
+            if word := nearest(key, shape.read):
+                yield MisspeltField((*path, key), (*path, word), word in raw)
+    for field, kind in shape.inner.items():
+        value = raw.get(field)
+        if isinstance(value, dict):
+            yield from _walk(value, _SHAPES[kind], (*path, field))
+        elif isinstance(value, list):
+            inner = _SHAPES[kind]
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    yield from _walk(item, inner, (*path, field, index))
+
+
+# Fields that Kubernetes knows and lbagent does not read, by shape. Source: the Kubernetes API 1.36, and its betas.
+NOT_READ: dict[type[Struct], str] = {
+    wire.Meta: "clusterName deletionGracePeriodSeconds generateName generation managedFields ownerReferences"
+    " resourceVersion selfLink",
+    wire.Port: "appProtocol",
+    wire.ServiceSpec: "allocateLoadBalancerNodePorts externalName ipFamily topologyKeys trafficDistribution",
+    wire.Ingress: "hostname ports",
+    wire.ServiceStatus: "conditions",
+    wire.Reference: "apiVersion fieldPath resourceVersion uid",
+    wire.Endpoint: "deprecatedTopology hostname topology",
+    wire.Address: "hostname",
+    wire.NodeCondition: "lastHeartbeatTime lastTransitionTime reason status",
+    wire.NodeStatus: "allocatable capacity config daemonEndpoints declaredFeatures features images nodeInfo phase"
+    " runtimeHandlers volumesAttached volumesInUse",
+    wire.Taint: "effect timeAdded value",
+    wire.NodeSpec: "configSource externalID podCIDR podCIDRs podPreemptionPolicy providerID",
+    wire.ContainerPort: "name",
+    wire.Container: "args command env envFrom image imagePullPolicy lifecycle livenessProbe name readinessProbe"
+    " resizePolicy resources restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath"
+    " terminationMessagePolicy tty volumeDevices volumeMounts workingDir",
+    wire.PodSpec: "activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks"
+    " ephemeralContainers evictionResponders hostAliases hostIPC hostPID hostUsers hostname hostnameOverride"
+    " imagePullSecrets nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates"
+    " resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup"
+    " securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain"
+    " terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes workloadRef",
+    wire.PodStatus: "allocatedResources conditions containerStatuses ephemeralContainerStatuses"
+    " extendedResourceClaimStatus hostIP hostIPs initContainerStatuses message nodeAllocatableResourceClaimStatuses"
+    " nominatedNodeName observedGeneration qosClass reason resize resourceClaimStatuses resources startTime"
+    " volumeHealth",
+    wire.ServiceCIDR: "status",
+    wire.BackendState: "status",
+}
+
+
+def _inner_struct(hint: Any) -> type[Struct] | None:
+    """Return the Struct that a field's type names, alone or in a list."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return hint
+    return next((found for each in get_args(hint) if (found := _inner_struct(each))), None)
+
+
+def _shapes() -> dict[type[Struct], _Shape]:
+    out = {}
+    for kind in vars(wire).values():
+        if isinstance(kind, type) and issubclass(kind, Struct) and kind is not Struct:
+            hints = get_type_hints(kind)
+            read = frozenset(hints)
+            whole = ("apiVersion", "kind") if "metadata" in read else ()
+            known = read.union(NOT_READ.get(kind, "").split(), whole)
+            inner = {field: found for field, hint in hints.items() if (found := _inner_struct(hint))}
+            out[kind] = _Shape(read, known, inner)
+    return out
+
+
+_SHAPES = _shapes()
