@@ -17,7 +17,7 @@ HEADERS = ROOT / "lbagent" / "bpf" / "include"
 MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 # in backquotes with a slash or a suffix, and no file of the checkout: installed files, references, pins
 NOT_OURS = {
-    "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/load-balancer-cleanup",
+    "kubernetes.io/service-name", "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/load-balancer-cleanup",
     "node.kubernetes.io/exclude-from-external-load-balancers",
     "node.cloudprovider.kubernetes.io/uninitialized", "node.cloudprovider.kubernetes.io/shutdown",
     "alpha.kubernetes.io/provided-node-ip",
