@@ -224,6 +224,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             raise ValueError("too many parts after the port")
         host, colon, port = head.rpartition(":")
         if not colon:
+            parse_ip(head)  # a text that is no address either lacks more than a port
             raise ValueError("the port is missing")
         bracketed = host.startswith("[") and host.endswith("]")
         if bracketed != (":" in host):

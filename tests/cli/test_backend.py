@@ -317,6 +317,36 @@ def _swept(agent: Agent, sweeps: int) -> Status:
     return replace(Agent.status(agent), sweeps=sweeps)
 
 
+@pytest.mark.parametrize("word", ["10.211.0.300", "10.0.0.9/TCP", "10.0.0", "fd00::zz/TCP"])
+@pytest.mark.parametrize("verb", [["set-state", "maintenance"], ["drain"], ["clear-state"]])
+def test_a_word_that_is_no_backend(lb: Run, agent: Agent, verb: list[str], word: str) -> None:
+    done = lb("backend", *verb, word)
+    assert (done.code, done.out) == (2, "")
+    assert word in done.err
+    assert "port is missing" not in done.err
+
+
+def test_drain_reports_what_it_waits_for(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, at once and when the number of flows changes; stdout has the result alone."""
+    flows: list[dict[int, int]] = [{1: 9}, {1: 9}, {1: 7}, {1: 7}, {1: 3}, {}]
+    sweeps = iter(range(5, 20))
+
+    def status() -> Any:
+        agent.flows = flows.pop(0) if flows else {}
+        return _swept(agent, next(sweeps))
+
+    monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
+    monkeypatch.setattr("lbagent.cli.verbs.backend.PROGRESS_S", 0.0)
+    monkeypatch.setattr(agent, "status", status)
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
+    assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n")
+    assert done.err.splitlines() == [
+        "10.0.0.9:8080/TCP in maintenance; waiting for the next count of flows",
+        "flows are left: 10.0.0.9:8080/TCP 7",
+        "flows are left: 10.0.0.9:8080/TCP 3",
+    ]
+
+
 def test_drain_waits_for_a_sweep_of_its_own(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flows of the sweep that was running do not count; the second one after it does."""
     sweeps = iter([7, 7, 8, 9, 9, 9])

@@ -100,6 +100,28 @@ def test_get_by_a_vip_that_is_none(lb: Run, agent: Agent, vip: str, code: int) -
     assert vip in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("shop/web:80", [1, 10, 11]), ("shop/web:80/TCP", [1, 10, 11]), ("kube-system/dns:53/udp", [2])],
+)
+def test_get_one_port_of_a_service(lb: Run, agent: Agent, name: str, ids: list[int]) -> None:
+    assert [row["id"] for row in json.loads(lb("svc", "get", name, "-o", "json").out)] == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("shop/web:81", "service shop/web has no port 81 here; its ports are 80/TCP"),
+        ("shop/web:80/UDP", "service shop/web has no port 80/UDP here; its ports are 80/TCP"),
+        ("shop/gone:80", "no service shop/gone is served here"),
+    ],
+)
+def test_get_a_port_that_a_service_lacks(lb: Run, agent: Agent, name: str, text: str) -> None:
+    done = lb("svc", "get", name)
+    assert (done.code, done.out) == (3, "")
+    assert text in done.err
+
+
 def test_get_shows_source_ranges(lb: Run, agent: Agent) -> None:
     ranges = (CIDR.parse("10.0.0.0/8"), CIDR.parse("192.0.2.0/24"))
     svc = replace(agent.current.services[2], check_source_range=True, source_ranges=ranges)

@@ -20,6 +20,7 @@ from lbagent.errors import LastBackend, LbError, Refused, TimedOut
 F = TypeVar("F", bound=Callable[..., Any])
 STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
 POLL_S = 0.5
+PROGRESS_S = 5.0  # seconds between two lines of progress, at the least
 ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
 OLD_S = 1.0  # counts older than this are said to be old
 
@@ -230,11 +231,14 @@ def split_backends(words: tuple[str, ...], named: dict[str, Any]) -> dict[str, A
     if bool(words) == any(named.values()):
         raise click.UsageError("give addresses like 10.0.0.1:8080/TCP, or pod/NAMESPACE/NAME, or --node or --service")
     hosts = [word for word in words if _is_host(word)]
+    for word in words:
+        if word not in hosts and not word.startswith("pod/") and ":" not in word.rpartition("]")[2]:
+            raise click.UsageError(f"{word!r} is not an IP address, ADDRESS:PORT[/PROTOCOL] or pod/NAMESPACE/NAME")
     return {"addresses": [word for word in words if word not in hosts], "hosts": hosts}
 
 
 def _is_backend(word: str) -> bool:
-    return ":" in word or "/" in word or _is_host(word)
+    return any(each in word for each in ":/.")
 
 
 def _is_host(word: str) -> bool:
@@ -273,17 +277,35 @@ def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str,
     deadline = time.monotonic() + timeout_s
     begin = int(client.status()["sweeps"])
     left: dict[str, int] = {}
+    click.echo(f"{', '.join(names)} in maintenance; waiting for the next count of flows", err=True)
+    progress = _Progress()
     while True:
         # the sweep that was running counted flows from before; the one after it is ours
         swept = int(client.status()["sweeps"]) >= begin + 2
         left = _flows(client.backends(), names)
         if swept and not any(left.values()):
             break
+        if swept:
+            progress.show(left)
         if time.monotonic() >= deadline:
             raise TimedOut(f"after {timeout_s:g} s {_left(left)}; the backends stay in maintenance")
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
     for name in names:
         click.echo(f"{name} drained")
+
+
+class _Progress:
+    """Prints on stderr what a drain still waits for: when it changes, at most each PROGRESS_S."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._next = 0.0
+
+    def show(self, left: dict[str, int]) -> None:
+        text, now = _left(left), time.monotonic()
+        if text != self._shown and now >= self._next:
+            self._shown, self._next = text, now + PROGRESS_S
+            click.echo(text, err=True)
 
 
 def _left(left: dict[str, int]) -> str:

@@ -118,13 +118,14 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 @svc.command(short_help="Show one service, or what is behind a VIP.")
-@click.argument("name", metavar="NAMESPACE/NAME|VIP[:PORT[/PROTOCOL]]", shell_complete=_complete)
+@click.argument("name", metavar="NAMESPACE/NAME[:PORT]|VIP[:PORT[/PROTOCOL]]", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def get(name: str, socket: str, form: str) -> None:
     """Show one service: its frontends, each with its backends in the order of their slots.
 
-    With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
+    NAMESPACE/NAME:PORT shows the frontends of one port, by its number or name. FRONTEND/i is the row for clients inside the
+    cluster, where they have other backends than clients outside. With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
     """
     rows = _frontends_of(AgentClient(socket), name)
     if form in ("json", "yaml", "name"):
@@ -135,7 +136,9 @@ def get(name: str, socket: str, form: str) -> None:
 
 
 def _frontends_of(client: AgentClient, name: str) -> list[Row]:
-    """Return the frontends of a Service, or those with a VIP. Raises ConfigError, NotFound."""
+    """Return the frontends of a Service, of one of its ports, or those with a VIP. Raises ConfigError, NotFound."""
+    if of_port := _SERVICE_PORT.fullmatch(name):
+        return _of_port(_frontends_of(client, of_port["service"]), of_port["port"], of_port["protocol"] or "")
     if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service is called so
         rows = client.services(vip=name)
         if not rows:
@@ -148,6 +151,24 @@ def _frontends_of(client: AgentClient, name: str) -> list[Row]:
     if not rows:
         raise NotFound(f"no service {namespace or 'default'}/{short} is served here; see `lbagent svc list`")
     return rows
+
+
+# NAMESPACE/NAME:PORT[/PROTOCOL]: a name begins with a letter, in which it differs from IPv4, and has no colon, as IPv6 has
+_SERVICE_PORT = re.compile(r"(?P<service>[^/:\[\]]+/[^/:]+):(?P<port>[^/:]+)(?:/(?P<protocol>\w+))?")
+
+
+def _of_port(rows: list[Row], port: str, protocol: str) -> list[Row]:
+    """Return the frontends of one port, by number or name. Raises NotFound."""
+    found = []
+    for row in rows:
+        address, _, l4 = str(row["frontend"]).rpartition("/")
+        if port in (address.rpartition(":")[2], row["port_name"]) and protocol.upper() in ("", l4):
+            found.append(row)
+    if not found:
+        known = ", ".join(dict.fromkeys(str(row["frontend"]).rpartition(":")[2] for row in rows))
+        wanted = f"{port}/{protocol.upper()}" if protocol else port
+        raise NotFound(f"service {_service(rows[0])} has no port {wanted} here; its ports are {known}")
+    return found
 
 
 def _details(row: dict[str, Any]) -> list[str]:
