@@ -294,6 +294,7 @@ class AgentFacade:
 
     async def bgp_peers(self) -> Sequence[BgpPeerRow]:
         """Return the BGP sessions of this node, asked of BIRD now."""
+        require_announcer(self._components.announcer)
         speaker = self._components.speaker
         return await speaker.peers() if speaker else []
 

@@ -43,24 +43,30 @@ def bpffs_option(command: F) -> F:
     )(command)
 
 
-def pins_option(command: F) -> F:
-    """Add --bpffs for commands that read the maps; not given, it is where the agent that answers has its pins."""
-
-    @click.option(
+def agent_pins_option(command: F) -> F:
+    """Add --bpffs; the command gets '' where it is not given, and may use `pins_of_the_agent`."""
+    return click.option(
         "--bpffs",
         default="",
         envvar="LBAGENT_BPFFS",
         metavar="DIR",
         help=f"Folder of the pins (default: the running agent's, else {DEFAULT_BPFFS}).",
-    )
+    )(command)
+
+
+def pins_option(command: F) -> F:
+    """Add --bpffs for commands that read the maps; not given, it is where the agent that answers has its pins."""
+
+    @agent_pins_option
     @functools.wraps(command)
     def wrapped(*args: Any, bpffs: str, **kwargs: Any) -> Any:
-        return command(*args, bpffs=bpffs or _pins_of_the_agent(), **kwargs)
+        return command(*args, bpffs=bpffs or pins_of_the_agent(), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
-def _pins_of_the_agent() -> str:
+def pins_of_the_agent() -> str:
+    """Return where the running agent has its pins, else the default."""
     try:
         return str(AgentClient(timeout_s=_ASK_S).status()["bpffs"]) or DEFAULT_BPFFS
     except LbError:

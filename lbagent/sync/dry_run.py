@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from msgspec import Struct
 from lbagent.errors import ConfigError
 from lbagent.maps import frontend_codec
 from lbagent.maps.dump import dump
+from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
@@ -25,6 +27,7 @@ from lbagent.sources.folder.manifest_files import FileReading, ManifestFiles
 from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest, decode_text
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.plan import plan
+from lbagent.sync.target.restore import restore
 from lbagent.sync.target.shadow import Shadow
 
 STDIN, STDIN_NAME = "-", "stdin"
@@ -39,10 +42,29 @@ class DryRun(Struct, frozen=True):
     state: State
 
 
+class KnownIds(Struct, frozen=True):
+    """Ids that frontends and backends have already; the others get new ones."""
+
+    services: Sequence[tuple[L3n4Addr, int]] = ()
+    backends: Sequence[tuple[L3n4Addr, int]] = ()
+
+    @classmethod
+    def of_maps(cls, bpffs: str) -> KnownIds:
+        """Return the ids in the pinned maps. Raises KernelError, NotFound."""
+        with KernelMaps.open(bpffs, create=False) as maps:
+            found = restore(maps)
+        return cls(found.service_ids, found.backend_ids)
+
+
 def dry_run(
-    path: str, *, node_name: str = "", node_ips: tuple[str, ...] = (), maglev_table_size: int = DEFAULT_TABLE_SIZE
+    path: str,
+    *,
+    node_name: str = "",
+    node_ips: tuple[str, ...] = (),
+    maglev_table_size: int = DEFAULT_TABLE_SIZE,
+    known_ids: KnownIds = KnownIds(),  # noqa: B008 - immutable
 ) -> DryRun:
-    """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1, objects in the order of the files.
+    """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1 beside `known_ids`, objects in the order of the files.
 
     `node_name` '' is the host's name. Raises ConfigError when there is no such folder, or an address or size is wrong.
     """
@@ -52,7 +74,7 @@ def dry_run(
     options = Options(node_name or socket.gethostname(), _addresses(node_ips))
     loaded = _load(path)
     resolution = resolve(loaded.snapshot(), options)
-    state, failed = _with_ids(resolution.state)
+    state, failed = _with_ids(resolution.state, known_ids)
     maps, unwritten = _written(state, maglev_table_size)
     messages = [*loaded.problems(), *resolution.messages, *failed, *unwritten]
     refused = any(not message.warning for message in messages)
@@ -82,9 +104,11 @@ def _load(path: str) -> ManifestFiles:
     return loaded
 
 
-def _with_ids(state: State) -> tuple[State, list[Message]]:
+def _with_ids(state: State, known: KnownIds) -> tuple[State, list[Message]]:
     service_ids: IdAllocator[L3n4Addr] = IdAllocator(limit=SERVICE_ID_LIMIT)
     backend_ids: IdAllocator[L3n4Addr] = IdAllocator()
+    service_ids.restore(known.services)
+    backend_ids.restore(known.backends)
     ids = IdAssigner(service_ids, backend_ids)
     assigned = ids.assign(state)
     return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in ids.errors]
@@ -102,7 +126,7 @@ def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Mes
 def _ample_sizes(state: State, maglev_table_size: int) -> Sizes:
     """Return sizes in which everything has room: a plan says what objects mean, not what fits."""
     base = Sizes()
-    backends = max(base.backends, 1 << len(state.backends).bit_length())
+    backends = max(base.backends, 1 << max((each.id for each in state.backends.values()), default=0).bit_length())
     return replace(
         base,
         services=max(base.services, sum(map(frontend_codec.entry_count, state.services))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.cli.test_offline import DUMP, MANIFEST
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
+FIRST = "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.96.0.99, ports: [{port: 80}]}}"
 SMALL = Sizes(
     flow4=1 << 10, flow6=1 << 10, snat4=1 << 10, snat6=1 << 10, services=1 << 10, backends=1 << 10, source_ranges=64, affinity=64,
     spill=64, fragments=64, maglev_size=251,
@@ -47,6 +49,43 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
 def test_map_dump(lb: Run, bpffs: Path) -> None:
     """What `plan` printed is what the kernel holds."""
     assert lb("map", "dump", "--bpffs", str(bpffs)) == (0, DUMP, "")
+
+
+def test_map_dump_as_json(lb: Run, bpffs: Path) -> None:
+    """The words of the lines in lower case, numbers as numbers."""
+    rows = json.loads(lb("map", "dump", "--bpffs", str(bpffs), "-o", "json").out)
+    assert [row["kind"] for row in rows] == [line.partition(":")[0] for line in DUMP.splitlines()]
+    for row, line in zip(rows, DUMP.splitlines(), strict=True):
+        words = dict(word.split("=", 1) for word in line.partition(": ")[2].split(" ") if row["kind"] != "MAGLEV")
+        if words:
+            assert {word.lower(): value for word, value in words.items()} == {
+                key: str(value) for key, value in row.items() if key != "kind"
+            }
+    assert isinstance(rows[0]["id"], int)
+
+
+def test_verify_as_json(lb: Run, bpffs: Path) -> None:
+    assert lb("verify", "--bpffs", str(bpffs), "-o", "json") == (0, "[]\n", "")
+    with KernelMaps.open(bpffs, create=False) as maps:
+        maps.delete_many("lb4_backend", [key for key, _ in maps.items("lb4_backend")])
+    done = lb("verify", "--bpffs", str(bpffs), "-o", "json")
+    assert done.code == 1
+    assert any("10.96.0.1:80/TCP" in row["difference"] for row in json.loads(done.out))
+
+
+def test_a_plan_with_the_ids_of_the_maps(lb: Run, bpffs: Path, tmp_path: Path) -> None:
+    """A Service that sorts first and is not in the maps yet takes no id of the others, which `diff` then shows as equal."""
+    folder = tmp_path / "manifests"
+    (folder / "a.yaml").write_text(FIRST)
+    fresh = lb("plan", "-f", str(folder)).out.splitlines()
+    lines = lb("plan", "-f", str(folder), "--ids-from-maps", "--bpffs", str(bpffs)).out.splitlines()
+    dumped = DUMP.splitlines()
+    assert not set(dumped) <= set(fresh)
+    assert set(dumped) <= set(lines)
+    assert sorted(word for line in set(lines) - set(dumped) for word in line.split() if word.startswith("ADDR")) == [
+        "ADDR=10.96.0.99:0/ANY", "ADDR=10.96.0.99:80", "ADDR=10.96.0.99:80/TCP",
+    ]  # fmt: skip
+    assert lb("plan", "-f", str(folder), "--ids-from-maps", "--bpffs", str(bpffs / "none")).code == 3
 
 
 def test_without_bpffs_the_agent_says_where_its_maps_are(lb: Run, bpffs: Path, agent: Agent) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from lbagent.cli.options import pins_option
+from lbagent.cli.options import form_option, pins_option
+from lbagent.cli.output import document
 
 
 @click.group()
@@ -14,12 +15,21 @@ def maps() -> None:
 
 @maps.command()
 @pins_option
-def dump(bpffs: str) -> None:
-    """Print one line for each entry, sorted: SVC, BE, REV, AFF, MAGLEV, SRCRANGE."""
-    from lbagent.maps.dump import dump as lines
+@form_option("text", "json", "yaml")
+def dump(bpffs: str, form: str) -> None:
+    """Print one line for each entry, sorted: SVC, BE, REV, AFF, MAGLEV, SRCRANGE.
+
+    SVC: slot 0 is the frontend itself (COUNT backends take new flows, QCOUNT others follow), each further slot one of its
+    backends. An address that ends with /i is the row for clients inside the cluster, where an external or internal traffic policy
+    gives them other backends than clients outside; its ID is its own. BE: a backend. REV: the address that replies come from.
+    AFF: a backend that a client may stay with. MAGLEV: how many entries of the table each backend has. SRCRANGE: a source range.
+    """
+    from lbagent.maps.dump import entries
     from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
-        text = "\n".join(lines(kernel))
-    if text:
-        click.echo(text)
+        found = list(entries(kernel))
+    if form != "text":
+        document([entry.document for entry in found], form)
+    elif found:
+        click.echo("\n".join(entry.text for entry in found))

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from lbagent.cli.options import form_option
+from lbagent.cli.options import agent_pins_option, form_option, pins_of_the_agent
 from lbagent.cli.output import document
 
 
@@ -40,16 +40,31 @@ from lbagent.cli.output import document
     metavar="PRIME",
     help="Entries of a Maglev table.",
 )
+@click.option(
+    "--ids-from-maps",
+    is_flag=True,
+    help="Use the ids that frontends and backends have in the pinned maps, so that `diff` with `map dump` shows what differs.",
+)
+@agent_pins_option
 @form_option("dump", "json", "yaml")
-def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: int, form: str) -> int:
+def plan(
+    folder: str,
+    node: str,
+    node_ip: tuple[str, ...],
+    maglev_table_size: int,
+    ids_from_maps: bool,
+    bpffs: str,
+    form: str,
+) -> int:
     """Print the map entries that these manifests stand for, in the form of `map dump`.
 
     Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
     no such folder.
     """
-    from lbagent.sync.dry_run import dry_run
+    from lbagent.sync.dry_run import KnownIds, dry_run
 
-    done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size)
+    known_ids = KnownIds.of_maps(bpffs or pins_of_the_agent()) if ids_from_maps else KnownIds()
+    done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size, known_ids=known_ids)
     for message in done.messages:
         click.echo(str(message), err=True)
     if form == "dump":

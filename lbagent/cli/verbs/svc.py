@@ -125,7 +125,9 @@ def get(name: str, socket: str, form: str) -> None:
     """Show one service: its frontends, each with its backends in the order of their slots.
 
     NAMESPACE/NAME:PORT shows the frontends of one port, by its number or name. FRONTEND/i is the row for clients inside the
-    cluster, where they have other backends than clients outside. With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
+    cluster, where they have other backends than clients outside.
+
+    With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
     """
     rows = _frontends_of(AgentClient(socket), name)
     if form in ("json", "yaml", "name"):

@@ -8,7 +8,8 @@ import time
 import click
 
 from lbagent.api.client import AgentClient
-from lbagent.cli.options import pins_option, socket_option
+from lbagent.cli.options import form_option, pins_option, socket_option
+from lbagent.cli.output import document
 from lbagent.errors import LbError
 
 SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one after another looks broken: look again
@@ -17,7 +18,8 @@ SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one af
 @click.command()
 @socket_option
 @pins_option
-def verify(socket: str, bpffs: str) -> int:
+@form_option("text", "json", "yaml")
+def verify(socket: str, bpffs: str, form: str) -> int:
     """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
 
     When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state.
@@ -34,8 +36,10 @@ def verify(socket: str, bpffs: str) -> int:
             again = {*check(kernel), *without_master(kernel)}
             found = [line for line in found if line in again]
     found += _differences(AgentClient(socket), bpffs)
-    for line in found:
-        click.echo(line)
+    if form != "text":
+        document([{"difference": line} for line in found], form)
+    elif found:
+        click.echo("\n".join(found))
     return int(bool(found))
 
 
