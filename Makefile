@@ -43,7 +43,7 @@ demo: need-root build ## show the agent at work on real traffic, ten seconds (AT
 demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and controllers, one minute (built once from Go modules: four minutes more)
 	@exec $(PYTHON) examples/demo_k8s/run.py $(ARGS)
 
-demo-cloud: need-root build ## addresses for Services of type LoadBalancer: ARP, BGP and UPnP, while a node and an agent die; half a minute
+demo-cloud: need-root build ## addresses for Services of type LoadBalancer: ARP, BGP and UPnP, while a node and an agent die; 45 seconds
 	@exec $(PYTHON) examples/demo_cloud/run.py $(ARGS)
 
 demo-apilb: need-root build ## kubelets before three API servers that die, are drained and added: native mode, and HAProxy beside it; one minute

@@ -1,4 +1,4 @@
-"""The sentences about a value of a wrong type, the same for objects and for the configuration."""
+"""The sentences about wrong YAML and values of a wrong type, the same for objects and for the configuration."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def shown(value: Any) -> str:
         return "true" if value else "false"
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def tab_problem(text: str, line: int) -> str:
+    """Return what is wrong with a line (1-based) that is not YAML because of a tab, '' for another reason."""
+    lines = text.splitlines()
+    words = lines[line - 1] if line <= len(lines) else ""
+    indent = words[: len(words) - len(words.lstrip())]
+    return "the indentation has a tab; YAML takes spaces alone" if "\t" in indent else ""

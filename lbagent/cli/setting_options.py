@@ -10,6 +10,7 @@ import click
 
 from lbagent.config import Config, Option, load, options
 from lbagent.config.duration import parse_seconds
+from lbagent.config.option_groups import grouped_options
 from lbagent.config.schema import Name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +30,21 @@ def setting_options(*fields: str) -> Callable[[F], F]:
         return click.option("--config", "file", default="", metavar="FILE", help="YAML file with settings.")(command)
 
     return decorate
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists the settings in groups; its other options come last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each group that the command has options of."""
+        left = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        for title, group in grouped_options().items():
+            names = [name.field for option in group for name in option.names]
+            if records := [left.pop(name) for name in names if name in left]:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        with formatter.section("Options"):
+            formatter.write_dl(list(left.values()))
 
 
 class _Seconds(click.ParamType):  # type: ignore[type-arg]

@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from lbagent.config.schema import AUTO, BY_KEY, PRIMARY, Config
-from lbagent.errors import ConfigError
 from lbagent.model.further_sources import MAX_FURTHER
 from lbagent.model.maglev import TABLE_SIZES
 from lbagent.model.service import CIDR
 
 
-def check(config: Config, places: Mapping[str, str]) -> None:
-    """Refuse what the types cannot: powers of two, ranges, addresses."""
+def check(config: Config, places: Mapping[str, str], fault: Callable[[str], None]) -> None:
+    """Find what the types cannot refuse: powers of two, ranges, addresses. `fault` takes a sentence with the place."""
 
     def refuse(key: str, what: str) -> None:
-        raise ConfigError(f"{places.get(key, key)}: {what}")
+        fault(f"{places.get(key, key)}: {what}")
 
     for key, low, high in _POWERS:
         value = getattr(config, key.replace("-", "_"))
@@ -35,7 +34,8 @@ def check(config: Config, places: Mapping[str, str]) -> None:
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
         for name in filter(_is_no_device, names):
             refuse(key, f"{name!r} cannot be the name of a network device")
-    _check_ports(config.snat_ports, places.get("snat-ports", "snat-ports"))
+    if wrong := _wrong_ports(config.snat_ports):
+        refuse("snat-ports", wrong)
     if config.maglev_table_size not in TABLE_SIZES:
         sizes = ", ".join(map(str, TABLE_SIZES))
         refuse("maglev-table-size", f"{config.maglev_table_size} is not a table size; one of {sizes} is possible")
@@ -77,19 +77,17 @@ _POWERS: Sequence[tuple[str, int, int]] = (
 MIN_SNAT_PORT = 256  # a flow's entry keeps its way of forwarding where a lower port would be (docs/datapath.md)
 
 
-def _check_ports(text: str, place: str) -> None:
+def _wrong_ports(text: str) -> str:
+    """Return why a text is no range of SNAT ports, '' if it is one."""
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
-        raise ConfigError(f"{place}: {text!r} is not a port range; write FIRST-LAST, for example 1024-29999")
+        return f"{text!r} is not a port range; write FIRST-LAST, for example 1024-29999"
     low, high = int(first), int(last)
     if low < MIN_SNAT_PORT:
-        raise ConfigError(
-            f"{place}: {text} begins below {MIN_SNAT_PORT}; choose at least 64 ports between {MIN_SNAT_PORT} and 65535"
-        )
+        return f"{text} begins below {MIN_SNAT_PORT}; choose at least 64 ports between {MIN_SNAT_PORT} and 65535"
     if not low <= high <= 65535 or high - low < 63:
-        raise ConfigError(
-            f"{place}: {text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
-        )
+        return f"{text} must hold at least 64 ports between {MIN_SNAT_PORT} and 65535, the smaller one first"
+    return ""
 
 
 def _wrong_snat_addresses(texts: Sequence[str]) -> str:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.errors import ConfigError
-from lbagent.wrong_value import MAX_SHOWN, shown
+from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
+
+Fault = Callable[[str], None]  # takes `PLACE: what is wrong`
 
 
-def read_file(path: str) -> dict[str, tuple[Any, str]]:
-    """Read the YAML mapping with the line of each key."""
+def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
+    """Read the YAML mapping with the line of each key. `fault` takes what is wrong with a key, which is then left out.
+
+    Raises ConfigError for a file that is no mapping.
+    """
     import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
 
     try:
@@ -23,6 +30,8 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
+        if mark and (tab := tab_problem(_line_of(path, mark.line + 1), 1)):
+            raise ConfigError(f"{path}{line}: not YAML: {tab}") from None
         problem = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(
             error
         )
@@ -38,12 +47,23 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
         key = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
         option = BY_NAME.get(key)
         if option is None:
-            raise ConfigError(f"{place}: {unknown_key(key)}")
+            fault(f"{place}: {unknown_key(key)}")
+            continue
         if option.key in out:
-            raise ConfigError(f"{place}: {key} is given twice (first at {out[option.key][1]})")
+            fault(f"{place}: {key} is given twice (first at {out[option.key][1]})")
+            continue
         place += f": {key}"
-        out[option.key] = (_from_node(option, value_node, place), place)
+        try:
+            out[option.key] = (_from_node(option, value_node, place), place)
+        except ConfigError as error:
+            fault(str(error))
     return out
+
+
+def _line_of(path: str, number: int) -> str:
+    """Return a line (1-based) of a file."""
+    with open(path, encoding="utf-8") as stream:
+        return next(islice(stream, number - 1, None), "")
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:

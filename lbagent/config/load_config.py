@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lbagent.config.check_config import check
-from lbagent.config.config_file import VALUE_KINDS, read_file
+from lbagent.config.config_file import VALUE_KINDS, Fault, read_file
 from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_KEY, FALSE_WORDS, OPTIONS, TRUE_WORDS, Config, Option
 from lbagent.errors import ConfigError
@@ -20,44 +20,53 @@ CONFIG_ENV = "LBAGENT_CONFIG"
 def load(flags: Mapping[str, Any], env: Mapping[str, str], file: str = "") -> Config:
     """Build the configuration: flags (by field name; None = not given) over environment over file over defaults.
 
-    Raises ConfigError naming the flag, variable or FILE:LINE and what is wrong.
+    Raises ConfigError with a line for each fault: the flag, variable or FILE:LINE and what is wrong.
     """
     path = file or env.get(CONFIG_ENV, "")
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    for origin in (read_file(path) if path else {}, _read_env(env), _read_flags(flags)):
+    faults: list[str] = []
+    fault = faults.append
+    for origin in (read_file(path, fault) if path else {}, _read_env(env, fault), _read_flags(flags, fault)):
         for key, (value, place) in origin.items():
             values[key], places[key] = value, place
-    config = _convert(values, places)
-    check(config, places)
+    config = _convert(values, places, fault)
+    if config is not None:
+        check(config, places, fault)
+    if config is None or faults:
+        raise ConfigError("\n".join(faults))
     return config
 
 
-def _read_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def _read_flags(flags: Mapping[str, Any], fault: Fault) -> dict[str, tuple[Any, str]]:
     out: dict[str, tuple[Any, str]] = {}
     for option in OPTIONS:
         for name in option.names:
             value = flags.get(name.field)
             if value is None or (option.kind == "list" and not value):
                 continue
-            _put(out, option, tuple(value) if option.kind == "list" else value, name.flag)
+            _put(out, option, tuple(value) if option.kind == "list" else value, name.flag, fault)
     return out
 
 
-def _read_env(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _read_env(env: Mapping[str, str], fault: Fault) -> dict[str, tuple[Any, str]]:
     out: dict[str, tuple[Any, str]] = {}
     for option in OPTIONS:
         for name in option.names:
             if name.env in env:
-                _put(out, option, _from_text(option, env[name.env], name.env), name.env)
+                try:
+                    _put(out, option, _from_text(option, env[name.env], name.env), name.env, fault)
+                except ConfigError as error:
+                    fault(str(error))
     return out
 
 
-def _put(out: dict[str, tuple[Any, str]], option: Option, value: Any, place: str) -> None:
-    """Note a value; raises ConfigError where another name of the same setting has given one."""
+def _put(out: dict[str, tuple[Any, str]], option: Option, value: Any, place: str, fault: Fault) -> None:
+    """Note a value; it is a fault where another name of the same setting has given one."""
     if option.key in out:
-        raise ConfigError(f"{place}: it cannot be given beside {out[option.key][1]}: they are one setting")
-    out[option.key] = (value, place)
+        fault(f"{place}: it cannot be given beside {out[option.key][1]}: they are one setting")
+    else:
+        out[option.key] = (value, place)
 
 
 def _from_text(option: Option, text: str, place: str) -> Any:
@@ -77,13 +86,19 @@ def _from_text(option: Option, text: str, place: str) -> Any:
     return text
 
 
-def _convert(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
-    try:
-        return msgspec.convert(dict(values), Config)
-    except msgspec.ValidationError as error:
-        _, _, where = str(error).partition(" - at `$.")
-        key = where.rstrip("`").split("[")[0]
-        raise ConfigError(f"{places.get(key, key)}: {_wrong_value(BY_KEY[key], values.get(key))}") from None
+def _convert(values: Mapping[str, Any], places: Mapping[str, str], fault: Fault) -> Config | None:
+    """Return the record without the values that it refuses, each of which is a fault."""
+    left = dict(values)
+    while True:
+        try:
+            return msgspec.convert(left, Config)
+        except msgspec.ValidationError as error:
+            _, _, where = str(error).partition(" - at `$.")
+            key = where.rstrip("`").split("[")[0]
+            if key not in left:
+                fault(str(error))
+                return None
+            fault(f"{places.get(key, key)}: {_wrong_value(BY_KEY[key], left.pop(key))}")
 
 
 def _wrong_value(option: Option, value: Any) -> str:

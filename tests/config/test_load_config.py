@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from lbagent import config
+from lbagent.config import load
+from lbagent.config.option_groups import grouped_options
+from lbagent.config.schema import OPTIONS
 from lbagent.errors import ConfigError
 
 
@@ -156,6 +159,41 @@ def test_a_bad_flag_and_a_bad_variable_are_named_as_such() -> None:
         config.load({}, {"LBAGENT_REJECT_RATE": "x"})
     with pytest.raises(ConfigError, match=r"^LBAGENT_EXTERNAL_CLUSTERIP: 'maybe'"):
         config.load({}, {"LBAGENT_EXTERNAL_CLUSTERIP": "maybe"})
+
+
+def test_every_fault_is_named_at_once(tmp_path: Path) -> None:
+    """Of the file, the environment and the flags; a line each, in this order, then what the types cannot refuse."""
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "max-backends: 1000\nlog-levle: info\nattach: xpd\ntimeout-new: soon\nattach: tc\nnode-ip: [10.0.0.300]\nreject-rate: -1\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load(
+            {"snat_ports": "1-2", "timeout_tcp": 5},
+            {"LBAGENT_SWEEP_INTERVAL": "x", "LBAGENT_TIMEOUT_CLOSING": "5"},
+            str(file),
+        )
+    lines = [line.replace(f"{file}:", "FILE:") for line in str(raised.value).splitlines()]
+    assert [line.split(": ")[0] for line in lines[:3]] == ["FILE:2", "FILE:4", "FILE:5"]
+    assert lines[3].startswith("LBAGENT_SWEEP_INTERVAL: ")
+    assert sorted(line.split(" is ")[0] for line in lines[4:7]) == [
+        "--timeout-tcp: 5", "FILE:3: attach: 'xpd'", "FILE:7: reject-rate: -1",
+    ]  # fmt: skip
+    assert [line.split(" is ")[0].split(" begins")[0] for line in lines[7:]] == [
+        "FILE:1: max-backends: 1000", "FILE:6: node-ip: '10.0.0.300'", "--snat-ports: 1-2",
+    ]  # fmt: skip
+
+
+def test_a_tab_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("log-level: info\nnode-ip:\n\t- 10.0.0.1\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:3: not YAML: the indentation has a tab; YAML takes spaces alone"):
+        load({}, {}, str(file))
+
+
+def test_every_option_is_in_one_group() -> None:
+    grouped = [option.key for group in grouped_options().values() for option in group]
+    assert sorted(grouped) == sorted(option.key for option in OPTIONS)
 
 
 def test_a_missing_file_is_an_error() -> None:

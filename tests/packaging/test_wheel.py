@@ -58,10 +58,11 @@ def sdist(folder: Path, checkout: Path) -> Path:
     return path
 
 
-def test_a_wheel_has_programs_unit_and_example(checkout, tmp_path):
+def test_a_wheel_has_programs_units_and_example(checkout, tmp_path):
     with wheel(tmp_path / "dist", checkout) as found:
         names = {name.split(".data/data/")[-1] for name in found.namelist()}
-        assert {"lib/systemd/system/lbagent.service", "share/lbagent/lbagent.yaml", ARTIFACT} <= names
+        units = {f"lib/systemd/system/{name}.service" for name in ("lbagent", "lbagent-apilb")}
+        assert units | {"share/lbagent/lbagent.yaml", ARTIFACT} <= names
         assert len(json.loads(found.read(ARTIFACT))["programs"]) > 30
 
 

@@ -94,7 +94,7 @@ class PoolDocument:
     def raise_faults(self) -> None:
         """Raise PoolFaults when there is a fault: all of them, in the order of files and lines."""
         if self.faults:
-            raise PoolFaults(in_file_order(self.faults, self.files))
+            raise PoolFaults(in_file_order([*self.faults, *self.warnings], self.files))
 
 
 def in_file_order(messages: Iterable[Message], files: Sequence[str]) -> list[Message]:

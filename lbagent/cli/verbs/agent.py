@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from lbagent.cli.setting_options import from_flags, setting_options
+from lbagent.cli.setting_options import GroupedCommand, from_flags, setting_options
 from lbagent.errors import LbError
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @setting_options()
 def agent(**flags: Any) -> None:
     """Run the agent in the foreground; logs go to stderr.

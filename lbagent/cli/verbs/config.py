@@ -11,6 +11,7 @@ from lbagent.cli.options import form_option
 from lbagent.cli.output import document
 from lbagent.cli.setting_options import from_flags, setting_options
 from lbagent.config.schema import Config
+from lbagent.errors import ConfigError
 
 
 @click.group()
@@ -23,14 +24,24 @@ def config() -> None:
 def check(**flags: Any) -> int:
     """Check file, environment and flags, the pools file that --announce names, and the objects in the folder of --manifests.
 
-    Exit code 2: a value is wrong, and the message names its place. 1: an object is; the agent would serve the rest.
+    Exit code 2: a value is wrong; the messages name the place of each. 1: an object is; the agent would serve the rest.
     """
-    settings, refused = from_flags(flags), False
+    settings, refused, faults = None, False, []
+    try:
+        settings = from_flags(flags)
+    except ConfigError as error:
+        faults.append(str(error))
     if announce := flags.get("announce"):  # what is named elsewhere need not be there yet
         from lbagent.pools.read_pools import read_pools
 
-        read_pools(announce)
-        click.echo(f"{announce}: ok")
+        try:
+            read_pools(announce)
+        except ConfigError as error:
+            faults.append(str(error))
+        else:
+            click.echo(f"{announce}: ok")
+    if settings is None or faults:
+        raise ConfigError("\n".join(faults))
     if settings.manifests and Path(settings.manifests).is_dir():
         refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lbagent.objects.field_path import FieldPath
+from lbagent.wrong_value import tab_problem
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
 MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size
@@ -164,7 +165,8 @@ def _documents(text: str, *, lines: bool) -> Iterator[tuple[int, Any]]:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
         last = len(text.splitlines()) or 1  # the end of the text is behind its last line
-        raise YamlError(min(mark.line + 1, last) if mark is not None else 1, problem or "not YAML") from None
+        line = min(mark.line + 1, last) if mark is not None else 1
+        raise YamlError(line, tab_problem(text, line) or problem or "not YAML") from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         position = getattr(error, "position", 0)
         raise YamlError(text.count("\n", 0, position) + 1, getattr(error, "reason", "not YAML")) from None
