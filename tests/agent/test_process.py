@@ -75,6 +75,15 @@ def test_killed_and_started_again_it_keeps_ids_and_takes_up_what_changed_meanwhi
     assert not any("10.96.0.20" in line for line in dump)
 
 
+def test_an_agent_that_announces_nothing_has_no_addresses_and_no_peers(box: Box) -> None:
+    box.write("web.json", *web("10.7.0.5"))
+    box.agent.start()
+    for words in (("vip", "list"), ("bgp", "peers")):
+        done = box.agent.cli(*words, check=False)
+        assert (done.returncode, done.stdout) == (3, "")
+        one_sentence(done, "announces no addresses", "--announce FILE")
+
+
 def test_a_second_agent_on_the_same_pins_is_refused(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
     box.agent.start()
