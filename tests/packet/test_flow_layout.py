@@ -13,7 +13,11 @@ from dataclasses import dataclass
 import pytest
 
 from lbagent.config import MIN_SNAT_PORT
+from lbagent.maps import flow_reader
+from lbagent.maps.flow_layout import FlowState
+from lbagent.maps.layout import PathL4
 from lbagent.maps.reasons import Reason
+from lbagent.model.family import Family as ModelFamily
 from tests.packet import craft, expect, table
 from tests.packet.caller import Caller
 from tests.packet.craft import FAMILIES, Family
@@ -177,6 +181,41 @@ def test_programs_write_the_same_bytes(world: World, golden: Golden) -> None:
             (meta,) = struct.unpack_from("=Q", record, SLOT_META[version])
             struct.pack_into("=Q", record, SLOT_META[version], meta & ~0xFFF0)
         assert slot.hex(" ", 8) == old.hex(" ", 8)
+
+
+def test_a_reader_finds_what_the_programs_wrote(world: World, golden: Golden) -> None:
+    """maps/flow_reader.py returns each field as the packets had it, and counts the flow for its backend."""
+    fam, family = FAMILIES[golden.version], ModelFamily(golden.version)
+    talk = Talk(world, fam, XDP, golden.proto, local=golden.local)
+    talk.say("S")
+    talk.hear("SA")
+    talk.say("A")
+    (flow,) = (flow for piece in flow_reader.flows(world.maps, family) for flow in piece)
+    seen = table.only(world, fam).seen
+    assert (fam.text(flow.client), flow.client_port) == (fam.client, CLIENT_PORT)
+    assert (fam.text(flow.vip), flow.vip_port) == (fam.vip, VIP_PORT)
+    assert (flow.service, flow.backend) == (1, talk.backend.id)  # the only service
+    assert flow.l4 == {TCP: PathL4.TCP, UDP: PathL4.UDP}[golden.proto]
+    assert (flow.state, flow.fin) == (FlowState.ESTABLISHED, 0)
+    assert (flow.snat_port, flow.mode, flow.spilled) == (golden.snat_port, int(not golden.local), False)
+    assert flow.last_seen == seen
+    assert flow.backend_generation == 1
+
+
+def test_a_reader_counts_flows_that_live(world: World, fam: Family) -> None:
+    """The one whose both sides have sent FIN is left out; the backend of the other one is counted."""
+    family = ModelFamily(fam.version)
+    backend = world.backend(fam, fam.remote(1), BACKEND_PORT)
+    service = world.service(fam, fam.vip, VIP_PORT, backends=[backend])
+    open_one, closed = Caller(world, service, hook=XDP), Caller(world, service, hook=XDP, port=CLIENT_PORT + 1)
+    for caller in (open_one, closed):
+        caller.establish()
+    assert flow_reader.count(world.maps, family) == {backend.id: 2}
+    closed.send("FA")
+    closed.answer("FA")
+    assert flow_reader.count(world.maps, family) == {backend.id: 1}
+    states = sorted(flow.state for piece in flow_reader.flows(world.maps, family) for flow in piece)
+    assert states == [FlowState.ESTABLISHED, FlowState.CLOSING]
 
 
 def test_flow_goes_on(world: World, golden: Golden, hook: str) -> None:

@@ -1,0 +1,190 @@
+"""The words of the flow tables, the SNAT slots and the spill maps, bit by bit: layout 1.
+
+A record is some words of 64 bits in the machine's byte order; a field is a run of bits of one word. Addresses and ports lie in a
+word as they lie in a packet: their bytes, from the lowest on, are in network order. IPv6 addresses are two words each. The headers
+of the flow table (ct_*.h, snat*.h) have the same layout. Source: docs/datapath.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from lbagent.model.family import Family
+
+FLOW_LAYOUT = 1  # the number of all that follows: a reader of another number cannot read these tables
+
+
+class BitField(NamedTuple):
+    """Bits of a record: `width` bits from bit `shift` (0 is the lowest) of the word with this index."""
+
+    word: int
+    shift: int
+    width: int
+
+    @property
+    def mask(self) -> int:
+        """The field's bits, at their place in the word."""
+        return ((1 << self.width) - 1) << self.shift
+
+    def of(self, word: int) -> int:
+        """Return the field's value in its word."""
+        return word >> self.shift & ((1 << self.width) - 1)
+
+
+class WordRecord(NamedTuple):
+    """A record of 64-bit words with disjoint fields. Bits of no field are 0."""
+
+    name: str
+    words: int
+    fields: Mapping[str, BitField]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record."""
+        return 8 * self.words
+
+
+class FlowState(IntEnum):
+    """States of a flow (ct_state.h)."""
+
+    NEW = 0  # a SYN, or another protocol without a reply
+    ESTABLISHED = 1  # the backend has answered
+    CLOSING = 2  # established once: RST, or FIN of both sides
+    MID = 3  # TCP: the first packet seen was no SYN
+
+
+class ForwardMode(IntEnum):
+    """Ways of forwarding (enum forward in forward.h)."""
+
+    LOCAL = 0  # the source address is kept, the stack delivers
+    SNAT = 1  # the source is translated to a port of this node
+    DSR_IPIP = 2
+    DSR_L2 = 3
+    REDIRECT = 4
+
+
+class Fin(IntEnum):
+    """Bits of the value word's `fin`: whose FIN was seen. Of UDP, CLIENT means that it went on after its first reply."""
+
+    CLIENT = 1
+    BACKEND = 2
+
+
+def _record(name: str, words: int, fields: Mapping[str, BitField]) -> WordRecord:
+    return WordRecord(name, words, MappingProxyType(dict(fields)))
+
+
+def _value_word(word: int) -> dict[str, BitField]:
+    """Return the fields of a value word: what is read and replaced by one compare-and-swap."""
+    return {
+        "value_generation": BitField(word, 0, 14),  # of the entry; in a spill row 0
+        "snat_generation": BitField(word, 14, 2),  # the lowest bits of the SNAT slot's, for a flow that has one
+        "state": BitField(word, 16, 2),  # FlowState
+        "fin": BitField(word, 18, 2),  # Fin
+        "forward": BitField(
+            word, 20, 16
+        ),  # a SNAT port in network order; with 0 as its low byte ForwardMode in the high byte
+        "backend_generation": BitField(word, 36, 8),
+        "backend": BitField(word, 44, 20),  # id; 0: none
+    }
+
+
+def _seen_word(word: int) -> dict[str, BitField]:
+    """Return the fields of a seen word, which are written apart from each other."""
+    return {
+        "last_seen": BitField(word, 0, 16),  # ticks
+        "bucket": BitField(word, 16, 16),  # of the bucket, not of the entry: way 0 the insert version, way 1 two stamps
+        "service": BitField(word, 32, 16),  # id of the frontend
+        "client_hop": BitField(
+            word, 48, 16
+        ),  # next hop to the client; of an opening flow its handshake word (ct_state.h)
+    }
+
+
+FLOW = {
+    Family.IPV4: _record(
+        "flow4",
+        4,
+        {
+            "generation": BitField(0, 0, 14),
+            "l4": BitField(0, 14, 2),  # PathL4
+            "client_port": BitField(0, 16, 16),
+            "client": BitField(0, 32, 32),
+            "vip_generation": BitField(1, 0, 14),
+            "vip_port": BitField(1, 16, 16),
+            "vip": BitField(1, 32, 32),
+        }
+        | _value_word(2)
+        | _seen_word(3),
+    ),
+    Family.IPV6: _record(
+        "flow6",
+        8,
+        {
+            "generation": BitField(0, 0, 14),
+            "l4": BitField(0, 14, 2),
+            "vip_bits": BitField(0, 16, 16),  # the last 16 bits of the VIP once more
+            "vip_port": BitField(0, 32, 16),
+            "client_port": BitField(0, 48, 16),
+            "client": BitField(1, 0, 64),
+            "client_end": BitField(2, 0, 64),
+            "vip": BitField(3, 0, 64),
+            "vip_end": BitField(4, 0, 64),
+        }
+        | _value_word(5)
+        | _seen_word(6)
+        | {
+            "checksum": BitField(7, 0, 16),
+            "checksum_mark": BitField(7, 16, 48),
+        },  # L4 checksum difference, and what it is of
+    ),
+}
+
+
+def _slot_meta(word: int) -> dict[str, BitField]:
+    return {
+        "meta_generation": BitField(word, 0, 4),
+        "stamp": BitField(word, 4, 12),  # when the lease began, in units of SNAT_STAMP_TICKS
+        "client_hop": BitField(word, 16, 12),
+        "service": BitField(word, 28, 16),
+        "backend": BitField(word, 44, 20),
+    }
+
+
+SNAT = {
+    Family.IPV4: _record(
+        "snat4",
+        2,
+        {
+            "generation": BitField(0, 0, 16),
+            "client_port": BitField(0, 16, 16),
+            "client": BitField(0, 32, 32),
+        }
+        | _slot_meta(1),
+    ),
+    Family.IPV6: _record(
+        "snat6",
+        4,
+        {
+            "generation": BitField(0, 0, 16),
+            "held": BitField(0, 16, 1),
+            "client_port": BitField(0, 48, 16),
+            "client": BitField(1, 0, 64),
+            "client_end": BitField(2, 0, 64),
+        }
+        | _slot_meta(3),
+    ),
+}
+SNAT_STAMP_TICKS = 8
+
+# The key of a spill row is an entry's key words (IPv4: owner and VIP word; IPv6: owner and both addresses) with generation 0. The
+# row by which replies are found has the backend in the VIP's place, and REPLY_MARK in the generation of the word with its port.
+SPILL_KEY_WORDS = {Family.IPV4: 2, Family.IPV6: 5}
+SPILL_VALUE = _record("spill", 2, _value_word(0) | _seen_word(1))
+REPLY_MARK = 1
+
+OWNER_HELD_SHIFT = 16  # an owner word >> this is 0 for a free or busy entry, and for a free SNAT slot
+HANDSHAKE_ANSWERED, HANDSHAKE_OLDER = 0x8000, 0x4000  # bits of `client_hop` by which it is a handshake word
