@@ -14,6 +14,7 @@ from lbagent.apilb.instance_plan import Pair, Sight, found_instance, is_left_by_
 from lbagent.apilb.plan_records import GONE, Action, KnownInstance, Step
 from lbagent.errors import LbError, NotFound
 from lbagent.kernel.private_folder import replace_private
+from lbagent.kernel.regular_file import read_regular
 
 Report = Callable[[Step, str], None]
 
@@ -145,8 +146,7 @@ class PoolChoice:
 
 def _content(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path)
     except FileNotFoundError:
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.wrong_value import MAX_SHOWN, shown
 
 
@@ -16,8 +17,7 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
     import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
 
     try:
-        with open(path, encoding="utf-8") as stream:
-            node = yaml.compose(stream, yaml.CSafeLoader)
+        node = yaml.compose(read_regular(path).decode("utf-8-sig"), yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -438,6 +439,17 @@ def test_an_agent_of_a_cluster_may_be_beside_it(lab: ApiHosts) -> None:
         assert set(reached("10.96.0.9", 443)) == {"a", "b"}  # what a check finds is about its own service
     end(process)
     lab.agent.cli("cleanup", "--bpffs", str(lab.bpffs.with_name("cluster")), check=False)
+
+
+def test_a_named_pipe_among_the_pool_files_stops_neither_the_others_nor_sigterm(lab: ApiHosts) -> None:
+    pipe = lab.pools / "pipe.yaml"
+    os.mkfifo(pipe)
+    wait_for(lambda: str(pipe) in json.dumps(lab.agent.json("status")), "the pipe is named")
+    lab.pool(servers=[f"{ipv4('a')}:{PORT}"])
+    wait_for(lambda: list(lab.servers_up()) == [f"{ipv4('a')}:{PORT}"], "the other file is followed")
+    assert lab.agent.stop() == 0
+    pipe.unlink()
+    lab.agent.start()
 
 
 def test_an_agent_without_native_pools_says_so(lab: ApiHosts) -> None:
