@@ -139,9 +139,16 @@ class PoolChoice:
         self.instances = [each for each in files.instances if pool in ("", each.pool) and name in ("", each.name)]
         self.known = [each for each in files.deployed.known if pool in ("", each.pool)]
         if pool and pool not in files.pools and not self.known:
-            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state")
+            names = sorted({*files.pools, *(each.pool for each in files.deployed.known)})
+            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state; {_known(names)}")
         if name and not self.instances:
-            raise NotFound(f"there is no instance {name}" + (f" in pool {pool}" if pool else ""))
+            names = sorted({each.name for each in files.instances if pool in ("", each.pool)})
+            where = f" in pool {pool}" if pool else ""
+            raise NotFound(f"there is no instance {name}{where}; {_known(names)}")
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"there are: {', '.join(names)}" if names else "there is none"
 
 
 def _content(path: str) -> bytes | None:

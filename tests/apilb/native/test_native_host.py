@@ -289,6 +289,11 @@ def test_an_operator_takes_a_server_out(lab: ApiHosts) -> None:
         lab.wait_up("ac")
         (row,) = [each for each in lab.agent.json("backend", "list") if each["address"] == address]
         assert row["state"] == "maintenance"
+        done = lab.agent.cli("backend", "set-state", "active", address)
+        assert done.stderr == (
+            f"{address} stays active whatever the health checks of apilb/lb find; "
+            f"`lbagent backend clear-state {address}` lets them set its state again\n"
+        )
     finally:
         lab.agent.cli("backend", "clear-state", address)
     (row,) = [each for each in lab.agent.json("backend", "list") if each["address"] == address]
