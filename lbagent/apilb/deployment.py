@@ -14,6 +14,7 @@ from lbagent.apilb.instance_plan import Pair, Sight, found_instance, is_left_by_
 from lbagent.apilb.plan_records import GONE, Action, KnownInstance, Step
 from lbagent.errors import LbError, NotFound
 from lbagent.kernel.private_folder import replace_private
+from lbagent.kernel.regular_file import read_regular
 
 Report = Callable[[Step, str], None]
 
@@ -138,15 +139,21 @@ class PoolChoice:
         self.instances = [each for each in files.instances if pool in ("", each.pool) and name in ("", each.name)]
         self.known = [each for each in files.deployed.known if pool in ("", each.pool)]
         if pool and pool not in files.pools and not self.known:
-            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state")
+            names = sorted({*files.pools, *(each.pool for each in files.deployed.known)})
+            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state; {_known(names)}")
         if name and not self.instances:
-            raise NotFound(f"there is no instance {name}" + (f" in pool {pool}" if pool else ""))
+            names = sorted({each.name for each in files.instances if pool in ("", each.pool)})
+            where = f" in pool {pool}" if pool else ""
+            raise NotFound(f"there is no instance {name}{where}; {_known(names)}")
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"there are: {', '.join(names)}" if names else "there is none"
 
 
 def _content(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path)
     except FileNotFoundError:
         return None
 

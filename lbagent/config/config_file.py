@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
 
 Fault = Callable[[str], None]  # takes `PLACE: what is wrong`
@@ -22,19 +22,17 @@ def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
     """
     import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
 
+    text = ""
     try:
-        with open(path, encoding="utf-8") as stream:
-            node = yaml.compose(stream, yaml.CSafeLoader)
+        text = read_regular(path).decode("utf-8-sig")
+        node = yaml.compose(text, yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        if mark and (tab := tab_problem(_line_of(path, mark.line + 1), 1)):
-            raise ConfigError(f"{path}{line}: not YAML: {tab}") from None
-        problem = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or str(
-            error
-        )
+        words = (getattr(error, "context", None), getattr(error, "problem", None))
+        problem = (mark and tab_problem(text, mark.line + 1)) or " ".join(filter(None, words)) or str(error)
         raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
     if node is None:
         return {}
@@ -58,12 +56,6 @@ def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
         except ConfigError as error:
             fault(str(error))
     return out
-
-
-def _line_of(path: str, number: int) -> str:
-    """Return a line (1-based) of a file."""
-    with open(path, encoding="utf-8") as stream:
-        return next(islice(stream, number - 1, None), "")
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:

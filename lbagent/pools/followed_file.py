@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,11 @@ class FollowedFile:
 
 
 def read_text_of(path: str) -> str | None:
-    """Return the text of a file, None for no path. Raises ConfigError."""
+    """Return the text of a regular file, None for no path. Raises ConfigError."""
     if not path:
         return None
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
@@ -44,8 +44,7 @@ class PoolsFile(Struct, frozen=True):
 def read_pools(path: str) -> PoolsFile:
     """Read a pools file. Raises ConfigError, which names file, line and field."""
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:

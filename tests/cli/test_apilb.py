@@ -87,7 +87,15 @@ def test_show_of_a_pool_and_as_a_table(lb: Run, config: Path) -> None:
     assert table.splitlines()[0].split() == ["POOL", "NAME", "MODE", "BIND", "SERVERS", "HOST"]
     assert table.count("native") == 3
     done = lb("apilb", "show", "three", "-f", str(config))
-    assert (done.code, done.err) == (3, "error: there is no pool three, neither in the files nor in the state\n")
+    assert (done.code, done.err) == (
+        3,
+        "error: there is no pool three, neither in the files nor in the state; there are: one, two\n",
+    )
+    done = lb("apilb", "render", "one", "-f", str(config), "--instance", "c")
+    assert (done.code, "there is no instance c in pool one; there are: api-loadbalancer-haproxy, b" in done.err) == (
+        3,
+        True,
+    )
 
 
 @pytest.mark.parametrize("verb", [

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from lbagent.announce.bgp.bird_config import PeerSession, check_password
 from lbagent.announce.bgp.node_addresses import local_addresses
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.pools.announcement import BgpPeer, BgpSettings
@@ -53,8 +54,7 @@ def _read_password(path: str) -> str:
     """Return the text of a password file, without its last line end. Raises ConfigError."""
     what = f"passwordFile {path}"
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_PASSWORD_FILE_BYTES)
+        data = read_regular(path, MAX_PASSWORD_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{what}: {getattr(error, 'strerror', None) or error}") from None
     text = data.decode(errors="surrogateescape").removesuffix("\n").removesuffix("\r")

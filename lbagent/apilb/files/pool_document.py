@@ -38,11 +38,11 @@ class PoolDocument:
         self._file_of: dict[str, str] = {}  # top-level key -> file
         self._lines: dict[str, Lines] = {}  # file -> lines of its values
 
-    def add(self, path: str) -> None:
-        """Read a file, `-` for stdin; what is wrong with it is in `faults`."""
+    def add(self, path: str, *, any_file: bool = False) -> None:
+        """Read a file, `-` for stdin; what is wrong with it is in `faults`. Only regular files are read, unless `any_file`."""
         name = STDIN_NAME if path == STDIN else path
         try:
-            text = decode_text(_stdin(), name) if path == STDIN else read_text(path, any_file=True)
+            text = decode_text(_stdin(), name) if path == STDIN else read_text(path, any_file=any_file)
         except UnreadableManifest as error:
             self.faults.append(Message(error.message.problem, file=name, line=error.message.line))
         else:

@@ -39,15 +39,17 @@ def read_pool_files(
     strict: bool = False,
     mode: Mode | None = None,
     environ: Mapping[str, str] = os.environ,
+    any_file: bool = False,
 ) -> PoolFiles:
     """Read files that are one document together, `-` for stdin. Raises PoolFaults, a ConfigError.
 
     What is deployed is read from `state_path` where that file is there, else from the document. `strict` makes faults of
-    unknown keys; `mode` beats what files say; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key.
+    unknown keys; `mode` beats what files say; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
+    regular files are read, unless `any_file`.
     """
     document = PoolDocument()
     for path in paths:
-        document.add(path)
+        document.add(path, any_file=any_file)
     state = PoolDocument()
     if state_path and os.path.lexists(state_path) and not any(same_file(each, state_path) for each in paths):
         state.add(state_path)

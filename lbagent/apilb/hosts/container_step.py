@@ -10,7 +10,7 @@ from typing import Any
 
 from lbagent.apilb.hosts.container_runtime import ContainerRuntime, taken
 from lbagent.apilb.hosts.container_spec import ContainerSpec, full_name, is_ours, spec_matches
-from lbagent.apilb.hosts.haproxy_log import first_alert, last_worker
+from lbagent.apilb.hosts.haproxy_log import first_alert, last_worker, misses_file
 from lbagent.apilb.hosts.host import Host
 from lbagent.apilb.hosts.host_files import CONTAINER_USER, HostFiles
 from lbagent.apilb.instance import Instance
@@ -63,8 +63,12 @@ class ContainerStep:
             self.done.append(f"container {found['Id'][:SHORT_ID]} removed")
             found = None
         if found is not None and found["State"]["Status"] == RUNNING:
-            await self._reload(runtime, files, found["Id"])
-            return self._result(found["Id"])
+            if await self._reload(runtime, files, found["Id"]):
+                return self._result(found["Id"])
+            await self._have_image(runtime)
+            await runtime.remove(found["Id"], instance.name)
+            self.done.append(f"container {found['Id'][:SHORT_ID]} removed: its mount is of a folder that was deleted")
+            found = None
         await self._write_file(files)
         container_id = found["Id"] if found else await runtime.create(self._spec)
         if not found:
@@ -111,14 +115,20 @@ class ContainerStep:
         await files.rename(await files.write_draft(path, self._text, CONTAINER_USER), path)
         self.done.append(f"{path} written")
 
-    async def _reload(self, runtime: ContainerRuntime, files: HostFiles, container_id: str) -> None:
-        """Replace the file under a running HAProxy, which is asked first whether it takes it."""
+    async def _reload(self, runtime: ContainerRuntime, files: HostFiles, container_id: str) -> bool:
+        """Replace the file under a running HAProxy, after a check by HAProxy itself.
+
+        Return False when the container does not see the file: the folder was deleted, and the mount stays that of the old one.
+        """
         path, name = self._instance.host_config_path, self._instance.name
-        if await files.read(path) != self._text:
-            draft = await files.write_draft(path, self._text, CONTAINER_USER)
-            argv = ["haproxy", "-c", "-f", self._spec.inside(draft)]
-            code, said = await runtime.execute(container_id, name, argv)
-            if code:
+        is_new = await files.read(path) != self._text
+        checked = await files.write_draft(path, self._text, CONTAINER_USER) if is_new else path
+        argv = ["haproxy", "-c", "-f", self._spec.inside(checked)]
+        code, said = await runtime.execute(container_id, name, argv)
+        is_unseen = bool(code) and misses_file(said, self._spec.inside(checked))
+        if is_new:
+            draft = checked
+            if code and not is_unseen:
                 await files.remove(draft)
                 reason = first_alert(said)
                 raise LbError(
@@ -126,9 +136,12 @@ class ContainerStep:
                 )
             await files.rename(draft, path)
             self.done.append(f"{path} written")
+        if is_unseen:
+            return False
         await self._have_new_worker(runtime, container_id)
         await self._stays_up(runtime, container_id)
         self.done.append("reloaded")
+        return True
 
     async def _have_new_worker(self, runtime: ContainerRuntime, container_id: str) -> None:
         """Let HAProxy read its file and wait until a worker has it. Raises LbError when none comes."""

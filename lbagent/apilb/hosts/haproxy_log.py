@@ -32,6 +32,11 @@ def first_alert(said: str) -> str:
     return (alerts or lines[-1:] or ["it said nothing"])[0][:300]
 
 
+def misses_file(said: str, path: str) -> bool:
+    """Return whether HAProxy ended because its configuration file is not there."""
+    return bool(re.search(rf"open configuration file\S*\s+{re.escape(path)}\s*: No such file", said))
+
+
 def parse_health(said: str, servers: Sequence[str]) -> list[Row]:
     """Return the servers by what HAProxy said, each line with its time before it; nothing when its beginning is lost."""
     workers = _FORKED.findall(said)

@@ -12,6 +12,7 @@ import stat
 from typing import Protocol
 
 from lbagent.errors import LbError, Refused
+from lbagent.kernel.regular_file import read_regular
 
 CONTAINER_USER = 65534  # may read what is mounted, and nothing else of the host
 FILE_MODE, FOLDER_MODE, PARENT_MODE = 0o600, 0o700, 0o755
@@ -70,8 +71,7 @@ class LocalFiles:
 
     def _read(self, path: str) -> str | None:
         try:
-            with open(path, "rb") as file:
-                return file.read(MAX_BYTES).decode(errors="replace")
+            return read_regular(path, MAX_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return None
         except IsADirectoryError:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lbagent.apilb.hosts.ssh_host_keys import host_keys_of, not_trusted
 from lbagent.apilb.instance import SshAccess
 from lbagent.errors import ConfigError, HostUnreachable, LbError
+from lbagent.kernel.regular_file import check_regular
 
 if TYPE_CHECKING:
     import asyncssh
@@ -186,7 +187,8 @@ def _log_in_options(ssh: SshAccess) -> dict[str, Any]:
         if ssh.private_key:
             keys.append(asyncssh.import_private_key(ssh.private_key.reveal()))
         if ssh.private_key_file:
-            keys.append(asyncssh.read_private_key(os.path.expanduser(ssh.private_key_file)))
+            check_regular(path := os.path.expanduser(ssh.private_key_file))
+            keys.append(asyncssh.read_private_key(path))
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError):
         which = "privateKey" if not keys and ssh.private_key else f"privateKeyFile {ssh.private_key_file}"
         raise ConfigError(f"{ssh}: {which} is no private key in PEM without a passphrase") from None

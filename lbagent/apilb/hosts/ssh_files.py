@@ -17,6 +17,7 @@ from lbagent.apilb.hosts.host_files import (
     missing_folders,
 )
 from lbagent.errors import HostUnreachable, LbError
+from lbagent.kernel.regular_file import NOT_REGULAR
 
 if TYPE_CHECKING:
     import asyncssh
@@ -40,6 +41,8 @@ class SshFiles:
                 return None
             if stat.S_ISDIR(kind):
                 raise is_a_folder(self.host, path)
+            if not stat.S_ISREG(kind):  # opening a named pipe would stop the SFTP server
+                raise LbError(f"{self.host}: {path}: {NOT_REGULAR}")
             async with self._client.open(path, "rb") as file:
                 return cast(bytes, await file.read(MAX_BYTES)).decode(errors="replace")
 

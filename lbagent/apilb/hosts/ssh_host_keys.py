@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from lbagent.apilb.instance import SshAccess
 from lbagent.errors import ConfigError, Refused
+from lbagent.kernel.regular_file import read_regular
 
 if TYPE_CHECKING:
     import asyncssh
@@ -57,8 +58,7 @@ def host_keys_of(ssh: SshAccess) -> HostKeys:
             ) from None
     path = os.path.expanduser(ssh.known_hosts_file or USERS_FILE)
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        text = read_regular(path)
     except OSError as error:
         if ssh.known_hosts_file:
             raise ConfigError(f"{ssh}: knownHostsFile {path}: {error.strerror}") from None

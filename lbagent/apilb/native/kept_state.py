@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lbagent.apilb.instance import HealthCheck, Mode, OnMarkedDown
 from lbagent.kernel.private_folder import make_private, replace_private
+from lbagent.kernel.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 FILE = "apilb.json"
@@ -62,8 +63,7 @@ class KeptFile:
     def read(self) -> Kept:
         """Return what was kept; nothing when the file is missing, broken, or of another version."""
         try:
-            with open(self.path, "rb") as file:
-                kept = msgspec.json.decode(file.read(MAX_BYTES), type=Kept)
+            kept = msgspec.json.decode(read_regular(self.path, MAX_BYTES), type=Kept)
         except FileNotFoundError:
             return Kept()
         except (OSError, msgspec.DecodeError) as error:

@@ -15,6 +15,7 @@ from lbagent.apilb.instance import HealthCheck
 from lbagent.apilb.native.check_time import CheckTimeout, Deadline
 from lbagent.apilb.native.https_connection import HttpsConnection, NotHttp
 from lbagent.apilb.native.tcp_connection import TcpConnection
+from lbagent.kernel.regular_file import check_regular
 from lbagent.model.address import L3n4Addr
 
 UP_FIRST, UP_LAST = 200, 399
@@ -70,6 +71,7 @@ def _context(ca_file: str) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED if ca_file else ssl.CERT_NONE
     if ca_file:
         try:
+            check_regular(ca_file)
             context.load_verify_locations(ca_file)
         except ssl.SSLError as error:
             raise ValueError(f"{ca_file} holds no certificate in PEM") from error

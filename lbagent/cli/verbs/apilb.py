@@ -95,7 +95,7 @@ def files_options(command: F, *, locked: bool = False) -> F:
         chosen = Mode(mode) if mode else None
         with state_locked(state_path) if locked else contextlib.nullcontext():
             try:
-                files = read_pool_files(paths, state_path=state_path, strict=strict, mode=chosen)
+                files = read_pool_files(paths, state_path=state_path, strict=strict, mode=chosen, any_file=True)
             except PoolFaults as faults:
                 for fault in faults.faults:
                     click.echo(str(fault), err=True)

@@ -174,11 +174,28 @@ def set_state(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: 
     lbagent backend set-state maintenance --node worker-3
     """  # noqa: D301 - click looks for the character, not for a backslash and a b
     state, backends = split_words(words, named)
-    rows = _set(AgentClient(socket), state, backends | named, yes=yes)
+    client = AgentClient(socket)
+    rows = _set(client, state, backends | named, yes=yes)
     show(rows, Style(form))
+    checked = _natively_served(client, rows)
     for row in rows:
         if row["state"] != state:
             click.echo(f"{row['address']} stays {row['state']}", err=True)
+        if instances := sorted(checked & set(row["services"])):
+            lets = f"`lbagent backend clear-state {row['address']}` lets them"
+            text = f"{row['address']} stays {row['state']} whatever the health checks of {', '.join(instances)} find; {lets}"
+            click.echo(f"{text} set its state again", err=True)
+
+
+def _natively_served(client: AgentClient, rows: list[Row]) -> set[str]:
+    """Return the Services of these backends that are instances of `--apilb`, whose health checks set states."""
+    found = {name for row in rows for name in row["services"] if name.startswith("apilb/")}
+    if not found:
+        return found
+    try:
+        return found & {f"apilb/{row['name']}" for row in client.apilb()}
+    except LbError:  # a namespace of this name, without --apilb
+        return set()
 
 
 def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -> list[Row]:

@@ -109,7 +109,7 @@ def _append(path: str, line: dict[str, object]) -> None:
 def _recorded(path: str) -> set[str]:
     """Return the uids of the Services whose balancers an earlier run made and did not delete."""
     there: set[str] = set()
-    if path and os.path.exists(path):
+    if path and os.path.isfile(path):
         with open(path, encoding="utf-8") as file:
             for line in file:
                 try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from lbagent.kernel.private_folder import make_private
+from lbagent.kernel.regular_file import read_regular
 
 MIN_OBJECTS = 20  # with fewer, a list without most of them is an ordinary day
 FILE = "kube-services.json"
@@ -40,8 +41,7 @@ class ServiceNames:
     def recall(self) -> frozenset[str]:
         """Return what an earlier agent knew; nothing when that cannot be read."""
         try:
-            with open(self._path, "rb") as file:
-                return frozenset(msgspec.json.decode(file.read(), type=list[str]))
+            return frozenset(msgspec.json.decode(read_regular(self._path), type=list[str]))
         except (OSError, msgspec.MsgspecError):
             return frozenset()
 

@@ -22,6 +22,7 @@ from msgspec import Struct
 from lbagent import bare_packages
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
+from lbagent.kernel.regular_file import check_regular
 from lbagent.sources.kube import credentials_command
 from lbagent.sources.kube.kube_settings import KubeSettings
 
@@ -256,6 +257,7 @@ async def _new_client(settings: KubeSettings) -> Any:
     configuration = client.Configuration(client_session_kwargs={"trust_env": _has_proxy()})
     configuration.retries = None  # pauses are the reflector's
     if settings.kubeconfig:
+        check_regular(settings.kubeconfig)
         await config.load_kube_config(
             config_file=settings.kubeconfig,
             client_configuration=configuration,

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from lbagent.errors import ConfigError
+from lbagent.kernel.regular_file import read_regular
 from lbagent.wrong_value import wrong_type
 
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a folder
@@ -121,8 +122,7 @@ def _read(path: str) -> _Kubeconfig:
     import yaml
 
     try:
-        with open(path, encoding="utf-8") as stream:
-            raw: Any = yaml.load(stream, yaml.CSafeLoader)
+        raw: Any = yaml.load(read_regular(path).decode(), yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"--kubeconfig {path}: {error.strerror}; nothing was loaded") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -145,8 +145,7 @@ def check_in_cluster() -> None:
     for name in ("token", "ca.crt"):
         path = os.path.join(TOKEN_FOLDER, name)
         try:
-            with open(path, "rb") as file:
-                is_empty = not file.read(1)
+            is_empty = not read_regular(path, 1)
         except OSError as error:
             raise ConfigError(f"--in-cluster: {path}: {error.strerror}; has the Pod a service account?") from None
         if is_empty:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 
+from lbagent.kernel.regular_file import NOT_REGULAR, open_regular
 from lbagent.objects.records import Message
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -25,18 +25,14 @@ def read_text(path: str, *, any_file: bool = False) -> str:
     Only regular files are read, unless `any_file`: a pipe in a watched folder would stop the agent.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if any_file else os.O_NONBLOCK))
-        try:
-            if not (any_file or stat.S_ISREG(os.fstat(handle).st_mode)):
-                raise UnreadableManifest(Message("not a regular file", file=path))
-            if os.fstat(handle).st_size > MAX_BYTES:
+        with open(path, "rb") if any_file else open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise _too_large(path)
-            with open(handle, "rb", closefd=False) as file:
-                data = file.read(MAX_BYTES + 1)
-        finally:
-            os.close(handle)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UnreadableManifest(Message(f"cannot be read: {error.strerror}", file=path)) from None
+        is_other = error.strerror == NOT_REGULAR or (isinstance(error, IsADirectoryError) and not any_file)
+        problem = NOT_REGULAR if is_other else f"cannot be read: {error.strerror}"
+        raise UnreadableManifest(Message(problem, file=path)) from None
     return decode_text(data, path)
 
 

@@ -290,7 +290,7 @@ def test_files_are_one_document(tmp_path: Path) -> None:
     assert (found.servers, found.bind_address) == (("a",), "127.0.0.1:1")
     two.write_text("# more\n\nservers: [b]\n")
     with pytest.raises(PoolFaults) as caught:
-        read_pool_files([str(one), str(two), str(tmp_path), str(tmp_path / "none")])
+        read_pool_files([str(one), str(two), str(tmp_path), str(tmp_path / "none")], any_file=True)
     assert [str(each) for each in caught.value.faults] == [
         f"{two}:3: servers: it is given in {one} already; all files are one document",
         f"{tmp_path}: cannot be read: Is a directory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -258,6 +259,32 @@ async def test_drift_is_found_and_mended(lab: HostLab) -> None:
         assert (await look(known)).status == "gone"
         again = await lab.do(Action.CREATE, wanted, known)
         assert again.container_id != known.container_id
+        lab.wait_answer(wanted, "10001")
+
+
+async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it(lab: HostLab) -> None:
+    """The mount of a running container stays that of the deleted folder."""
+    wanted = lab.instance()
+    folder = path_of(wanted).parent
+    with lab.servers(10001):
+        known = await lab.do(Action.CREATE, wanted)
+        shutil.rmtree(folder)
+        again = await lab.do(Action.UPDATE, wanted, known)
+        assert again.container_id != known.container_id
+        assert f"container {known.container_id[:12]} removed: its mount is of a folder that was deleted" in lab.said[0]
+        assert path_of(wanted).read_text() == wanted_text(wanted)
+        lab.wait_answer(wanted, "10001")
+        assert (await look(again)).container_id == again.container_id
+        assert (await lab.do(Action.UPDATE, wanted, again)).container_id == again.container_id
+
+        # deleted, and put back from a copy: the file is as wanted, and the container does not see it
+        shutil.copytree(folder, copy := folder.with_name("copy"))
+        shutil.rmtree(folder)
+        copy.rename(folder)
+        for path in (folder, path_of(wanted)):
+            os.chown(path, 65534, 65534)
+        third = await lab.do(Action.UPDATE, wanted, replace(again, config_text="before"))
+        assert third.container_id != again.container_id
         lab.wait_answer(wanted, "10001")
 
 

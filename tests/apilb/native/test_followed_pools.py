@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,17 @@ def test_a_state_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "state").unlink()
     keeper.write(Kept())
     assert keeper.problem == ""
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_or_a_folder_among_the_files_is_named_and_stops_no_other_file(folder: Path) -> None:
+    (folder / "a.yaml").write_text(text("a"))
+    pools = followed(folder)
+    pools.look()
+    os.mkfifo(folder / "b.yaml")
+    (folder / "c.yaml").mkdir()
+    (folder / "a.yaml").write_text(text("a", servers=("10.0.0.9:6443",)))
+    assert served(looked(pools)) == {"a": ("10.0.0.9:6443",)}
+    messages = [str(message) for message in pools.messages()]
+    for name in ("b.yaml", "c.yaml"):
+        assert any(f"{folder / name}: not a regular file" in message for message in messages), messages

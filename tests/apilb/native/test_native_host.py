@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -288,6 +289,11 @@ def test_an_operator_takes_a_server_out(lab: ApiHosts) -> None:
         lab.wait_up("ac")
         (row,) = [each for each in lab.agent.json("backend", "list") if each["address"] == address]
         assert row["state"] == "maintenance"
+        done = lab.agent.cli("backend", "set-state", "active", address)
+        assert done.stderr == (
+            f"{address} stays active whatever the health checks of apilb/lb find; "
+            f"`lbagent backend clear-state {address}` lets them set its state again\n"
+        )
     finally:
         lab.agent.cli("backend", "clear-state", address)
     (row,) = [each for each in lab.agent.json("backend", "list") if each["address"] == address]
@@ -438,6 +444,17 @@ def test_an_agent_of_a_cluster_may_be_beside_it(lab: ApiHosts) -> None:
         assert set(reached("10.96.0.9", 443)) == {"a", "b"}  # what a check finds is about its own service
     end(process)
     lab.agent.cli("cleanup", "--bpffs", str(lab.bpffs.with_name("cluster")), check=False)
+
+
+def test_a_named_pipe_among_the_pool_files_stops_neither_the_others_nor_sigterm(lab: ApiHosts) -> None:
+    pipe = lab.pools / "pipe.yaml"
+    os.mkfifo(pipe)
+    wait_for(lambda: str(pipe) in json.dumps(lab.agent.json("status")), "the pipe is named")
+    lab.pool(servers=[f"{ipv4('a')}:{PORT}"])
+    wait_for(lambda: list(lab.servers_up()) == [f"{ipv4('a')}:{PORT}"], "the other file is followed")
+    assert lab.agent.stop() == 0
+    pipe.unlink()
+    lab.agent.start()
 
 
 def test_an_agent_without_native_pools_says_so(lab: ApiHosts) -> None:
