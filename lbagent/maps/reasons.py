@@ -51,7 +51,7 @@ class Reason(IntEnum):
     DROP_NO_NEIGHBOR = 70  # no way out: no route, forwarding is off, or a neighbour that does not answer
     DROP_FRAGMENT = 71  # later fragment of an unknown datagram to a ClusterIP
     DROP_MISSING_BACKEND = 73  # a slot names a backend that does not exist: must stay 0
-    DROP_MALFORMED = 74  # the source cannot be a host: 0/8, 127/8, ::, ::1, a group
+    DROP_MALFORMED = 74  # the source cannot be a host (0/8, 127/8, ::, ::1, a group), or a TCP header is too short
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
     DROP_REPLY_CLASH = 76  # a process of this node is the backend, and the node or one port through two frontends asks
     DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route

@@ -13,7 +13,7 @@ from lbagent.maps import layout
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
 from tests.packet.table import CLOSING, EST, MID, NEW
-from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, World
+from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, ServiceRow, World
 
 TICK_S = (1 << program_settings.tick_shift(jiffies.hz())) / jiffies.hz()
 DEFAULTS = program_settings.Settings()
@@ -32,7 +32,7 @@ class Talk:
         self.world, self.fam, self.hook, self.proto, self.local = world, fam, hook, proto, local
         address = fam.local(1) if local else fam.remote(1)
         self.backend: BackendRow = world.backend(fam, address, 8080, proto, local=local)
-        world.service(fam, fam.vip, 80, proto, [self.backend])
+        self.service: ServiceRow = world.service(fam, fam.vip, 80, proto, [self.backend])
         self.source = ("", 0)
 
     def say(self, flags: str = "A") -> Outcome:

@@ -15,6 +15,9 @@
 #define SEEN_HANDSHAKE(sp) SEEN_NEXTHOP(sp) /* of a flow that is opening (ct_state.h) */
 #define HANDSHAKE_ANSWERED 0x8000ULL
 #define HANDSHAKE_OLDER 0x4000ULL
+#define AFTER_RST_CLIENT 0x1000ULL /* beside the next hop of a flow that a RST has ended */
+#define AFTER_RST_BACKEND 0x2000ULL
+#define AFTER_RST (AFTER_RST_CLIENT | AFTER_RST_BACKEND)
 
 struct spill_value {
 	u64 value, seen;
@@ -121,7 +124,7 @@ AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
 	u64 word = SEEN_NEXTHOP(f->seen_at);
 
-	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word;
+	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word & (NEXTHOPS - 1);
 }
 
 /* Returns 0 if nothing has come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of
@@ -131,9 +134,10 @@ AI u64 ct_flow_is_answered(const struct ct_flow *f)
 	return V_STATE(f->value) | f->spilled | (SEEN_HANDSHAKE(f->seen_at) & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER));
 }
 
+/* What is beside the index of a flow that a RST has ended stays (ct_state.h). */
 AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)
 {
-	WR16(&SEEN_NEXTHOP(f->seen_at), index);
+	WR16(&SEEN_NEXTHOP(f->seen_at), (SEEN_NEXTHOP(f->seen_at) & AFTER_RST) | index);
 }
 
 #if LB_FAMILY == 6

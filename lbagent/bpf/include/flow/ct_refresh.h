@@ -86,7 +86,7 @@ AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const
 /* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
 AI void ct_flow_close(struct ct_flow *f, u64 now)
 {
-	u64 next = value_with_state(f->value, CT_CLOSING);
+	u64 next = value_finished(f->value);
 
 	if (ct_flow_set(f, next))
 		f->value = next;

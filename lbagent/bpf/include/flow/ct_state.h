@@ -8,6 +8,9 @@
  *   bit 15: the backend has answered: a SYN-ACK, or UDP's first reply. Set, the bits are no next hop
  *   bit 14: TCP, not answered: the backend may have a connection of this flow from before the client's SYN
  *   bits 0-13: of TCP the low bits of the number by which the client acknowledges that SYN-ACK; of UDP the tick of the reply
+ *
+ * Of a TCP flow that a RST has ended, two more bits beside the next hop say who has sent a segment without SYN, FIN and RST after it:
+ *   bit 12: the client; bit 13: the backend. Both: the connection lives, and the RST was not of it
  */
 #pragma once
 #include "ct.h"
@@ -47,14 +50,37 @@ AI void tcp_open(struct ct_step *step)
 	}
 }
 
+/* A RST of either side: the flow closes. Anyone can send one with the client's address, so it is not the last word (tcp_after_rst()). */
+AI void tcp_reset(struct ct_step *step)
+{
+	step->value = value_with_state(step->value, CT_CLOSING);
+	step->word &= ~AFTER_RST;
+}
+
+/* A segment without SYN, FIN and RST on a flow that a RST has ended. The peer of a real RST sends none: when both sides send, the flow is
+ * established as before. Not where both sides have sent FIN: their last acknowledgements are such segments too. */
+AI void tcp_after_rst(struct ct_step *step, bool from_backend)
+{
+	u64 both;
+
+	step->word |= from_backend ? AFTER_RST_BACKEND : AFTER_RST_CLIENT;
+	both = ((step->word & AFTER_RST) + AFTER_RST_CLIENT) >> 14; /* 1 or 0; without a branch: the verifier counts ways */
+	OPAQUE(both);
+	step->value ^= both * ((CT_CLOSING ^ CT_EST) << V_STATE_SHIFT);
+	step->word &= ~(both * AFTER_RST);
+}
+
 AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, bool from_backend)
 {
 	u64 flags = pk->tcp_flags;
-	bool opening = value_is_opening(step->value);
+	bool opening;
 
+	if (LIKELY(!((flags & (TCP_SYN | TCP_FIN | TCP_RST)) | (V_STATE(step->value) ^ CT_EST))))
+		return;
+	opening = value_is_opening(step->value);
 	if (flags & TCP_RST) { /* of a flow that never was established the backend's alone counts: ct_refresh() frees its port */
 		if (!opening)
-			step->value = value_with_state(step->value, CT_CLOSING);
+			tcp_reset(step);
 		else if (from_backend)
 			step->value = value_is_snat(step->value) ? value_without_snat(step->value) : value_with_state(step->value, CT_NEW);
 		return;
@@ -71,8 +97,10 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 		step->value = value_with_state(step->value, CT_EST);
 		step->word = 0;
 	}
-	if (step->value & V_FIN_CLIENT && step->value & V_FIN_BACKEND)
+	if (value_is_finished(step->value))
 		step->value = value_with_state(step->value, CT_CLOSING);
+	else if (value_is_closing(step->value) && !(flags & (TCP_SYN | TCP_FIN)))
+		tcp_after_rst(step, from_backend);
 }
 
 /* A protocol without flags: a reply establishes the flow. Its SNAT port is its own for good only when the conversation goes on. */

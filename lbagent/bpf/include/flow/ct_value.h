@@ -48,6 +48,23 @@ AI bool value_is_closing(u64 v)
 	return V_STATE(v) == CT_CLOSING;
 }
 
+AI u64 value_with_state(u64 v, u64 state)
+{
+	return (v & ~V_STATE_MASK) | state << 16;
+}
+
+/* Have both sides of a TCP flow sent FIN? */
+AI bool value_is_finished(u64 v)
+{
+	return (v & (V_FIN_CLIENT | V_FIN_BACKEND)) == (V_FIN_CLIENT | V_FIN_BACKEND);
+}
+
+/* Ends a TCP flow for good: it closes, and no segment establishes it again. */
+AI u64 value_finished(u64 v)
+{
+	return value_with_state(v, CT_CLOSING) | V_FIN_CLIENT | V_FIN_BACKEND;
+}
+
 /* Returns the value of a flow without a SNAT port. */
 AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
 {
@@ -69,11 +86,6 @@ AI u64 value_with_snat(u64 v, u64 snat_part)
 AI u64 value_backend(u64 v)
 {
 	return V_BACKEND(v);
-}
-
-AI u64 value_with_state(u64 v, u64 state)
-{
-	return (v & ~V_STATE_MASK) | state << 16;
 }
 
 /* The client uses its port again: a new connection in the old entry. */

@@ -61,6 +61,16 @@ AI bool pkt_is_direct(const struct lb_pkt *pk)
 	return !(pk->concern & CONCERN_VIP);
 }
 
+/* Does the data offset of a TCP header say that it is shorter than it can be (RFC 9293 §3.1)? A later fragment has no header. */
+AI bool pkt_is_malformed(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk);
+
+	if (pk->proto != PROTO_TCP || pk->flags & PKT_LATER || l4 + TCP_HLEN > CTX_END(ctx))
+		return false;
+	return UNLIKELY(l4[TCP_DATA_OFFSET] < TCP_HLEN << 2);
+}
+
 /* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. */
 AI u64 pkt_tcp_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
 {

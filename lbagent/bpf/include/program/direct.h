@@ -104,6 +104,8 @@ AI void direct_segment(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 	struct ct_key key;
 	u64 value = 0;
 
+	if (pkt_is_malformed(ctx, pk))
+		return;
 	if (ct_find_slow(ct_key_make(&key, &pk->saddr, pk->sport, &pk->daddr, pk->dport, pk->proto), &key, now, &f))
 		value = direct_is_served(f.value) ? f.value : 0;
 	else

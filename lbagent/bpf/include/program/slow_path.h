@@ -109,6 +109,8 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	bool no_service = service_is_gone(ct_flow_service(f)), gone = no_service || !value_is_served(v, meta);
 	int rc;
 
+	if (pkt_is_malformed(ctx, pk))
+		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
 		if (ct_flow_service(f) == SERVICE_NONE)
 			return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS); /* the pod itself answers */
@@ -171,6 +173,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	svc = service_lookup(&t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
+	if (pkt_is_malformed(ctx, &s->pk))
+		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	vip = s->choice == CHOICE_NEW ? former_leader_of(ctx, &s->pk) : 0;
 	if (vip)
 		return former_leader_send(ctx, &s->pk, vip);
