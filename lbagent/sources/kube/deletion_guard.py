@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.kernel.private_folder import make_private
 
 MIN_OBJECTS = 20  # with fewer, a list without most of them is an ordinary day
@@ -42,7 +43,7 @@ class ServiceNames:
         try:
             with open(self._path, "rb") as file:
                 return frozenset(msgspec.json.decode(file.read(), type=list[str]))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DECODING_ERRORS):
             return frozenset()
 
     def note(self) -> None:
