@@ -60,6 +60,7 @@ from lbagent.process_memory import keep_memory_small, spare_memory
 from lbagent.resolve import Resolver
 from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.sources.kube.source import KubeSource
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target.bpf_target import BpfTarget
 
@@ -294,7 +295,8 @@ def build_announcer(components: AgentComponents, pools: PoolsFile) -> Announcer:
     if config.has_kubernetes:
         folder = os.path.join(config.state_dir, "announce")  # the source's credentials are the source's to remove
         settings = KubeSettings(kubeconfig=config.kubeconfig, node_name=config.name_of_node, state_dir=folder)
-        election = LeaseElection(KubeClient(settings), config.name_of_node, pools.l2.lease_duration_s)
+        contact = next((each.contact for each in components.sources if isinstance(each, KubeSource)), None)
+        election = LeaseElection(KubeClient(settings, contact), config.name_of_node, pools.l2.lease_duration_s)
 
     def objects() -> ObjectSnapshot | None:
         is_complete = not loop.waiting and all(source.trusted or source.listed for source in components.sources)

@@ -43,6 +43,7 @@ from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
 from lbagent.observe import metrics
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
+from lbagent.task_failure import log_failure
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -96,7 +97,8 @@ class AgentFacade:
         if sweeper is None:
             return FlowCounts(None)
         if self._counting is None or self._counting.done():
-            self._counting = asyncio.create_task(sweeper.count(FRESH_S))
+            self._counting = asyncio.create_task(sweeper.count(FRESH_S), name="count flows")
+            self._counting.add_done_callback(log_failure)
         await asyncio.wait({self._counting}, timeout=COUNT_S)  # one sweep for all who ask, and it is never given up
         age_s = time.monotonic() - sweeper.counted_at
         return FlowCounts(sweeper.live, age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)

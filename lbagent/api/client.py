@@ -142,7 +142,7 @@ class AgentClient:
         answer = self._exchange(method, API_PREFIX + path, data, timeout_s or self.timeout_s)
         try:
             return json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._not_an_agent() from None
 
     def _expect(self, answer: Any, kind: type[T]) -> T:
@@ -194,7 +194,7 @@ class AgentClient:
             problem = json.loads(data)
             text, code = str(problem["error"]), int(problem["exit_code"])
             is_last = bool(problem.get("last_backend"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return self._not_an_agent()
         if is_last:
             return LastBackend(text)

@@ -36,6 +36,7 @@ from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
 from lbagent.api.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.api.named_backends import named_backends
 from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -235,8 +236,9 @@ def _body(request: Request, kind: type[Body], what: str) -> Body:
     """Return a request's body as a record. Raises ConfigError."""
     try:
         return msgspec.json.decode(request.body, type=kind)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the request's body is not a {what}: {error}; nothing was changed") from None
+    except DECODING_ERRORS as error:
+        problem = decoding_problem(error)
+        raise ConfigError(f"the request's body is not a {what}: {problem}; nothing was changed") from None
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

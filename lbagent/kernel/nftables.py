@@ -38,7 +38,7 @@ def read_ruleset() -> dict[str, Any] | None:
             stdin=subprocess.DEVNULL,
         )
         answer = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, subprocess.SubprocessError, ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) else None
 

@@ -82,6 +82,19 @@ async def test_a_resource_that_may_not_be_read_is_named(shop: Cluster, config: P
             await one.until(lambda: is_all_there(one), "everything")
 
 
+async def test_without_the_uid_of_the_server_it_follows_and_says_so_once(
+    shop: Cluster, proxy: Proxy, config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.set_rules([rule for rule in RULES if name_of(rule) != "namespaces"])
+    caplog.set_level(logging.WARNING)
+    async with following(settings(config)) as one:
+        await one.until(lambda: is_all_there(one), "everything")
+        proxy.cut()
+        shop.add_service("more")
+        await one.until(lambda: "default/more" in one.source.snapshot().services and one.source.trusted)
+        assert caplog.text.count("get the namespace kube-system") == 1
+
+
 async def test_an_event_that_may_not_be_written_is_said_once_and_stops_nothing(
     shop: Cluster, config: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +128,8 @@ async def test_rights_that_are_taken_away_while_it_runs(
         assert not one.deleted
     refusals = [record for record in caplog.records if "the Kubernetes API failed" in record.message]
     assert len(refusals) <= 6  # one for each resource
+    subjects = [record.__dict__["error"].partition(":")[0] for record in refusals]
+    assert len(subjects) == len(set(subjects)), subjects
 
 
 async def test_a_token_that_is_revoked(shop: Cluster, plane: ControlPlane, proxy: Proxy, config: Path) -> None:

@@ -59,7 +59,7 @@ async def test_a_server_that_is_killed_and_comes_back(own: Cluster, config: Path
         own.delete_service("web-2")
         await one.until(lambda: one.addresses("web-1") == ["10.244.1.99"] and count(one) == 3, "the change")
         assert one.deleted == {"default/web-2"}
-        assert len(own.plane.requests()) - since <= 6 * 5
+        assert len(own.plane.requests()) - since <= 6 * 6
         await one.converges(config)
 
 
@@ -83,7 +83,7 @@ async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, config: 
         seen = last_requests(own, since, "services")
         assert any("resourceVersion" in query for query in seen)  # it asks where it stopped, and is told 410
         assert any("sendInitialEvents" in query for query in seen)  # so it lists again
-        assert len(own.plane.requests()) - since <= 6 * 4
+        assert len(own.plane.requests()) - since <= 6 * 6
         await one.converges(config)
 
 

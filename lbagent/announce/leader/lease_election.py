@@ -27,7 +27,7 @@ from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange
 from lbagent.sources.kube.kube_client import ApiError, KubeClient
 from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.leases import Lease, LeaseCache, Leases, LeaseSpec
+from lbagent.sources.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
 from lbagent.sources.kube.object_cache import Draft, metadata_of
 from lbagent.sources.kube.reflector import Reflector
 from lbagent.sources.kube.resources import Resource
@@ -152,10 +152,10 @@ class LeaseElection:
                 else:
                     spec = lease.spec.held_by(node, self.duration_s)
                     raw = await self._leases.replace(lease, spec, silence_s=self.duration_s)
-        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+            self._absorb(raw)
+        except (LbError, TimeoutError) as error:
             self._say(error)
             return False
-        self._absorb(raw)
         return True
 
     async def forget(self, address: bytes) -> None:
@@ -217,7 +217,7 @@ class LeaseElection:
             await self._client.connect()  # it takes seconds the first time
             async with asyncio.timeout(self.duration_s):
                 await self._write_own()
-        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+        except (LbError, TimeoutError) as error:
             self._own = None
             self._say(error)
             return False
@@ -239,7 +239,7 @@ class LeaseElection:
         else:
             spec = own.spec.held_by(self._node, self.duration_s)
             raw = await self._leases.replace(own, spec, silence_s=self.duration_s, annotations=annotations)
-        self._own = msgspec.json.decode(raw, type=Lease)
+        self._own = lease_of(raw)
 
     def _say(self, error: BaseException) -> None:
         text = str(error) or "no answer in time"

@@ -19,6 +19,7 @@ from msgspec import Struct
 from lbagent.apilb.instance import HealthCheck
 from lbagent.apilb.native.server_probe import Outcome, Probe
 from lbagent.model.address import L3n4Addr
+from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
 JITTER = 0.1  # of an interval
@@ -81,6 +82,7 @@ class Checker:
         self._began, self._is_due = self._loop.time(), False
         self._latest = self._loop.create_task(self._ask())
         self._running.add(self._latest)
+        self._latest.add_done_callback(log_failure)
         self._latest.add_done_callback(self._ended)
         self._at(self._began + self.check.interval / 2, self._look)
 

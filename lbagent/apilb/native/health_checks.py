@@ -14,6 +14,7 @@ from lbagent.apilb.native.kept_state import KeptHealth
 from lbagent.apilb.native.server_probe import Contexts, Outcome, Probe, Result
 from lbagent.model.address import L3n4Addr
 from lbagent.sync.histogram import Histogram
+from lbagent.task_failure import log_failure
 
 Key = tuple[L3n4Addr, HealthCheck]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -65,7 +66,9 @@ class HealthChecks:
             on_outcome=note,
             uses=self._uses,
         )
-        self._checkers[key] = checker, asyncio.create_task(checker.run())
+        task = asyncio.create_task(checker.run(), name=f"check {server}")
+        task.add_done_callback(log_failure)
+        self._checkers[key] = checker, task
 
     def _uses(self) -> int:
         """Return for how many checks a connection is used."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES = 16 << 10  # of an answer: what is longer is none
 MAX_BODY_BYTES = 16 << 10  # of one that is read: a connection with more ahead is closed
+MAX_DIGITS = 12  # of a Content-Length
 _CHUNK = 4096  # bytes read at once
 T = TypeVar("T")
 
@@ -158,4 +159,4 @@ def _body_bytes(head: bytes, status: int) -> int | None:
     if status in (204, 304):
         return 0
     lengths = [line.partition(b":")[2].strip() for line in fields if line.startswith(b"content-length:")]
-    return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() else None
+    return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() and len(lengths[0]) < MAX_DIGITS else None

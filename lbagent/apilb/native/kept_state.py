@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from lbagent.apilb.instance import HealthCheck, Mode, OnMarkedDown
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.kernel.regular_file import read_regular
 
@@ -66,7 +67,7 @@ class KeptFile:
             kept = msgspec.json.decode(read_regular(self.path, MAX_BYTES), type=Kept)
         except FileNotFoundError:
             return Kept()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *DECODING_ERRORS) as error:
             log.warning("what was kept of native pools cannot be read", extra={"file": self.path, "error": str(error)})
             return Kept()
         if kept.version != VERSION:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 
 from lbagent.model.address import format_ip, parse_ip
+from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
 AGAIN_S = 30.0
@@ -49,7 +50,8 @@ class ServerNames:
         for host in self.addresses.keys() - hosts:
             del self.addresses[host]
         for host in set(hosts) - self._tasks.keys():
-            self._tasks[host] = asyncio.create_task(self._follow(host))
+            task = self._tasks[host] = asyncio.create_task(self._follow(host), name=f"resolve {host}")
+            task.add_done_callback(log_failure)
 
     def kept(self) -> dict[str, tuple[str, ...]]:
         """Return the addresses as texts."""
@@ -101,7 +103,7 @@ async def _in_thread(function: Lookup, host: str) -> list[bytes]:
         result: list[bytes] | OSError
         try:
             result = function(host)
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             result = error if isinstance(error, OSError) else OSError(0, str(error))
         try:
             loop.call_soon_threadsafe(give, result)

@@ -97,7 +97,7 @@ def load(path: Path) -> Artifact:
             {item.name: item for item in programs},
             data["source_hash"], data["bcc"], data["arch"], data["unit_hashes"], data["layouts"],
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise CompileError(f"{path} is not an lbagent artifact ({error}); run `lbagent bpf build`") from error
     return found
 

@@ -114,7 +114,7 @@ def _recorded(path: str) -> set[str]:
             for line in file:
                 try:
                     call = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue  # half written when that run ended
                 if call.get("op") == "delete":
                     there.discard(call.get("uid", ""))

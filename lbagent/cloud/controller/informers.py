@@ -12,6 +12,7 @@ from lbagent.sources.kube.kube_settings import KubeTiming
 from lbagent.sources.kube.object_cache import Draft, ObjectCache, metadata_of
 from lbagent.sources.kube.reflector import Reflector
 from lbagent.sources.kube.resources import NODES, Resource
+from lbagent.sources.kube.server_history import ServerHistory
 
 SERVICES = Resource("Service", "/api/v1/services", "services")
 ALL_NODES = Resource("Node", NODES, "nodes")
@@ -23,13 +24,22 @@ class Informers:
 
     def __init__(self, client: KubeClient, timing: KubeTiming) -> None:
         self._client, self._timing = client, timing
+        self._history = ServerHistory(client, timing.list_silence_s)
         self._services = self._reflector(SERVICES)
         self._nodes = self._reflector(ALL_NODES)
         self._followers: list[OnChanges] = []
 
     def _reflector(self, resource: Resource) -> Reflector:
         cache = ObjectCache(resource, refine=watched)
-        return Reflector(self._client, resource, self._timing, cache, on_list=self._take_list, on_changes=self._publish)
+        return Reflector(
+            self._client,
+            resource,
+            self._timing,
+            cache,
+            history=self._history,
+            on_list=self._take_list,
+            on_changes=self._publish,
+        )
 
     def follow(self, on_changes: OnChanges) -> None:
         """Call a function with changes from now on."""

@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-import msgspec
-
 from lbagent.errors import LbError
 from lbagent.sources.kube.kube_client import ApiError, KubeClient
 from lbagent.sources.kube.leases import Leases, LeaseSpec
@@ -107,7 +105,7 @@ class LeaderElection:
             began = self._clock()
             async with asyncio.timeout(self._renew_s):
                 is_held = await self._acquire_or_renew(began)
-        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+        except (LbError, TimeoutError) as error:
             text = str(error) or "no answer in time"
             if text != self._failure and not (isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT):
                 log.warning("the Lease cannot be read or written", extra={"lease": self._lease, "error": text})
@@ -149,7 +147,7 @@ class LeaderElection:
                 found = await self._leases.get(self._lease, silence_s=self.write_s)
                 if found and found.spec.holder_identity == self._identity:
                     await self._leases.replace(found, found.spec.given_back(), silence_s=self.write_s)
-        except (LbError, msgspec.MsgspecError, TimeoutError) as error:
+        except (LbError, TimeoutError) as error:
             log.warning(
                 "the Lease was not given back; another controller waits for its end", extra={"error": str(error)}
             )

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from lbagent.cloud import provider_records as records
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.objects.decode.decode_balancer import CLEANUP
 from lbagent.objects.records import KubeObject, Node, Service
 
@@ -146,7 +147,7 @@ def watched(obj: KubeObject | None, raw: msgspec.Raw | bytes) -> KubeObject | No
         if isinstance(obj, Node):
             node = _NODE.decode(raw)
             return WatchedNode(**_fields(obj), record=_node_record(node), network=_network(node))
-    except msgspec.MsgspecError:
+    except DECODING_ERRORS:
         return None
     return None
 

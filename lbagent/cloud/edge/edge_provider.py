@@ -9,6 +9,7 @@ from lbagent.cloud.edge.edge_balancers import EdgeBalancers
 from lbagent.cloud.edge.edge_config import read_edge_config
 from lbagent.cloud.provider import ClientBuilder, CloudProvider, LoadBalancer
 from lbagent.observe.exposition import MetricFamily
+from lbagent.task_failure import log_failure
 
 
 class EdgeProvider(CloudProvider):
@@ -24,7 +25,8 @@ class EdgeProvider(CloudProvider):
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:
         """Begin to look at the router."""
         self._balancers.begin(client_builder)
-        self._polling = asyncio.create_task(self._balancers.run(stop))
+        self._polling = asyncio.create_task(self._balancers.run(stop), name="poll the gateway")
+        self._polling.add_done_callback(log_failure)
 
     def load_balancer(self) -> LoadBalancer:
         """Return the part that maps ports."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
@@ -87,8 +88,8 @@ def decode_object(
     if isinstance(raw, bytes):
         try:
             raw = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
-            return _unidentified(Report(origin, "", locate), (), f"not JSON: {error}")
+        except DECODING_ERRORS as error:
+            return _unidentified(Report(origin, "", locate), (), f"not JSON: {decoding_problem(error)}")
         if not isinstance(raw, dict):
             return _unidentified(Report(origin, "", locate), (), wrong_type(raw, "object"))
     for field in ("apiVersion", "kind"):
@@ -167,14 +168,15 @@ def decode_json(
     Quicker than `decode_object`, with the same result: only an object with values of a wrong type becomes a mapping first.
     """
     try:
-        converted = _DECODERS[kind].decode(raw)
-    except msgspec.ValidationError:
-        mapping = msgspec.json.decode(raw)
-        if isinstance(mapping, dict):
-            return _decode(kind, mapping, origin, None, last)
-        return _unidentified(Report(origin, "", None), (), wrong_type(mapping, "object"))
-    except msgspec.DecodeError as error:
-        return _unidentified(Report(origin, "", None), (), f"not JSON: {error}")
+        try:
+            converted = _DECODERS[kind].decode(raw)
+        except msgspec.ValidationError:
+            mapping = msgspec.json.decode(raw)
+            if isinstance(mapping, dict):
+                return _decode(kind, mapping, origin, None, last)
+            return _unidentified(Report(origin, "", None), (), wrong_type(mapping, "object"))
+    except DECODING_ERRORS as error:
+        return _unidentified(Report(origin, "", None), (), f"not JSON: {decoding_problem(error)}")
     meta = converted.metadata or wire.Meta()
     return _decode(kind, {"metadata": {"name": meta.name, "namespace": meta.namespace}}, origin, None, last, converted)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 
 MAX_QUOTED = 300  # characters of what the command said
@@ -48,7 +49,7 @@ async def run(arguments: Sequence[str], environment: Mapping[str, str], api_vers
 def _status(command: str, output: bytes, api_version: str) -> dict[str, Any]:
     try:
         found = json.loads(output)
-    except ValueError:
+    except DECODING_ERRORS:
         raise LbError(f"{command} printed no JSON") from None
     if not isinstance(found, dict) or not isinstance(found.get("status"), dict):
         raise LbError(f"{command} printed no ExecCredential with a status")

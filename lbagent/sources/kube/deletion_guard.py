@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.kernel.private_folder import make_private
 from lbagent.kernel.regular_file import read_regular
 
@@ -42,7 +43,7 @@ class ServiceNames:
         """Return what an earlier agent knew; nothing when that cannot be read."""
         try:
             return frozenset(msgspec.json.decode(read_regular(self._path), type=list[str]))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DECODING_ERRORS):
             return frozenset()
 
     def note(self) -> None:

@@ -20,11 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from lbagent import bare_packages
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
 from lbagent.kernel.regular_file import check_regular
 from lbagent.sources.kube import credentials_command
 from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.sources.kube.server_contact import ServerContact
 
 CONNECT_S = 5.0
 CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
@@ -115,8 +117,10 @@ class _Connection:
 class KubeClient:
     """Asks the server of the settings. When it refused or was silent, credentials are read again and sockets opened anew."""
 
-    def __init__(self, settings: KubeSettings) -> None:
+    def __init__(self, settings: KubeSettings, contact: ServerContact | None = None) -> None:
+        """`contact` is shared with other clients of the same server."""
         self._settings = settings
+        self.contact = contact or ServerContact()
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._has_connected = False
@@ -169,6 +173,7 @@ class KubeClient:
                 raw = await self._ask(connection.client, method, path, query, body, silence_s, kind)
                 if raw.status >= HTTPStatus.BAD_REQUEST:
                     raise _api_error(raw, await raw.read())
+                self.contact.note_success()
                 yield Answer(raw)
         except ServerUnreachable as error:
             self._retire(connection)  # its idle sockets may be as dead: a request on one of them would hang
@@ -351,7 +356,7 @@ def _clock_hint(error: Exception) -> str:
 
 def _api_error(raw: Any, body: bytes) -> ApiError:
     status = _Status()
-    with suppress(msgspec.MsgspecError):
+    with suppress(*DECODING_ERRORS):
         status = msgspec.json.decode(body, type=_Status)
     after = raw.headers.get("Retry-After", "")
     message = status.message if status.kind == "Status" else ""

@@ -28,6 +28,9 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
     standing_s: float = 10.0  # a failure that lasts so long is shown
     first_list_s: float = 10.0  # an agent that goes on from its maps waits so long for the first lists
     optional_s: float = 10.0  # what not every server has is waited for so long after all else was listed
+    wake_spread_s: float = (
+        3.0  # reflectors of all nodes whose pauses end by another request's success begin within this time
+    )
     watch_s: tuple[int, int] = (300, 600)  # a watch is asked to end by itself in this range
     absent_s: float = 300.0  # a resource that is not installed is asked for again
     page: int = 500
@@ -64,12 +67,26 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
             check_in_cluster()
 
 
-class _Named(Struct):
+class _User(Struct, rename="kebab"):
+    client_certificate: str | None = None
+    client_certificate_data: Any = None
+    client_key: str | None = None
+    client_key_data: Any = None
+    token: Any = None
+    token_file: str | None = msgspec.field(name="tokenFile", default=None)
+    exec: Any = None
+    auth_provider: Any = None
+
+
+class _NamedUser(Struct):
     name: str
+    user: _User | None = None
 
 
-class _Cluster(Struct):
+class _Cluster(Struct, rename="kebab"):
     server: str
+    certificate_authority: str | None = None
+    certificate_authority_data: Any = None
 
 
 class _NamedCluster(Struct):
@@ -91,7 +108,7 @@ class _Kubeconfig(Struct):
     current_context: str | None = msgspec.field(name="current-context", default=None)
     contexts: list[_NamedContext] | None = None
     clusters: list[_NamedCluster] | None = None
-    users: list[_Named] | None = None
+    users: list[_NamedUser] | None = None
 
 
 def check_kubeconfig(path: str) -> None:
@@ -114,21 +131,56 @@ def check_kubeconfig(path: str) -> None:
         raise ConfigError(
             f"{where}: the server of cluster {context.cluster!r} is not a URL like https://192.0.2.1:6443"
         )
-    if context.user and context.user not in {each.name for each in config.users or ()}:
+    users = {each.name: each.user for each in config.users or ()}
+    if context.user and context.user not in users:
         raise ConfigError(f"{where} names the user {context.user!r}, which is not in the file")
+    _check_files(path, context, clusters[context.cluster], users.get(context.user) or _User())
+
+
+def _check_files(path: str, context: _Context, cluster: _Cluster, user: _User) -> None:
+    """Refuse a file of the cluster or the user that cannot be read.
+
+    Not read, and not checked: certificates for a server without TLS, a file whose content the kubeconfig holds itself, and files
+    of a user whose credentials come from a command or a provider.
+    """
+    of_cluster, of_user = f"cluster {context.cluster!r}", f"user {context.user!r}"
+    has_tls, has_files = cluster.server.startswith("https://"), not (user.exec or user.auth_provider)
+    for is_used, owner, field, name, data in (
+        (
+            has_tls,
+            of_cluster,
+            "certificate-authority",
+            cluster.certificate_authority,
+            cluster.certificate_authority_data,
+        ),
+        (has_tls and has_files, of_user, "client-certificate", user.client_certificate, user.client_certificate_data),
+        (has_tls and has_files, of_user, "client-key", user.client_key, user.client_key_data),
+        (has_files, of_user, "tokenFile", user.token_file, user.token),
+    ):
+        if not is_used or not name or data:
+            continue
+        file = os.path.join(os.path.dirname(os.path.abspath(path)), name)  # Kubernetes: relative to the kubeconfig
+        try:
+            with open(file, "rb") as stream:
+                problem = "" if stream.read(1) else "the file is empty"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem:
+            raise ConfigError(f"--kubeconfig {path}: {field} of {owner}: {file}: {problem}; nothing was loaded")
 
 
 def _read(path: str) -> _Kubeconfig:
-    import yaml
+    from lbagent.sources.manifest import yamldoc
 
     try:
-        raw: Any = yaml.load(read_regular(path).decode(), yaml.CSafeLoader)
+        text = read_regular(path).decode()
+        raw: Any = next((value for _, value in yamldoc.load(text)), None)
     except OSError as error:
         raise ConfigError(f"--kubeconfig {path}: {error.strerror}; nothing was loaded") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"--kubeconfig {path}{line}: not YAML; nothing was loaded") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--kubeconfig {path}: not YAML: it is not UTF-8; nothing was loaded") from None
+    except yamldoc.YamlError as error:
+        raise ConfigError(f"--kubeconfig {path}:{error.line}: not YAML: {error.problem}; nothing was loaded") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"--kubeconfig {path}: {wrong_type(raw, 'object')}")
     try:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.sources.kube.kube_client import ApiError, KubeClient
-from lbagent.sources.kube.object_cache import CachedObject, ObjectCache, ObjectMeta
+from lbagent.sources.kube.object_cache import CachedObject, ObjectCache, ObjectMeta, UnreadableAnswer
 
 API = "coordination.k8s.io/v1"
 RELEASED_S = 1  # duration of a Lease that was given back
@@ -57,13 +58,21 @@ class Lease(Struct, frozen=True):
 _LEASE = msgspec.json.Decoder(Lease)
 
 
+def lease_of(raw: bytes) -> Lease:
+    """Return the Lease of an answer. Raises UnreadableAnswer."""
+    try:
+        return _LEASE.decode(raw)
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"a Lease cannot be read: {decoding_problem(error)}") from None
+
+
 def now_text() -> str:
     """Return the time as a MicroTime."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Leases:
-    """The Leases of a namespace. Raises what KubeClient does, and msgspec.MsgspecError for what is no Lease."""
+    """The Leases of a namespace. Raises what KubeClient does, and UnreadableAnswer for what is no Lease."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
@@ -73,7 +82,7 @@ class Leases:
         """Return a Lease, None when there is none."""
         try:
             async with self._client.get(f"{self.path}/{name}", {}, silence_s=silence_s) as answer:
-                return _LEASE.decode(await answer.read())
+                return lease_of(await answer.read())
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
@@ -104,6 +113,6 @@ class LeaseCache(ObjectCache):
         del known
         try:
             found = _LEASE.decode(raw)
-        except msgspec.MsgspecError:
+        except DECODING_ERRORS:
             return CachedObject(meta.resourceVersion, None)
         return CachedObject(meta.resourceVersion, found)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.sources.kube.kube_client import ApiError
 from lbagent.sources.kube.object_cache import UnreadableAnswer
 
@@ -45,8 +46,8 @@ def page_of(body: bytes) -> ListPage:
     """Return a page of a list. Raises UnreadableAnswer for anything else that came with status 200."""
     try:
         page = _PAGE.decode(body)
-    except msgspec.MsgspecError as error:
-        raise UnreadableAnswer(f"the list cannot be read: {error}") from None
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"the list cannot be read: {decoding_problem(error)}") from None
     if not page.kind.endswith("List") or not page.metadata.resourceVersion:
         raise UnreadableAnswer(f"not a list with a resourceVersion but a {page.kind}")
     return page
@@ -56,8 +57,8 @@ def error_of(raw: msgspec.Raw) -> ApiError:
     """Return the error that an ERROR event tells. Raises UnreadableAnswer."""
     try:
         status = _STATUS.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise UnreadableAnswer(f"an error event cannot be read: {error}") from None
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"an error event cannot be read: {decoding_problem(error)}") from None
     return ApiError(status.code, status.message)
 
 
@@ -66,5 +67,5 @@ def events_of(lines: Sequence[bytes]) -> Iterator[WatchEvent]:
     for line in lines:
         try:
             yield _EVENT.decode(line)
-        except msgspec.MsgspecError as error:
-            raise UnreadableAnswer(f"an event cannot be read: {error}") from None
+        except DECODING_ERRORS as error:
+            raise UnreadableAnswer(f"an event cannot be read: {decoding_problem(error)}") from None

@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
+from lbagent.errors import LbError
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.report import seconds
 from lbagent.objects.records import EndpointSlice, KubeObject, LastGoodObject, Message, ObjectChange, Origin, Pod
@@ -24,7 +26,7 @@ MAX_TOMBSTONES = 10_000
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # set by the EndpointSlice controller
 
 
-class UnreadableAnswer(Exception):
+class UnreadableAnswer(LbError):
     """What the server sent is not what the API promises."""
 
 
@@ -70,8 +72,8 @@ def metadata_of(raw: msgspec.Raw | bytes) -> ObjectMeta:
     """Return the metadata of an object. Raises UnreadableAnswer."""
     try:
         return _HEAD.decode(raw).metadata
-    except msgspec.MsgspecError as error:
-        raise UnreadableAnswer(f"an object without readable metadata: {error}") from None
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"an object without readable metadata: {decoding_problem(error)}") from None
 
 
 def is_older(version: str, than: str) -> bool:
@@ -190,6 +192,11 @@ class ObjectCache:
         self._faulty.discard(key)
         self.held -= {key}
         return self._change(key, old, None)
+
+    def forget_versions(self) -> None:
+        """Forget at which versions objects are: those of another server mean nothing beside them."""
+        self._entries = {key: replace(entry, version="") for key, entry in self._entries.items()}
+        self._tombstones.clear()
 
     def forget_tombstones(self) -> None:
         """Forget what was deleted: the server says that nothing older than now comes any more."""

@@ -23,6 +23,7 @@ from lbagent.sources.kube.list_and_watch import ListPage, WatchEvent, error_of, 
 from lbagent.sources.kube.object_cache import Draft, ObjectCache, UnreadableAnswer, is_older, metadata_of
 from lbagent.sources.kube.request_pauses import Backoff
 from lbagent.sources.kube.resources import Resource
+from lbagent.sources.kube.server_history import ServerHistory
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -31,6 +32,18 @@ AT_ONCE = 100  # objects decoded in one go
 MOST_ABSENT = 5  # times that a resource is not there before its objects are gone
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+class OtherServer(Exception):
+    """Another server answers than the one whose objects and versions are known."""
+
+
+class _ListenerFailed(Exception):
+    """Code of ours that takes lists and changes raised an error: what it missed is not given a second time."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Reflector:
@@ -43,6 +56,7 @@ class Reflector:
         timing: KubeTiming,
         cache: ObjectCache,
         *,
+        history: ServerHistory | None = None,
         on_list: Callable[[Reflector, Draft], None],
         on_changes: Callable[[Sequence[ObjectChange]], None],
     ) -> None:
@@ -51,8 +65,12 @@ class Reflector:
         self.listed = asyncio.Event()
         self.failure: ApiFailure | None = None
         self._client, self._timing = client, timing
-        self._on_list, self._on_changes = on_list, on_changes
+        self._on_list_callback, self._on_changes_callback = on_list, on_changes
+        self._history = history or ServerHistory(client, timing.list_silence_s)
+        self._server = ""  # uid of the server whose objects and versions are known; '': it could not be read
         self._backoff = Backoff(timing)
+        self._woken_at = -timing.max_pause_s  # when a pause ended early last, monotonic seconds
+        self._may_wake = False  # the pause that begins now may end early
         self._version = ""  # up to which everything is known; '': a list is needed
         self._newest = ""  # the newest version seen from this server
         self._is_behind = False  # the last list was older than that
@@ -65,18 +83,38 @@ class Reflector:
 
     async def run(self) -> None:
         """Follow the resource until cancelled. Nothing that the server does ends it."""
-        while True:  # noqa: ASYNC110 - it waits for the server's sake, not for an event
-            await asyncio.sleep(await self._follow_once())
+        while True:
+            try:
+                seconds = await self._follow_once()
+            except _ListenerFailed as error:
+                raise error.error from None
+            await self._pause(seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait. After an outage another request that succeeds ends the wait, at most once in `max_pause_s`."""
+        now, timing = time.monotonic(), self._timing
+        if not self._may_wake or now - self._woken_at < timing.max_pause_s:
+            await asyncio.sleep(seconds)
+            return
+        if await self._client.contact.success_within(seconds):
+            self._woken_at = time.monotonic()
+            rest_s = now + seconds - self._woken_at
+            await asyncio.sleep(min(rest_s, random.uniform(0, timing.wake_spread_s)))
 
     async def _follow_once(self) -> float:
         """List when needed and watch until that ends; return how long to wait before it begins again."""
+        self._may_wake = False
         try:
             await self._follow()
+        except _ListenerFailed:
+            raise
+        except OtherServer:
+            return self._backoff.pause(is_failure=False)
         except UnreadableAnswer as error:
             self._version = ""
             self._fail(None, str(error))
         except ServerUnreachable as error:
-            self._is_doubtful = True
+            self._is_doubtful = self._may_wake = True
             self._fail(0, f"the API server does not answer: {error}")
         except ApiError as error:
             if error.status == HTTPStatus.GONE or TOO_LARGE in str(error):
@@ -84,8 +122,16 @@ class Reflector:
                 return self._backoff.pause(is_failure=False)
             if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
                 return self._take_absence(error)
+            self._may_wake = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not error.retry_after_s
             self._fail(error.status, _sentence(error))
             return max(self._backoff.pause(), error.retry_after_s)
+        except Exception as error:
+            if not self._failing_since:
+                log.exception(
+                    "an answer of the Kubernetes API was not processed", extra={"resource": self.resource.name}
+                )
+            self._version, self._is_doubtful = "", True
+            self._fail(None, f"an answer was not processed: {str(error) or type(error).__name__}")
         else:
             return self._backoff.pause(is_failure=False)
         return self._backoff.pause()
@@ -115,6 +161,22 @@ class Reflector:
             self._version = ""
         self._is_doubtful = False
 
+    async def _check_server(self) -> None:
+        """Compare the server with the one whose versions are known. Raises OtherServer: everything is to be listed again.
+
+        Called after an answer began and before its objects are used: a connection that another server took shows then.
+        """
+        uid = await self._history.read_uid()
+        if not uid or uid == self._server:
+            return
+        before, self._server = self._server, uid
+        if before:
+            log.warning("another API server answers: all is listed again", extra={"resource": self.resource.name})
+            self.cache.forget_versions()
+            self._version = self._newest = ""
+            self._is_behind, self._streams_lists = False, True
+            raise OtherServer
+
     # --- a list, in pages ---
 
     async def _list(self) -> None:
@@ -138,6 +200,7 @@ class Reflector:
                 await asyncio.sleep(0)
             token = page.metadata.continue_
             if not token:
+                await self._check_server()
                 self._accept(draft, page.metadata.resourceVersion)
                 return
 
@@ -154,7 +217,7 @@ class Reflector:
         self._is_behind = False
         self._absent = 0
         self._version = self._newest = version
-        self._on_list(self, draft)
+        self._on_list(draft)
         self.listed.set()
         self._succeed()
 
@@ -174,6 +237,7 @@ class Reflector:
         self._heard = opened = time.monotonic()
         try:
             async with self._client.get(self.resource.path, query, silence_s=self._timing.silence_s) as answer:
+                await self._check_server()
                 draft = await self._take_all(answer, draft)
         except ServerUnreachable:
             if self._heard == opened and time.monotonic() - opened >= self._timing.silence_s:
@@ -247,6 +311,20 @@ class Reflector:
             self._version = self._newest = meta.resourceVersion
         return change
 
+    # --- what is given to the listener ---
+
+    def _on_list(self, draft: Draft) -> None:
+        try:
+            self._on_list_callback(self, draft)
+        except Exception as error:
+            raise _ListenerFailed(error) from error
+
+    def _on_changes(self, changes: Sequence[ObjectChange]) -> None:
+        try:
+            self._on_changes_callback(changes)
+        except Exception as error:
+            raise _ListenerFailed(error) from error
+
     # --- what stands in the way ---
 
     def _take_absence(self, error: ApiError) -> float:
@@ -256,7 +334,7 @@ class Reflector:
             self._fail(error.status, _sentence(error))
             return self._backoff.pause()
         self._version = ""
-        self._on_list(self, {})
+        self._on_list({})
         self.listed.set()
         if error.status == HTTPStatus.FORBIDDEN:
             self._fail(error.status, _sentence(error))

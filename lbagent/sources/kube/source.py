@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError, NotFound
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
@@ -28,6 +29,8 @@ from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
 from lbagent.sources.kube.reflector import Reflector
 from lbagent.sources.kube.resources import NODES, Resource, resources
+from lbagent.sources.kube.server_contact import ServerContact
+from lbagent.sources.kube.server_history import ServerHistory
 
 log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20
@@ -56,6 +59,7 @@ class KubeSource:
         self._max_delete_ratio = settings.max_delete_ratio
         self._client = KubeClient(settings)
         self.events = EventWriter(self._client, settings.node_name)
+        self._history = ServerHistory(self._client, settings.timing.list_silence_s)
         self._reflectors = [self._reflector(each) for each in resources(settings.node_name)]
         self._services = self._reflectors[0].cache
         self._names = ServiceNames(settings.state_dir, lambda: self._services.keys | self._remembered)
@@ -72,8 +76,19 @@ class KubeSource:
     def _reflector(self, resource: Resource) -> Reflector:
         cache = ObjectCache(resource, lambda: self._generation + 1)
         return Reflector(
-            self._client, resource, self._settings.timing, cache, on_list=self._take_list, on_changes=self._publish
+            self._client,
+            resource,
+            self._settings.timing,
+            cache,
+            history=self._history,
+            on_list=self._take_list,
+            on_changes=self._publish,
         )
+
+    @property
+    def contact(self) -> ServerContact:
+        """What tells other clients of the same server that it answers."""
+        return self._client.contact
 
     # --- the protocol of a source ---
 
@@ -202,7 +217,7 @@ class KubeSource:
         try:
             async with self._client.get(NODES, {"limit": "500"}, silence_s=10.0) as answer:
                 found = msgspec.json.decode(await answer.read(), type=_NodeList)
-        except (LbError, msgspec.MsgspecError) as error:
+        except (LbError, *DECODING_ERRORS) as error:
             log.warning("the API server does not know this node, and does not list others", extra={"error": str(error)})
             return
         names = sorted(item.metadata.name for item in found.items or ())

@@ -28,6 +28,7 @@ PATHS = {
     "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
     "BackendState": "/apis/lbagent.io/v1alpha1/backendstates",
 }
+NAMESPACE = "/api/v1/namespaces/kube-system"
 NAMES = {path.rsplit("/", 1)[1]: kind for kind, path in PATHS.items()}
 
 
@@ -70,6 +71,7 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.version = 1000
+        self.uid = "one"  # of the namespace kube-system: of this server's history
         self.objects: dict[str, dict[str, Obj]] = {kind: {} for kind in PATHS}
         self.history: dict[str, list[Entry]] = {kind: [] for kind in PATHS}
         self.compacted = 0  # what was before this version is forgotten
@@ -79,6 +81,7 @@ class ApiServer:
         self.forbidden: set[tuple[str, str]] = set()  # (verb, resource)
         self.requests: Counter[str] = Counter()  # by verb and resource: 'list services', 'watch pods'
         self.seen: list[dict[str, str]] = []  # the queries
+        self.namespace_queries: list[dict[str, str]] = []
         self.answers: deque[web.Response | Callable[[], Any]] = (
             deque()
         )  # given to the next requests, whatever these are
@@ -195,6 +198,8 @@ class ApiServer:
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         query, name = dict(request.query), request.path.rsplit("/", 1)[1]
+        if request.path == NAMESPACE:
+            return await self._namespace(request)
         verb = "watch" if query.get("watch") else "list"
         self.requests[f"{verb} {name}"] += 1
         self.seen.append({"resource": name, **query})
@@ -219,6 +224,16 @@ class ApiServer:
         if kind not in self.installed or request.path != PATHS[kind]:
             return web.Response(text="404 page not found\n", status=404)
         return await self._watch(request, kind, query) if verb == "watch" else self._list(kind, query)
+
+    async def _namespace(self, request: web.Request) -> web.StreamResponse:
+        """Answer the GET of the namespace kube-system. It is in neither `requests` nor `seen`."""
+        while self._is_silent_to(request):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        self.namespace_queries.append(dict(request.query))
+        if ("get", "namespaces") in self.forbidden:
+            text = 'namespaces "kube-system" is forbidden: User "agent" cannot get resource "namespaces"'
+            return web.json_response(status(403, text), status=403)
+        return web.json_response({"kind": "Namespace", "metadata": {"name": "kube-system", "uid": self.uid}})
 
     def _list(self, kind: str, query: dict[str, str]) -> web.Response:
         if token := query.get("continue"):

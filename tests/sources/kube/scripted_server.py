@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 
 from lbagent.errors import LbError
 from lbagent.sources.kube.kube_client import Answer, ApiError, ServerUnreachable
+from lbagent.sources.kube.server_contact import ServerContact
 from tests.sources.kube.api_server import PATHS, Entry, Obj, bookmark, event, is_selected, key_of, status, told
 
+NAMESPACE = "/api/v1/namespaces/kube-system"
 KINDS = {path: kind for kind, path in PATHS.items()}
 END = {"k8s.io/initial-events-end": "true"}
 
@@ -126,6 +128,7 @@ class ScriptedServer:
         self.failures: list[LbError] = []  # of the next requests
         self.watches: list[Watch] = []
         self._pages: dict[str, tuple[int, list[Obj]]] = {}
+        self.contact = ServerContact()
 
     # --- what the cluster does ---
 
@@ -170,6 +173,9 @@ class ScriptedServer:
             await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
+        if path == NAMESPACE:
+            yield Answer(Body(json.dumps({"metadata": {"name": "kube-system", "uid": "one"}}).encode()))
+            return
         kind, words = KINDS[path], dict(query)
         if "watch" not in words:
             yield Answer(Body(self._list(kind, words)))

@@ -16,7 +16,9 @@ import msgspec
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.service_writer import FIRST_PAUSE_S, TRIES, NotLeading, Outdated, may_pass
 from lbagent.cloud.provider_records import Node
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.sources.kube.kube_client import STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.sources.kube.object_cache import UnreadableAnswer
 from lbagent.sources.kube.resources import NODES
 
 T = TypeVar("T")
@@ -90,8 +92,13 @@ class NodeWriter:
 
     async def _read(self, node: Node) -> Obj:
         async with self._client.get(f"{NODES}/{node.name}", {}, silence_s=self._silence_s) as answer:
-            raw: Obj = msgspec.json.decode(await answer.read())
-        if raw["metadata"]["uid"] != node.uid:
+            data = await answer.read()
+        try:
+            raw: Obj = msgspec.json.decode(data)
+            uid = raw["metadata"]["uid"]
+        except (*DECODING_ERRORS, KeyError, TypeError) as error:
+            raise UnreadableAnswer(f"Node {node.name} cannot be read: {decoding_problem(error)}") from None
+        if uid != node.uid:
             raise Outdated(f"Node {node.name} is another one by now")
         return raw
 
