@@ -38,7 +38,7 @@ def allowed_entries(
 
 
 def water_fill(capacity: int, floors: Mapping[Holder, int], targets: Mapping[Holder, int]) -> dict[Holder, int]:
-    """Raise the holders from their floors to their targets until the capacity is used, the lowest first; ties in the order given."""
+    """Raise the holders from their floors to their targets until the capacity is used, the lowest first."""
     if sum(targets.values()) <= capacity:
         return dict(targets)
 

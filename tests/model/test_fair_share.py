@@ -64,7 +64,7 @@ def test_shares_of_any_numbers(limit: int, numbers: dict[str, tuple[int, int]], 
     waiting = [may[holder] for holder in wanted if may[holder] < asked[holder]]
     grown = [may[holder] for holder in wanted if may[holder] > used[holder]]
     if waiting and grown:
-        assert max(grown) <= min(waiting) + 1 or max(grown) <= guard_of(limit) and len(wanted) > 1
+        assert max(grown) <= min(waiting) + 1 or (max(grown) <= guard_of(limit) and len(wanted) > 1)
 
 
 @given(NUMBERS)
