@@ -18,7 +18,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 def guard_of(limit: int) -> int:
     """Return how many entries of a table with `limit` entries are given without a look at shares."""
-    return int(limit * GUARD)
+    return limit * GUARD.numerator // GUARD.denominator
 
 
 def allowed_entries(

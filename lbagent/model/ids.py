@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -63,6 +64,11 @@ class IdAllocator(Generic[Key]):
         return self._free
 
     @property
+    def room(self) -> int:
+        """Return how many more keys may want ids until 80 % are wanted; those that were restored and not claimed do not count."""
+        return guard_of(self.capacity) - len(self._ids)
+
+    @property
     def advice(self) -> str:
         """What to do when no id is left; '' when nothing helps."""
         return self._advice
@@ -102,7 +108,8 @@ class IdAllocator(Generic[Key]):
             )
         self._next = number + 1
         self._ids[key] = number
-        self._use(number)
+        self._used[number] = 1
+        self._free -= 1
         return number
 
     def _use(self, number: int) -> None:
@@ -161,6 +168,8 @@ class IdAllocator(Generic[Key]):
 
     def free_retired(self, is_named: Callable[[int], bool]) -> None:
         """Free the retired ids that the maps do not name any more: flows and slots of the old key cannot meet a new one."""
+        if not self._retired:
+            return
         retired, self._retired = self._retired, []
         for number in retired:
             if is_named(number):
@@ -234,7 +243,10 @@ class IdAssigner:
         gone = {id(svc) for svc in old[prefix : len(old) - suffix]}.difference(keys)
         before = {self._resolved[key].frontend: key for key in gone}
         for at, (key, svc) in enumerate(added):
-            self._add(key, svc, before.get(svc.frontend))
+            try:
+                self._add(key, svc, before.get(svc.frontend))
+            except IdsExhausted:  # those of an earlier agent that no State has claimed yet, or that rest, are too many
+                return (yield from self._assigning_in_shares(state))
             if not at % BETWEEN_YIELDS:
                 yield
         for key in gone:  # after the new ones, so that a changed SVC keeps its ids
@@ -259,24 +271,29 @@ class IdAssigner:
     # --- where there are ids enough ---
 
     def _fits(self, added: Sequence[SVC]) -> bool:
-        """Return whether at most 80 % of the ids are in use when these SVCs have theirs, or none needs a new one."""
-        limited, room = self.max_endpoints_per_namespace, _room(self.backend_ids)
+        """Return whether at most 80 % of the ids are wanted when these SVCs have theirs, or none needs a new one."""
+        if len(added) > (room := self.service_ids.room):
+            frontends = [svc.frontend for svc in added if not svc.wildcard]
+            if _without_id(self.service_ids, frontends) > max(0, room):
+                return False
+        limited, room = self.max_endpoints_per_namespace, self.backend_ids.room
+        if not limited and sum([sum(map(len, map(group, added))) for group in _GROUPS]) <= room:
+            return True
         groups = {
             id(group): group for svc in added for group in groups_of(svc) if group
         }  # those of a port are the same
-        if limited or sum(map(len, groups.values())) > room:
-            new = _without_id(self.backend_ids, (backend.address for group in groups.values() for backend in group))
-            if new > (0 if limited else max(0, room)):
-                return False
-        room = _room(self.service_ids)
-        frontends = (svc.frontend for svc in added if not svc.wildcard)
-        return len(added) <= room or _without_id(self.service_ids, frontends) <= max(0, room)
+        if not limited and sum(map(len, groups.values())) <= room:
+            return True
+        addresses = [backend.address for group in groups.values() for backend in group]
+        return _without_id(self.backend_ids, addresses) <= (0 if limited else max(0, room))
 
     def _add(self, key: int, svc: SVC, before: int | None) -> None:
         """Assign ids to an SVC; `before` is the key of the one that it replaces, whose backends stay the same objects."""
         known = self._same_backends(before) if before is not None else {}
         number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
-        groups = [self._with_ids(group, known) if group else () for group in groups_of(svc)]
+        groups = [
+            self._with_ids(group, known) if group else () for group in (svc.selectable, svc.unselectable, svc.slotless)
+        ]
         self._note(key, svc, number, groups)
 
     def _note(self, key: int, svc: SVC, number: int, groups: Sequence[tuple[Backend, ...]]) -> None:
@@ -400,13 +417,11 @@ class IdAssigner:
                     credit.frontends[svc.name] = credit.frontends.get(svc.name, 0) + 1
 
 
+_GROUPS = tuple(map(attrgetter, ("selectable", "unselectable", "slotless")))
+
+
 def _never(_: int) -> bool:
     return False
-
-
-def _room(ids: IdAllocator[L3n4Addr]) -> int:
-    """Return how many ids can be given until 80 % are in use."""
-    return ids.free - ids.capacity + guard_of(ids.capacity)
 
 
 def _without_id(ids: IdAllocator[L3n4Addr], keys: Iterable[L3n4Addr]) -> int:
