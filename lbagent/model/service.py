@@ -125,6 +125,7 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
         False  # Local policy, no local endpoint, but the cluster has some: dropped, not rejected (A5)
     )
     wildcard: bool = False  # the ID=0, port 0, ANY row of a ClusterIP address
+    created: float = 0.0  # creationTimestamp of its object, 0 when there is none; negative: of the operator's own files
 
     @property
     def backends(self) -> tuple[Backend, ...]:

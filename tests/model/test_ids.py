@@ -215,7 +215,8 @@ def test_only_the_claimed_ids_stay_in_use() -> None:
     ids: IdAllocator[str] = IdAllocator(limit=4)
     ids.restore([("a", 1), ("b", 2), ("c", 3)])
     assert [ids.allocate(key) for key in ("c", "a")] == [3, 1]
-    ids.release_unclaimed()
+    ids.retire_unclaimed()
+    ids.free_retired(lambda _: False)
     assert sorted(ids.in_use()) == ["a", "c"]
     assert ids.allocate("d") == 2
     with pytest.raises(IdsExhausted):

@@ -32,6 +32,7 @@ from lbagent.sync.target.further_paths import further_addresses, ids_of, of_back
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
 from lbagent.sync.target.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
+from lbagent.sync.target.shadow_frontend import may_name
 from lbagent.sync.target.steps import Plan
 from lbagent.sync.target_protocol import Desired, Provenance
 
@@ -73,6 +74,7 @@ class BpfTarget:
         self._broken_off = False  # the last pass ended by an exception
         self._paths_changed = False
         self._maps, self._ids, self._paths, self._node_name = maps, ids, paths, node_name
+        ids.service_id_is_named, ids.backend_id_is_named = self._names_service, self._names_backend
         self._changed = asyncio.Condition()  # notified after each pass
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
 
@@ -238,6 +240,18 @@ class BpfTarget:
             self._ids.release_restored()
             self._restored_backends = frozenset()
             self.ready.set()
+        if self._ids.finds_more:  # what this pass took out of the maps makes room
+            self.wake.set()
+
+    def _names_backend(self, ident: int) -> bool:
+        """Return whether the maps may hold an entry of this backend id."""
+        shadow = self.shadow
+        return bool(shadow.refs.get(ident)) or not all(rows.is_clear(ident) for rows in shadow.backend_rows.values())
+
+    def _names_service(self, ident: int) -> bool:
+        """Return whether the maps may hold an entry of this service id although no State has it: a write failed."""
+        shadow = self.shadow
+        return any(may_name(entry, ident) for each in shadow.leftovers() if (entry := shadow.frontends.get(each)))
 
     async def _update_retention(self, provenance: Provenance | None) -> None:
         """Begin or end to retain: until each source was trusted once, nothing goes that may come from its objects."""

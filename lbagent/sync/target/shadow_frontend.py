@@ -74,3 +74,8 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
 def strays_of(entry: ShadowFrontend | None) -> frozenset[tuple[str, bytes]]:
     """Return the (map, key) of what an entry has under another id than the rest."""
     return entry.strays if isinstance(entry, PartialFrontend) else frozenset()
+
+
+def may_name(entry: ShadowFrontend, ident: int) -> bool:
+    """Return whether entries of a frontend may have this service id; with strays they may have any."""
+    return map_entries(entry).id == ident or bool(strays_of(entry))
