@@ -19,6 +19,7 @@ from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import parse_ip
+from lbagent.model.state import State
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import Node, ObjectSnapshot, Service
@@ -68,7 +69,11 @@ class World:
         self.maps = maps or MemoryMaps()
         self.now, self.objects, self.network = 100.0, None, NETWORK
         self.events: list[ObjectEvent] = []
-        around = NodeView(lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX})
+        self.state, self.is_settled = State(), True
+        around = NodeView(
+            lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX},
+            lambda: self.state, lambda: self.is_settled,
+        )  # fmt: skip
         self.announcer = Announcer("n", POOLS, self.maps, around, events=[self.events.append], clock=lambda: self.now)
         self.sockets = Sockets()
         self.announcer._sockets = self.sockets  # type: ignore[assignment]
@@ -338,8 +343,8 @@ class Election:
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         return frozenset({"n", "i"})
 
-    def publish(self, networks: object, macs: object) -> None:
-        pass
+    def publish(self, networks: object, macs: object, withheld: Collection[bytes]) -> None:
+        self.published = set(withheld)
 
     def leftovers(self, wanted: Collection[bytes], now: float, grace_s: float) -> list[str]:
         return [f"left beside {len(wanted)}"]
