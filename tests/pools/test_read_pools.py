@@ -16,7 +16,7 @@ pools:
    autoAssign: true, avoidBuggyIPs: true, namespaces: [], serviceSelector: {}}
 - {name: lab, addresses: [10.9.0.0/24], announce: [l2, bgp], priority: 5, autoAssign: false, avoidBuggyIPs: false,
    namespaces: [lab], serviceSelector: {matchLabels: {tier: web}, matchExpressions: [{key: old, operator: DoesNotExist}]}}
-l2: {leaseDuration: 2s, restartGrace: 1m, devices: [eth0], probe: false, nodeSelector: {edge: "yes"}}
+l2: {leaseDuration: 2s, restartGrace: 1m, devices: [eth0], probe: false, conflict: yield, nodeSelector: {edge: "yes"}}
 bgp: {localASN: 64512, port: 1179, gracefulRestart: false, communities: ["64512:100", "64512:1:2"], peers: [{address: 172.31.77.1,
   asn: 64513, port: 179, bfd: {interval: 300ms, multiplier: 3}, passwordFile: F, holdTime: 90s, multihop: 1, nodeSelector: {}}]}
 """
@@ -39,6 +39,7 @@ def test_all_that_a_file_may_say() -> None:
     ]  # fmt: skip
     l2, bgp = found.l2, found.bgp
     assert (l2.lease_duration_s, l2.restart_grace_s, l2.devices, l2.probe) == (2, 60, ("eth0",), False)
+    assert not l2.defends
     assert l2.node_selector.matches({"edge": "yes"})
     assert not l2.node_selector.matches({"edge": "no"})
     assert bgp is not None
@@ -55,7 +56,12 @@ def test_all_that_a_file_may_say() -> None:
 def test_a_file_without_pools(text: str) -> None:
     found = parse_pools(text, "pools.yaml")
     assert found.pools == ()
-    assert (found.l2.lease_duration_s, found.l2.restart_grace_s, found.l2.probe) == (2, 30, True)
+    assert (found.l2.lease_duration_s, found.l2.restart_grace_s, found.l2.probe, found.l2.defends) == (
+        2,
+        30,
+        True,
+        True,
+    )
     assert found.bgp is None
 
 
