@@ -283,7 +283,7 @@ async def test_a_stranger_is_told_of_once_and_looked_for_each_minute() -> None:
     assert world.written() == {VIP}
 
 
-async def test_forged_claims_take_no_address_down_and_are_told_of_once() -> None:
+async def test_forged_claims_take_no_address_down_and_are_reported_once() -> None:
     world = World()
     world.serve(VIP)
     world.run(20)

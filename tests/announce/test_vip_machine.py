@@ -268,7 +268,7 @@ def test_a_stranger_s_claims_are_answered_once_in_ten_seconds_for_as_long_as_the
     assert run.machine.answers
 
 
-def test_the_conflict_ends_when_the_stranger_is_silent_and_is_told_of_again_after_that() -> None:
+def test_the_conflict_ends_when_the_stranger_is_silent_and_is_reported_again_after_that() -> None:
     run = leading(ALONE)
     assert Order(Act.CONTESTED, mac=MAC) in list(run.machine.heard(run.now, MAC, ""))
     assert run.machine.conflict_with(run.now + 60) == MAC
