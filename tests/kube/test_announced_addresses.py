@@ -130,6 +130,7 @@ def test_the_address_leaves_a_node_whose_only_endpoint_is_in_maintenance(link: L
         link.until_led(VIP, by=heir)
         load.wait_more(50)
         assert link.lease(VIP)["holderIdentity"] == heir.name
+        assert talkers.ask() == talkers.first, "connections of before go on"
         transitions = link.lease(VIP)["leaseTransitions"]
         load.wait_more(300)  # some seconds: it does not go to and fro
         assert link.lease(VIP)["leaseTransitions"] == transitions
