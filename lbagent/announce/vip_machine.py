@@ -88,7 +88,7 @@ class Act(StrEnum):
     REPEAT = "repeat"  # tell the network again
     WITHDRAW = "withdraw"  # answer no longer
     CONFLICT = "conflict"  # a stranger has the address: tell its users
-    CONTESTED = "contested"  # a stranger claims it, and this node answers on: tell its users
+    CONTESTED = "contested"  # a stranger claims it, and this node answers on: warn its users
 
 
 class Order(NamedTuple):

@@ -130,11 +130,11 @@ class _Reader(FieldChecks):
             self.conflict(entry.conflict) == DEFEND,
         )
 
-    def conflict(self, word: str) -> str:
-        """Return the checked word: what a node does about another host that claims an address which it announces."""
-        if word not in (DEFEND, YIELD):
-            self.refuse(("l2", "conflict"), f"unknown value {shown(word)}; one of {DEFEND}, {YIELD} is possible")
-        return word
+    def conflict(self, value: str) -> str:
+        """Return the checked value: what a node does about another host that claims an address which it announces."""
+        if value not in (DEFEND, YIELD):
+            self.refuse(("l2", "conflict"), f"unknown value {shown(value)}; one of {DEFEND}, {YIELD} is possible")
+        return value
 
     def bgp(self, entry: BgpEntry) -> BgpSettings:
         """Return the checked section."""

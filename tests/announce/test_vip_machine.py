@@ -257,14 +257,14 @@ def test_with_yield_a_stranger_is_answered_once_and_then_yielded_to() -> None:
 @pytest.mark.parametrize("view", [ALONE, GIVEN])
 def test_a_stranger_s_claims_are_answered_once_in_ten_seconds_for_as_long_as_they_come(view: View) -> None:
     """RFC 5227 §2.4 c, DEFEND_INTERVAL 10 s; 300 claims of changing MAC addresses, ten a second."""
-    run, told, warned = leading(view), [], 0
+    run, defended_at, warned = leading(view), [], 0
     for number in range(300):
         mac = b"\2\0\0\0\1" + bytes([number % 256])
         for order in run.machine.heard(run.now + number / 10, mac, ""):
-            told += [number / 10] if order.act is Act.REPEAT else []
+            defended_at += [number / 10] if order.act is Act.REPEAT else []
             warned += order.act is Act.CONTESTED
             assert order.act in (Act.REPEAT, Act.CONTESTED)
-    assert (told, warned) == ([0.0, 10.0, 20.0], 1)
+    assert (defended_at, warned) == ([0.0, 10.0, 20.0], 1)
     assert run.machine.answers
 
 

@@ -91,6 +91,7 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         (f"{A}- name: b\n  addresses: [10.0.0.255-10.0.1.0]", "f:5: pools[1].addresses: 10.0.0.255-10.0.1.0 overlaps 10.0.0.0-10.0.0.255 of pool a"),
         (f"{A}- name: a\n  addresses: [10.0.1.0]", "f:4: pools[1].name: 'a' is given twice"),
         (f"{A}  announce: [arp]", "f:4: pools[0].announce[0]: unknown value 'arp'; one of l2, bgp is possible"),
+        (f"{A}l2: {{conflict: fight}}", "f:4: l2.conflict: unknown value 'fight'; one of defend, yield is possible"),
         (f"{A}  announce: [bgp]", "f:4: pools[0].announce[0]: the section bgp with localASN and peers is missing"),
         (f"{A}  priority: high", "f:4: pools[0].priority: 'high' is not a whole number"),
         (f"{A}  autoAssign: 1", "f:4: pools[0].autoAssign: 1 is not true or false"),

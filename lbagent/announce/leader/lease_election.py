@@ -1,7 +1,7 @@
 """The Leases by which nodes agree on a leader for each address: read by one watch, written when a leader changes.
 
 A node lives by `lbagent-node-NODE`, the only one that is renewed; it names the networks that the node reaches, its MAC addresses
-and the addresses that its programs do not serve (maintenance), so that the others know where an address may go, and which answer
+and the addresses that its programs do not serve (maintenance), by which the others choose where an address may go, and which answer
 on the wire is a node's. `lbagent-vip-ADDRESS`
 names the leader of an address. Every write is refused by the server if another node has written since (resourceVersion).
 """
@@ -145,7 +145,7 @@ class LeaseElection:
     # --- writing ---
 
     def publish(self, networks: Iterable[str], macs: Iterable[bytes], withheld: Iterable[bytes] = ()) -> None:
-        """Say what this node reaches, and what of it its programs do not serve, from now on; it lives by the first call."""
+        """Publish what this node reaches, and the addresses that its programs do not serve; it lives by the first call."""
         words = _Published(
             " ".join(sorted(networks)),
             " ".join(sorted(mac.hex(":") for mac in macs)),
