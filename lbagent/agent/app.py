@@ -300,13 +300,17 @@ def build_announcer(components: AgentComponents, pools: PoolsFile) -> Announcer:
 
     def objects() -> ObjectSnapshot | None:
         is_complete = not loop.waiting and all(source.trusted or source.listed for source in components.sources)
-        return loop.inbox.store.snapshot() if is_complete else None
+        return loop.inbox.store.snapshot() if is_complete and components.bpf.first_pass.is_set() else None
+
+    (runner,) = (each for each in loop.runners if each.target is components.bpf)
 
     around = NodeView(
         objects,
         lambda: network.network,
         lambda: components.devices.announcing_devices() if components.devices else (),
         lambda: network.watcher.neighbours().carriers,
+        lambda: components.bpf.current_state,
+        lambda: runner.pending_since is None,
     )
     return Announcer(
         config.name_of_node, pools, components.maps, around,
@@ -323,7 +327,16 @@ def start_announcer(
     routes = build_routes(components, announcer)
     group.create_task(routes.run())
     group.create_task(announcer.run())
+    group.create_task(follow_state(components.bpf, announcer))
     group.create_task(file.follow(lambda text: announcer.use_pools(parse_pools(text, file.path))))
+
+
+async def follow_state(bpf: BpfTarget, announcer: Announcer) -> None:
+    """Wake the announcer for ever whenever the maps hold another State."""
+    generation = bpf.generation
+    while True:
+        generation = await bpf.changed_from(generation)
+        announcer.state_changed()
 
 
 def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], None]:

@@ -18,11 +18,12 @@ from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
 from lbagent.announce.leader.lease_view import view_of
 from lbagent.announce.placements import NodeState, Placements
-from lbagent.announce.strangers import Strangers
+from lbagent.announce.served_addresses import ServedAddresses
+from lbagent.announce.strangers import Conflict, Strangers
 from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
-from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal, with_endpoints
-from lbagent.announce.wire.frames import Claim
+from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal
+from lbagent.announce.wire.frames import Claim, is_of_a_host
 from lbagent.announce.wire.link_sockets import LinkSockets
 from lbagent.announce.wire.solicited_groups import SolicitedGroups
 from lbagent.announce.wire.wire_questions import WireQuestions
@@ -70,6 +71,10 @@ class Announcer:
         self.takeovers = 0
         self.problem = ""
         self._wanted_vips = WantedVips(external_ips=external_ips)
+        self._served = ServedAddresses()
+        self._withheld: frozenset[bytes] = frozenset()  # not served here, although the objects admit it
+        self._undecided: set[bytes] = set()  # addresses of which that is not known yet
+        self._are_routes_stale = False
         self._placements = Placements(node)
         self.refusals: Mapping[bytes, str] = self._placements.refusals  # why this node may not announce one by L2
         self._looks = 0  # how often all addresses were placed anew
@@ -99,6 +104,10 @@ class Announcer:
         self._objects_changed = True
         self._wake.set()
 
+    def state_changed(self) -> None:
+        """Take note that the maps hold another State."""
+        self._wake.set()
+
     def _leases_change(self, names: Collection[str]) -> None:
         self._leases_changed.update(filter(None, map(vip_of_lease, names)))
         self._wake.set()
@@ -116,7 +125,8 @@ class Announcer:
         self.objects_changed()
 
     def _settings(self) -> Settings:
-        return Settings(self.node, self.pools.l2.restart_grace_s, self.pools.l2.probe)
+        l2 = self.pools.l2
+        return Settings(self.node, l2.restart_grace_s, l2.probe, l2.defends)
 
     def _take_over(self, now: float) -> None:
         self._map.drop_ended(now)
@@ -183,6 +193,7 @@ class Announcer:
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
         """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
         self._look_at_objects(now, tasks)
+        self._look_at_state()
         self._look_at_devices()
         if self._map.has_ended(now):
             log.warning("this agent did not run for so long that its programs stopped announcing: it begins anew")
@@ -239,7 +250,7 @@ class Announcer:
             self._forget(address, tasks)
         for address in sorted(by_l2 - self.machines.keys()):
             self._add(address, VipMachine(self._settings(), now))
-        self._set_routes()
+        self._are_routes_stale = True
 
     def _forget(self, address: bytes, tasks: asyncio.TaskGroup) -> None:
         del self.machines[address]
@@ -252,6 +263,39 @@ class Announcer:
         if self.election is not None and self.election.holder(address) == self.node:
             tasks.create_task(self.election.forget(address))
 
+    def _look_at_state(self) -> None:
+        """Take which addresses the programs serve, once the objects are at least as new as what the maps hold."""
+        if self.wanted is None or self._objects_changed:
+            return
+        changed = self._served.look(self._around.state())
+        self._news |= changed
+        if self._news or self._are_routes_stale:
+            self._are_routes_stale = False
+            self._set_routes()
+        self._withhold(lost={address for address in changed if address not in self._served})
+
+    def _withhold(self, *, lost: Collection[bytes]) -> None:
+        """Find out which addresses the programs do not serve although the objects admit them here: other nodes read it in a Lease.
+
+        While the maps are behind the objects only an address that was `lost` is withheld: another one may be served in a moment.
+        """
+        self._undecided |= self._news
+        decided = set(self._undecided) if self._around.is_settled() else self._undecided.intersection(lost)
+        self._undecided -= decided
+        withheld = (self._withheld - decided) | set(filter(self._is_withheld, decided))
+        if withheld != self._withheld:
+            self._withheld, self._is_published = withheld, False
+
+    def _is_withheld(self, address: bytes) -> bool:
+        vip = (self.wanted or {}).get(address)
+        return (
+            vip is not None and address in self.machines and vip.is_withheld(self.node, is_served=self.serves(address))
+        )
+
+    def serves(self, address: bytes) -> bool:
+        """Return whether the programs of this node send new connections to an address on."""
+        return address in self._served
+
     def _look_at_devices(self) -> None:
         """Place the addresses: all when the node changed, else those with news."""
         around = self._around
@@ -262,13 +306,14 @@ class Announcer:
             self._looks, self._is_published = self._looks + 1, False
             addresses = self.machines
         for address in addresses:
-            self._placements.place(address, (self.wanted or {}).get(address))
+            vip = (self.wanted or {}).get(address)
+            self._placements.place(address, vip, is_served=address in self._served)
         if addresses or is_another:
             self._is_written = False
             self._sockets.use(self._placements.devices)
         if self.election is not None and self.wanted is not None and not self._is_published:
             self._is_published = True
-            self.election.publish(state.networks(), state.macs())
+            self.election.publish(state.networks(), state.macs(), self._withheld)
 
     def _node_refusal(self) -> str:
         node = self._objects.nodes.get(self.node) if self._objects else None
@@ -278,7 +323,8 @@ class Announcer:
         eligible = address not in self.refusals
         if self.election is None:
             return View(eligible)
-        return view_of(self.election, self.node, (self.wanted or {})[address], now, eligible=eligible)
+        vip, served = (self.wanted or {})[address], address in self._served
+        return view_of(self.election, self.node, vip, now, eligible=eligible, served=served)
 
     def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
         """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
@@ -329,12 +375,17 @@ class Announcer:
                 log.info(text, extra={"address": format_ip(address), "services": self._services(address)})
             case Act.CONFLICT:
                 self._strangers.tell(address, order.mac, self._services(address))
+            case Act.CONTESTED:
+                self._strangers.forget(address)
+                self._strangers.tell(address, order.mac, self._services(address), is_defended=True)
 
     async def _write_lease(self, address: bytes, order: Order) -> None:
         assert self.election is not None
         machine = self.machines.get(address)
         before = machine.view if machine else None
         async with self._writes:
+            if order.act is Act.GIVE:  # the next leader reads first why this node gives the address away
+                await self.election.until_published()
             done = await self.election.write_holder(address, order.who or self.node)
         if machine is None or self.machines.get(address) is not machine:
             return
@@ -353,7 +404,9 @@ class Announcer:
 
     def _heard(self, ifindex: int, claim: Claim) -> None:
         machine = self.machines.get(claim.address)
-        if machine is None or any(claim.mac == link.mac for link in self._around.network().links.values()):
+        if machine is None or not is_of_a_host(claim.mac):
+            return
+        if any(claim.mac == link.mac for link in self._around.network().links.values()):
             return
         node = self.election.node_of(claim.mac) if self.election else ""
         if node and machine.phase is Phase.PROBING:
@@ -376,14 +429,22 @@ class Announcer:
             self.routes.set_routes(routes)
 
     def wanted_routes(self) -> frozenset[bytes]:
-        """Return the addresses that this node announces by BGP: those with an endpoint that it may announce."""
-        vips = [vip for vip in (self.wanted or {}).values() if vip.admits(self.node)]
-        return frozenset() if self.bgp_refusal() else frozenset(with_endpoints(vips, BGP))
+        """Return the addresses that this node announces by BGP: those that its programs serve."""
+        if self.bgp_refusal():
+            return frozenset()
+        vips = (self.wanted or {}).values()
+        return frozenset(vip.address for vip in vips if BGP in vip.modes and vip.address in self._served)
 
     def bgp_refusal(self) -> str:
         """Return why this node announces nothing by BGP, '' when it may."""
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2, for_l2=False)
+
+    def conflicts(self) -> list[Conflict]:
+        """Return the addresses that a host has, or claims, which is no node."""
+        now = self._clock()
+        found = ((address, each, each.conflict_with(now)) for address, each in sorted(self.machines.items()))
+        return [Conflict(address, mac, is_defended=each.answers) for address, each, mac in found if mac]
 
     def problems(self) -> list[str]:
         """Return what stands in the way of announcing, a sentence each."""

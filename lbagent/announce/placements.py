@@ -11,6 +11,7 @@ from lbagent.net.snapshot import NodeNetwork
 from lbagent.pools.announcement import L2Settings
 
 NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
+NOT_SERVED_HERE = "policy Local, and the programs of this node send no new connections to the endpoints here"
 
 
 class NodeState(NamedTuple):
@@ -59,12 +60,19 @@ class Placements:
         self.refusals.clear()
         return True
 
-    def place(self, address: bytes, vip: WantedVip | None) -> None:
-        """Place an address; `vip` None: it is announced as an earlier agent left it, until it is known what is wanted."""
+    def place(self, address: bytes, vip: WantedVip | None, *, is_served: bool) -> None:
+        """Place an address; `vip` None: it is announced as an earlier agent left it, until it is known what is wanted.
+
+        `is_served`: the programs of this node have a backend for it. One of policy Cluster is announced without, too.
+        """
         assert self._state is not None
         network, attached, carriers, settings, refusal = self._state
         self.places[address], why = reach.places(network, attached, carriers, settings, address)
-        no_endpoint = NO_ENDPOINT_HERE if vip is not None and not vip.admits(self._node) else ""
+        no_endpoint = ""
+        if vip is not None and not vip.admits(self._node):
+            no_endpoint = NO_ENDPOINT_HERE
+        elif vip is not None and vip.is_local and not is_served:
+            no_endpoint = NOT_SERVED_HERE
         self.refusals.pop(address, None)
         if reason := refusal or no_endpoint or why:
             self.refusals[address] = reason

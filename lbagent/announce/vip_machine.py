@@ -14,7 +14,8 @@ Programs answer on where an agent died, and no other node is heard there. So a n
 another one still answers, it stops again, and waits until that one is silent. A node that took a Lease over `doubts` that it is
 alone for as long as such programs may last: the cable of the other one may have been out, and be back.
 
-Source: RFC 5227 (probes; a defence within DEFEND_INTERVAL_S, then the address is given up).
+A stranger that claims an announced address is answered by an announcement, at most once in DEFEND_INTERVAL_S (RFC 5227 §2.4 c).
+With `defends` false the address is given up at its second claim in that time (§2.4 b): any host of the link can take it so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ LEAVE_S = 0.8  # a leader that gave its Lease away answers no longer, heard or n
 GIVE_AGAIN_S = 1.0
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
 CONFLICT_S = 60.0  # until an address that a stranger has is tried again
+CLAIM_S = CONFLICT_S + 5.0  # until a claim counts no longer; it counts on while the address is tried again
 
 
 class Phase(Enum):
@@ -86,6 +88,7 @@ class Act(StrEnum):
     REPEAT = "repeat"  # tell the network again
     WITHDRAW = "withdraw"  # answer no longer
     CONFLICT = "conflict"  # a stranger has the address: tell its users
+    CONTESTED = "contested"  # a stranger claims it, and this node answers on: warn its users
 
 
 class Order(NamedTuple):
@@ -97,11 +100,12 @@ class Order(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """`node` is this one. With `probe` false a stranger is not looked for before the beginning."""
+    """`node` is this one. With `probe` false a stranger is not looked for before the beginning. `defends`: see above."""
 
     node: str
     restart_grace_s: float
     probe: bool = True
+    defends: bool = True
 
 
 def is_overdue(holder_dead_s: float) -> bool:
@@ -144,7 +148,8 @@ class VipMachine:
         self._told: list[float] = []  # when the network is to be told again
         self._checks: list[float] = []  # when the wire is to be asked whether another node answers too
         self._checked_from = self._patient_until = self._doubts_until = float("-inf")
-        self._defended = float("-inf")
+        self._defended = self._conflict_until = float("-inf")
+        self._claimed_by = b""  # MAC address of the stranger that claimed it last
         self._may_give = now
 
     @property
@@ -155,6 +160,13 @@ class VipMachine:
     def doubts(self, now: float) -> bool:
         """Return whether it answers, and a node without an agent that had the address before may answer too."""
         return now < self._doubts_until and self.answers
+
+    def conflict_with(self, now: float) -> bytes:
+        """Return the MAC address of a stranger that has or claims the address, b'' for none."""
+        return self._claimed_by if now < self._conflict_until else b""
+
+    def _claimed(self, now: float, mac: bytes) -> None:
+        self._claimed_by, self._conflict_until = mac, now + CLAIM_S
 
     def wake_at(self) -> float:
         """Return when `step` must be called although nothing changed."""
@@ -201,7 +213,8 @@ class VipMachine:
         self.phase, self._due, self._told, self._checks = Phase.STANDBY, now + pause_s, [], []
 
     def _stand_by(self, now: float, view: View) -> Iterator[Order]:
-        self.stranger = b"" if not view.eligible else self.stranger
+        if not view.eligible:
+            self.stranger, self._conflict_until = b"", float("-inf")
         allowed = rule(view, self.settings)
         if allowed is Rule.NO:
             yield from self._give_unused(now, view)
@@ -254,6 +267,7 @@ class VipMachine:
 
     def _announce(self, now: float) -> Iterator[Order]:
         self.phase, self.stranger, self.yielded_to = Phase.ANNOUNCED, b"", ""
+        self._conflict_until = float("-inf")
         self._told = [now + after for after in BURST_S]
         self._checked_from = now + CHECK_S[0]
         self._checks = [now + after for after in CHECK_S if self.view.elects]
@@ -293,6 +307,7 @@ class VipMachine:
 
     def _withdraw(self, now: float, pause_s: float = 0.0) -> Iterator[Order]:
         self._stand(now, pause_s)
+        self._conflict_until = float("-inf")
         yield Order(Act.WITHDRAW)
 
     # --- what is heard ---
@@ -319,14 +334,21 @@ class VipMachine:
             if holds:  # its agent did not hear this one: it is dead, and its programs stop by then
                 self._patient_until = now + self.settings.restart_grace_s
             yield from self._withdraw(now, PROBE_AGAIN_S)
-        elif now - self._defended >= DEFEND_INTERVAL_S:
+            return
+        if not node and self.settings.defends:
+            is_new = not self.conflict_with(now)
+            self._claimed(now, mac)
+            if is_new:
+                yield Order(Act.CONTESTED, mac=mac)
+        if now - self._defended >= DEFEND_INTERVAL_S:
             self._defended = now
             yield Order(Act.REPEAT)
-        elif not node:
+        elif not node and not self.settings.defends:
             self.stranger = mac
             yield Order(Act.WITHDRAW)
             yield from self._conflict(now)
 
     def _conflict(self, now: float) -> Iterator[Order]:
         self.phase, self._due, self._told, self._checks = Phase.CONFLICT, now + CONFLICT_S, [], []
+        self._claimed(now, self.stranger)
         yield Order(Act.CONFLICT, mac=self.stranger)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lbagent.announce.announcer import Announcer
-from lbagent.announce.placements import NO_ENDPOINT_HERE
+from lbagent.announce.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE
 from lbagent.announce.strangers import in_use_text
 from lbagent.announce.vip_machine import Phase
 from lbagent.announce.wanted import WantedVip
@@ -21,6 +21,11 @@ _ADVICE = (
     ("the node is cordoned", "kubectl uncordon NODE, or leave it to the other nodes"),
     ("the node has the label", "take the label away if the node is to get traffic"),
     ("the node has not the labels", "give the node these labels, or change l2.nodeSelector"),
+    (NOT_SERVED_HERE, "see `lbagent svc get` for the states of the backends, and `lbagent backend clear-state`"),
+    (
+        "the programs of this node",
+        "see `lbagent svc get` for the states of the backends, and `lbagent backend clear-state`",
+    ),
     ("policy Local", "see `kubectl get endpointslices` for where the endpoints are; policy Cluster needs none here"),
     (
         "no device has an address",
@@ -96,6 +101,8 @@ def _bgp_row(announcer: Announcer, vip: WantedVip) -> VipRow:
         reason = "no endpoint of its Services is ready, so the route is withdrawn"
     elif not vip.admits(announcer.node):
         reason = NO_ENDPOINT_HERE
+    elif not announcer.serves(vip.address):
+        reason = "the programs of this node send no new connections to its endpoints, so the route is withdrawn"
     else:
         reason = untold
     state, node = (ANNOUNCED, announcer.node) if is_routed else (WITHDRAWN, "")

@@ -1,15 +1,19 @@
-"""Which addresses are to be announced, how, and may this node do it: out of objects, pools and the node. Pure.
+"""Which addresses are to be announced, how, and from which nodes, as the objects that every node reads have it. Pure.
 
-Source: Kubernetes' own service controller (the label); KEP-1669 (endpoints of policy Local).
+Whether the programs of this node serve an address is in served_addresses.py: only this node knows the states that its operator
+set, and the weights of its Pods. What it does not serve although the objects admit it, its Lease names for the other nodes.
+Source: Kubernetes' own service controller (the label); KEP-1669 (terminating endpoints).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from lbagent.model.family import Family
+from lbagent.model.select import can_serve
 from lbagent.objects.records import EndpointSlice, Node, ObjectSnapshot, Service
 from lbagent.pools.announcement import BGP, L2, L2Settings
 from lbagent.pools.pool import Pool
@@ -19,8 +23,8 @@ from lbagent.pools.read_pools import PoolsFile
 class WantedVip(Struct, frozen=True):
     """An address of a pool that Services have.
 
-    `modes` are in the order l2, bgp. `has_endpoint`: a ready endpoint is somewhere. `nodes` None: each node may announce it;
-    else those with a ready endpoint of a Service of policy Local.
+    `modes` are in the order l2, bgp. `has_endpoint`: an endpoint of its family can take new flows (model/select.py). `nodes` None:
+    each node may announce it; else those with such an endpoint, as every Service of the address has policy Local.
     """
 
     address: bytes
@@ -30,14 +34,26 @@ class WantedVip(Struct, frozen=True):
     has_endpoint: bool = False
     nodes: frozenset[str] | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only nodes with an endpoint may announce it."""
+        return self.nodes is not None
+
     def admits(self, node: str) -> bool:
         """Return whether the traffic policies let a node announce it."""
         return self.nodes is None or node in self.nodes
 
+    def is_withheld(self, node: str, *, is_served: bool) -> bool:
+        """Return whether a node's programs do not serve an address that the objects admit there.
+
+        An address without any endpoint is not withheld: clients are answered that there is none.
+        """
+        return not is_served and self.has_endpoint and self.admits(node)
+
 
 class _Use(NamedTuple):
     service: Service
-    ready_on: frozenset[str]  # nodes of its ready endpoints; '' where an endpoint names none
+    nodes: frozenset[str]  # of its endpoints that can take new flows; '' where an endpoint names none
 
 
 class WantedVips:
@@ -107,22 +123,33 @@ class WantedVips:
         return self.vips.get(address) != before
 
     def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> WantedVip:
-        uses = [_Use(self._objects.services[key], self._ready_on(key)) for key in users]
+        services, family = self._objects.services, Family.of(address)
+        uses = [_Use(services[key], self._nodes_with_endpoints(services[key], family)) for key in users]
         return WantedVip(
             address,
             pool.name,
             tuple(mode for mode in (L2, BGP) if mode in pool.announce),
             tuple(users),
-            any(use.ready_on for use in uses),
+            any(use.nodes for use in uses),
             _admitted(uses),
         )
 
-    def _ready_on(self, key: str) -> frozenset[str]:
-        """Return the nodes of a Service's ready endpoints; of an Endpoints object only where there is no slice."""
-        found: Collection[EndpointSlice] = self._slices.get(key, {}).values()
-        if not found and (old := self._objects.endpoints.get(key)):
+    def _nodes_with_endpoints(self, service: Service, family: Family) -> frozenset[str]:
+        """Return the nodes of a Service's endpoints that can take new flows of a family.
+
+        Those of an Endpoints object count only where there is no slice, those of a slice where it has a port of the Service.
+        """
+        found: Collection[EndpointSlice] = self._slices.get(service.key, {}).values()
+        if not found and (old := self._objects.endpoints.get(service.key)):
             found = old.slices
-        return frozenset(each.node for piece in found for each in piece.endpoints if each.ready)
+        ports = {(port.name, port.protocol) for port in service.ports}
+        return frozenset(
+            each.node
+            for piece in found
+            if piece.family == family and any((port.name, port.protocol) in ports for port in piece.ports)
+            for each in piece.endpoints
+            if can_serve(each)
+        )
 
 
 def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
@@ -134,7 +161,7 @@ def _admitted(uses: Collection[_Use]) -> frozenset[str] | None:
     """Return the nodes with an endpoint where all Services are of policy Local; None where one is not."""
     if not all(use.service.external_local for use in uses):
         return None
-    return frozenset(node for use in uses for node in use.ready_on)
+    return frozenset(node for use in uses for node in use.nodes)
 
 
 def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True) -> str:
@@ -152,8 +179,3 @@ def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True
     if for_l2 and not settings.node_selector.matches(node.labels):
         return "the node has not the labels of l2.nodeSelector"
     return ""
-
-
-def with_endpoints(vips: Iterable[WantedVip], mode: str) -> set[bytes]:
-    """Return the addresses of a mode that an endpoint answers for."""
-    return {vip.address for vip in vips if mode in vip.modes and vip.has_endpoint}

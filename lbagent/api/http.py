@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
@@ -30,7 +30,7 @@ HEAD_S = 5.0  # for the first byte of a new connection, and from a first byte to
 IDLE_S = 60.0  # for the first byte of the next request
 READ_S = 10.0  # for the body of a request
 WRITE_S = 30.0  # for a piece of an answer to be taken
-METHODS = ("GET", "PUT")
+METHODS = frozenset(("GET", "PUT"))  # of the agent's socket
 
 
 class Request(Struct, frozen=True):
@@ -91,9 +91,11 @@ class _Connection:
 class HttpServer:
     """Serves one handler on any number of listeners. The handler must not raise."""
 
-    def __init__(self, handler: Handler, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._handler = handler
-        self._limits = limits
+    def __init__(
+        self, handler: Handler, limits: Limits = DEFAULT_LIMITS, methods: Collection[str] | None = METHODS
+    ) -> None:
+        """`methods` None: any method is handed to the handler."""
+        self._handler, self._limits, self._methods = handler, limits, methods
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # also of those that were turned away or gave up their place
 
@@ -153,14 +155,14 @@ class HttpServer:
                 if not head:
                     return
                 async with asyncio.timeout(READ_S):
-                    request, keep = await _read_request(head, reader)
+                    request, keep = await _read_request(head, reader, self._methods)
             except BadRequest as error:
                 await _send(writer, _plain(error.status, str(error)), close=True)
                 return
             connection.waiting_since = None
             response = await self._handler(request)
             async with asyncio.timeout(self._limits.answer_s):
-                await _send(writer, response, close=not keep)
+                await _send(writer, response, close=not keep, with_body=request.method != "HEAD")
             connection.waiting_since, begin_s = time.monotonic(), IDLE_S
 
 
@@ -182,14 +184,16 @@ async def _read_head(reader: asyncio.StreamReader, begin_s: float) -> bytes:
         raise BadRequest(HTTPStatus.BAD_REQUEST, "the request ends in its head") from None
 
 
-async def _read_request(head: bytes, reader: asyncio.StreamReader) -> tuple[Request, bool]:
+async def _read_request(
+    head: bytes, reader: asyncio.StreamReader, methods: Collection[str] | None
+) -> tuple[Request, bool]:
     lines = head.decode("latin-1").split("\r\n")
     parts = lines[0].split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
         raise BadRequest(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
     method, target, version = parts
-    if method not in METHODS:
-        raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"only {' and '.join(METHODS)} are served")
+    if methods is not None and method not in methods:
+        raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"only {' and '.join(sorted(methods))} are served")
     if not target.startswith("/"):
         raise BadRequest(HTTPStatus.BAD_REQUEST, "the target must be a path")
     headers = _headers(lines[1:])
@@ -227,8 +231,8 @@ def _plain(status: HTTPStatus, text: str) -> Response:
     return Response(status, (text + "\n").encode(), "text/plain; charset=utf-8")
 
 
-async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool) -> None:
-    """Write an answer; each piece must be taken within WRITE_S."""
+async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool, with_body: bool = True) -> None:
+    """Write an answer, or (HEAD) its head alone; each piece must be taken within WRITE_S."""
     whole = isinstance(response.body, bytes)
     length = (
         f"Content-Length: {len(response.body)}" if isinstance(response.body, bytes) else "Transfer-Encoding: chunked"
@@ -240,6 +244,10 @@ async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool
         + f"Connection: {'close' if close else 'keep-alive'}\r\n\r\n"
     )
     writer.write(head.encode())
+    if not with_body:
+        async with asyncio.timeout(WRITE_S):
+            await writer.drain()
+        return
     for piece in [response.body] if isinstance(response.body, bytes) else response.body:
         if piece:
             writer.write(piece if whole else b"%x\r\n%b\r\n" % (len(piece), piece))

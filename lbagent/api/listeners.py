@@ -20,7 +20,8 @@ class Listeners:
     """The addresses on which a handler is served. `problems` says which of them cannot be used, and why."""
 
     def __init__(self, handler: Handler, limits: Limits = PUBLIC_LIMITS) -> None:
-        self._http = HttpServer(handler, limits)
+        """Any method is handed to `handler`: kube-proxy's do not look at it, and balancers ask by HEAD and OPTIONS, too."""
+        self._http = HttpServer(handler, limits, methods=None)
         self._servers: dict[L3n4Addr, asyncio.Server] = {}
         self.problems: dict[L3n4Addr, str] = {}
 

@@ -64,7 +64,7 @@ class ApiServer:
         self._path = socket_file(path)
         self._metrics_address = metrics_address
         self._api = HttpServer(self._answer)
-        self._metrics = HttpServer(self.answer_metrics, PUBLIC_LIMITS)
+        self._metrics = HttpServer(self.answer_metrics, PUBLIC_LIMITS, methods=None)
         self._servers: list[asyncio.Server] = []
         self._inode: tuple[int, int] | None = None
         routes = {
@@ -130,13 +130,13 @@ class ApiServer:
             return _json(Problem("the agent failed on this request; its log says why; nothing was changed", 1), 500)
 
     async def answer_metrics(self, request: Request) -> Response:
-        """Answer at the port of the metrics, as kube-proxy does at 10249."""
-        match request.method, request.path:
-            case "GET", "/metrics":
-                return await self._answer(request)
-            case "GET", "/proxyMode":
+        """Answer at the port of the metrics, as kube-proxy does at 10249: whatever the method is."""
+        match request.path:
+            case "/metrics":
+                return await self._answer(Request("GET", request.path, request.query, request.body))
+            case "/proxyMode":
                 return Response(200, PROXY_MODE, "text/plain; charset=utf-8")
-            case "GET", "/configz":
+            case "/configz":
                 return Response(200, msgspec.json.encode({"lbagent": self._view.settings()}) + b"\n")
         return Response(404, b"only /metrics, /proxyMode and /configz are here\n", "text/plain; charset=utf-8")
 

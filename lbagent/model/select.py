@@ -20,11 +20,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import Protocol
 
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
+
+
+class Conditions(Protocol):
+    """The three conditions of an endpoint."""
+
+    @property
+    def ready(self) -> bool:
+        """Kubernetes' condition `ready`."""
+
+    @property
+    def serving(self) -> bool:
+        """Kubernetes' condition `serving`."""
+
+    @property
+    def terminating(self) -> bool:
+        """Kubernetes' condition `terminating`."""
+
+
+def can_serve(endpoint: Conditions) -> bool:
+    """Return whether its conditions let an endpoint take new flows: ready, or terminating and still serving (KEP-1669).
+
+    Terminating ones take them only while no endpoint is ready. A weight of 0, maintenance and quarantine are not conditions.
+    """
+    return endpoint.ready or (endpoint.terminating and endpoint.serving)
 
 
 class _Addressed(Struct, frozen=True, gc=False):
@@ -158,8 +183,8 @@ def _is_withdrawn(endpoint: EndpointInfo) -> bool:
 def _may_fall_back(endpoint: EndpointInfo) -> bool:
     """KEP-1669: terminating and still serving; and neither the operator nor a health check took it out."""
     return (
-        endpoint_state(endpoint) is BackendState.TERMINATING
-        and endpoint.serving
+        can_serve(endpoint)
+        and endpoint_state(endpoint) is BackendState.TERMINATING
         and not _is_withdrawn(endpoint)
         and endpoint.override is not BackendState.QUARANTINED
     )

@@ -7,16 +7,21 @@ from msgspec import Struct
 from lbagent.pools.label_selector import LabelSelector
 
 L2, BGP = "l2", "bgp"  # the words of a pool's `announce`
+DEFEND, YIELD = "defend", "yield"  # the words of `l2.conflict`
 
 
 class L2Settings(Struct, frozen=True):
-    """Section `l2`. Without devices every device with an address of the VIP's network is one."""
+    """Section `l2`. Without devices every device with an address of the VIP's network is one.
+
+    `defends`: an announced address that another host claims stays announced (RFC 5227 §2.4 c).
+    """
 
     lease_duration_s: float = 2.0
     restart_grace_s: float = 30.0
     devices: tuple[str, ...] = ()
     probe: bool = True
     node_selector: LabelSelector = LabelSelector()
+    defends: bool = True
 
 
 class Bfd(Struct, frozen=True):

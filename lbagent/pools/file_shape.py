@@ -31,6 +31,7 @@ class L2Entry(Struct, forbid_unknown_fields=True, rename="camel"):
     restart_grace: Duration = "30s"
     devices: Words = field(default_factory=list)
     probe: bool = True
+    conflict: str = "defend"
     node_selector: Selector = field(default_factory=dict)
 
 

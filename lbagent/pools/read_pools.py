@@ -15,7 +15,7 @@ from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
-from lbagent.pools.announcement import BGP, L2, Bfd, BgpPeer, BgpSettings, L2Settings
+from lbagent.pools.announcement import BGP, DEFEND, L2, YIELD, Bfd, BgpPeer, BgpSettings, L2Settings
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, PeerEntry, PoolEntry
 from lbagent.pools.pool import Pool
@@ -126,7 +126,14 @@ class _Reader(FieldChecks):
             tuple(entry.devices),
             entry.probe,
             self.selector(entry.node_selector, ("l2", "nodeSelector")),
+            self.conflict(entry.conflict) == DEFEND,
         )
+
+    def conflict(self, value: str) -> str:
+        """Return the checked value: what a node does about another host that claims an address which it announces."""
+        if value not in (DEFEND, YIELD):
+            self.refuse(("l2", "conflict"), f"unknown value {shown(value)}; one of {DEFEND}, {YIELD} is possible")
+        return value
 
     def bgp(self, entry: BgpEntry) -> BgpSettings:
         """Return the checked section."""

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lbagent.announce.announcer import Announcer
 from lbagent.announce.announcer_view import NodeView
-from lbagent.announce.strangers import IN_USE
+from lbagent.announce.placements import NOT_SERVED_HERE
+from lbagent.announce.strangers import IN_USE, Conflict
 from lbagent.announce.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
@@ -18,21 +21,38 @@ from lbagent.announce.wire.frames import Claim
 from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.model.address import parse_ip
+from lbagent.model.address import L3n4Addr, L4Type, parse_ip
+from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
+from lbagent.model.state import State
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
 from lbagent.objects.object_event import ObjectEvent
-from lbagent.objects.records import Node, ObjectSnapshot, Service
-from lbagent.pools.read_pools import parse_pools
+from lbagent.objects.records import (
+    OPERATOR,
+    Endpoint,
+    EndpointSlice,
+    Node,
+    ObjectSnapshot,
+    Origin,
+    Service,
+    ServicePort,
+    SlicePort,
+    StateOverride,
+)
+from lbagent.pools.announcement import L2Settings
+from lbagent.pools.read_pools import PoolsFile, parse_pools
+from lbagent.resolve import Options, resolve
 
-VIP, OTHER = parse_ip("10.0.0.9"), parse_ip("10.0.0.10")
+VIP, OTHER, VIP6 = parse_ip("10.0.0.9"), parse_ip("10.0.0.10"), parse_ip("fd00::9")
 IFINDEX, MAC, STRANGER = 999_999, b"\2\0\0\0\0\1", b"\2\0\0\0\0\7"
 NETWORK = replace(
     EMPTY,
     links={IFINDEX: Link(IFINDEX, "eth0", MAC, 1500, True)},
-    addresses=(NodeAddress(parse_ip("10.0.0.5"), 24, IFINDEX),),
+    addresses=(NodeAddress(parse_ip("10.0.0.5"), 24, IFINDEX), NodeAddress(parse_ip("fd00::5"), 64, IFINDEX)),
 )
 POOLS = parse_pools(
-    "pools: [{name: lan, addresses: [10.0.0.8/29], announce: [l2, bgp]}]\nbgp: {localASN: 64512, peers: []}", "p"
+    'pools: [{name: lan, addresses: [10.0.0.8/29, "fd00::8/125"], announce: [l2, bgp]}]\nbgp: {localASN: 64512, peers: []}',
+    "p",
 )
 
 
@@ -63,12 +83,26 @@ class Routes:
         self.given.append(frozenset(addresses))
 
 
+def local_objects() -> ObjectSnapshot:
+    """Return a Service of policy Local with an endpoint on this node, and one on another."""
+    ports = (ServicePort("", L4Type.TCP, 80),)
+    web = Service("ns", "web", ingress=(VIP,), external_local=True, ports=ports, type="LoadBalancer")
+    endpoints = (Endpoint(parse_ip("10.1.0.1"), node="n"), Endpoint(parse_ip("10.1.0.2"), node="m"))
+    slice_ports = (SlicePort("", L4Type.TCP, 8080),)
+    piece = EndpointSlice("ns", "web-x", "web", Family.IPV4, ports=slice_ports, endpoints=endpoints)
+    return ObjectSnapshot(services={web.key: web}, slices={piece.key: piece})
+
+
 class World:
     def __init__(self, maps: MemoryMaps | None = None) -> None:
         self.maps = maps or MemoryMaps()
         self.now, self.objects, self.network = 100.0, None, NETWORK
         self.events: list[ObjectEvent] = []
-        around = NodeView(lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX})
+        self.state, self.is_settled = State(), True
+        around = NodeView(
+            lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX},
+            lambda: self.state, lambda: self.is_settled,
+        )  # fmt: skip
         self.announcer = Announcer("n", POOLS, self.maps, around, events=[self.events.append], clock=lambda: self.now)
         self.sockets = Sockets()
         self.announcer._sockets = self.sockets  # type: ignore[assignment]
@@ -84,6 +118,17 @@ class World:
         self.objects = ObjectSnapshot(services={web.key: web}, nodes={"n": Node("n")})
         self.announcer.objects_changed()
         self.run(0.3)
+
+    def serve_objects(self, objects: ObjectSnapshot) -> None:
+        """Let the maps hold what the programs serve of these objects on this node."""
+        self.objects, self.state = objects, resolve(objects, Options("n")).state
+        self.announcer.objects_changed()
+        self.run(0.3)
+
+    def withholds(self, address: bytes) -> bool:
+        """Return whether the objects admit this node for an address whose endpoints can take flows."""
+        vip = (self.announcer.wanted or {})[address]
+        return vip.admits("n") and vip.has_endpoint
 
     def written(self) -> set[bytes]:
         return {address for _, address in read(self.maps)}
@@ -212,10 +257,11 @@ async def test_what_ends_before_it_begins_is_not_begun_again_either() -> None:
     assert world.written() == set()
 
 
-async def test_then_too_it_yields_to_a_host_that_insists() -> None:
+async def test_with_yield_it_yields_to_a_host_that_insists_then_too() -> None:
     maps = MemoryMaps()
     VipMap(maps, 30.0).write({(IFINDEX, VIP): MAC}, 90.0)
     world = World(maps)
+    world.announcer.use_pools(PoolsFile(POOLS.pools, L2Settings(defends=False), POOLS.bgp))
     world.run(1)
     for _ in range(2):
         world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
@@ -235,6 +281,133 @@ async def test_a_stranger_is_told_of_once_and_looked_for_each_minute() -> None:
     assert world.written() == set()
     world.run(61)
     assert world.written() == {VIP}
+
+
+async def test_forged_claims_take_no_address_down_and_are_reported_once() -> None:
+    world = World()
+    world.serve(VIP)
+    world.run(20)
+    world.sockets.sent.clear()
+    for _ in range(40):  # two in each second
+        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.run(0.5)
+    assert world.written() == {VIP}
+    assert world.sockets.sent == [("tell", VIP)] * 2
+    assert [(event.key, event.reason) for event in world.events] == [("ns/web", IN_USE)]
+    (conflict,) = world.announcer.conflicts()
+    assert conflict == Conflict(VIP, STRANGER, is_defended=True)
+    assert "02:00:00:00:00:07" in conflict.text()
+    world.run(66)
+    assert world.announcer.conflicts() == []
+
+
+@pytest.mark.parametrize("mac", ["ffffffffffff", "000000000000", "01005e000001", "333300000001"])
+@pytest.mark.parametrize("begins", [0.0, 20.0], ids=["probing", "announced"])
+async def test_a_claim_by_a_mac_address_that_no_host_can_have_is_ignored(mac: str, begins: float) -> None:
+    world = World()
+    world.serve(VIP)
+    world.run(begins)
+    for _ in range(3):
+        world.announcer._heard(IFINDEX, Claim(VIP, bytes.fromhex(mac)))
+        world.run(0.2)
+    world.run(1)
+    assert (world.written(), world.events, world.announcer.conflicts()) == ({VIP}, [], [])
+
+
+LOCAL_STATES = [
+    (None, True), (BackendState.MAINTENANCE, False), (BackendState.QUARANTINED, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("set_by_operator", "is_announced"), LOCAL_STATES)
+async def test_policy_local_follows_what_the_programs_select(
+    set_by_operator: BackendState | None, is_announced: bool
+) -> None:
+    world = World()
+    objects = local_objects()
+    world.serve_objects(objects)
+    world.run(1)
+    assert world.written() == {VIP}
+    if set_by_operator is not None:
+        here = L3n4Addr(parse_ip("10.1.0.1"), 8080)
+        override = StateOverride("s", here, set_by_operator, Origin(OPERATOR))
+        objects = replace(objects, backend_states={"s": override})
+    world.serve_objects(objects)
+    world.run(1)
+    assert world.written() == ({VIP} if is_announced else set())
+    assert world.announcer.wanted_routes() == frozenset({VIP} if is_announced else ())
+    if not is_announced:
+        assert world.announcer.refusals == {VIP: NOT_SERVED_HERE}
+        assert world.announcer._withheld == {VIP}
+        assert [row.reason for row in vip_rows(world.announcer)] == [
+            NOT_SERVED_HERE,
+            "the programs of this node send no new connections to its endpoints, so the route is withdrawn",
+        ]
+
+
+async def test_what_the_maps_do_not_hold_yet_is_not_withheld() -> None:
+    world = World()
+    world.objects, world.is_settled = local_objects(), False
+    world.announcer.objects_changed()
+    world.run(0.3)
+    assert world.announcer._withheld == frozenset()
+    world.is_settled = True
+    world.run(0.1)
+    assert world.announcer._withheld == {VIP}
+
+
+ENDPOINTS = st.lists(
+    st.tuples(
+        st.sampled_from(["n", "m", ""]), st.booleans(), st.booleans(), st.booleans(),
+        st.sampled_from([None, None, *list(BackendState)[1:4]]), st.booleans(),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@given(ENDPOINTS, st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_is_announced_is_what_the_programs_of_the_node_serve(
+    endpoints: list[tuple[str, bool, bool, bool, BackendState | None, bool]], local: bool, internal_local: bool
+) -> None:
+    """By BGP under each policy, and by layer 2 under Local, in each family; under Cluster layer 2 answers for all."""
+
+    async def announced() -> None:
+        four, six, states = [], [], {}
+        for number, (node, ready, serving, terminating, state, is_six) in enumerate(endpoints):
+            address = bytes(15) + bytes([number + 1]) if is_six else bytes([10, 1, 0, number + 1])
+            (six if is_six else four).append(
+                Endpoint(address, ready=ready, serving=serving, terminating=terminating, node=node)
+            )
+            if state is not None:
+                states[str(number)] = StateOverride(str(number), L3n4Addr(address, 8080), state, Origin(OPERATOR))
+        web = Service(
+            "ns", "web", ingress=(VIP, VIP6), external_local=local, internal_local=internal_local,
+            ports=(ServicePort("", L4Type.TCP, 80),), type="LoadBalancer",
+        )  # fmt: skip
+        ports = (SlicePort("", L4Type.TCP, 8080),)
+        slices = [
+            EndpointSlice("ns", f"web-{family}", "web", family, ports=ports, endpoints=tuple(found))
+            for family, found in ((Family.IPV4, four), (Family.IPV6, six))
+        ]
+        objects = ObjectSnapshot(
+            services={web.key: web}, slices={each.key: each for each in slices}, backend_states=states
+        )
+        world = World()
+        world.serve_objects(objects)
+        world.run(1)
+        served = {
+            address for address in (VIP, VIP6)
+            if world.state.by_frontend[L3n4Addr(address, 80)].selectable
+        }  # fmt: skip
+        assert world.announcer.wanted_routes() == served
+        assert world.written() == (served if local else {VIP, VIP6})
+        if local:
+            assert (
+                world.announcer._withheld == {each for each in world.announcer.wanted if world.withholds(each)} - served
+            )
+
+    asyncio.run(announced())
 
 
 async def test_an_agent_that_did_not_run_for_too_long_begins_anew() -> None:
@@ -338,8 +511,8 @@ class Election:
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         return frozenset({"n", "i"})
 
-    def publish(self, networks: object, macs: object) -> None:
-        pass
+    def publish(self, networks: object, macs: object, withheld: Collection[bytes]) -> None:
+        self.published = set(withheld)
 
     def leftovers(self, wanted: Collection[bytes], now: float, grace_s: float) -> list[str]:
         return [f"left beside {len(wanted)}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.placements import NO_ENDPOINT_HERE, NodeState, Placements
+from lbagent.announce.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE, NodeState, Placements
 from lbagent.announce.wanted import WantedVip
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
@@ -21,7 +21,7 @@ STATE = NodeState(NETWORK, frozenset({"eth0"}), frozenset({7}), L2Settings(), ""
 def test_an_address_is_placed_and_dropped() -> None:
     placements = Placements("n")
     assert placements.use(STATE)
-    placements.place(VIP, None)
+    placements.place(VIP, None, is_served=False)
     assert (placements.places, placements.refusals, placements.devices) == ({VIP: {7: MAC}}, {}, {7})
     placements.drop([VIP, parse_ip("10.0.0.10")])
     assert (placements.places, placements.refusals) == ({}, {})
@@ -40,12 +40,12 @@ def test_an_address_is_placed_and_dropped() -> None:
 def test_all_are_placed_anew_when_what_they_follow_from_is_another(change: dict[str, object]) -> None:
     placements = Placements("n")
     placements.use(STATE)
-    placements.place(VIP, None)
+    placements.place(VIP, None, is_served=False)
     assert not placements.use(STATE._replace(network=replace(NETWORK)))
     assert placements.places
     assert placements.use(STATE._replace(**change))  # type: ignore[arg-type]
     assert placements.places == {}
-    placements.place(VIP, None)
+    placements.place(VIP, None, is_served=False)
     assert placements.refusals[VIP]
 
 
@@ -53,10 +53,14 @@ def test_policy_local_needs_an_endpoint_here() -> None:
     placements = Placements("n")
     placements.use(STATE)
     vip = WantedVip(VIP, "lan", ("l2",), ("ns/web",), True, frozenset({"m"}))
-    placements.place(VIP, vip)
+    placements.place(VIP, vip, is_served=False)
     assert placements.refusals == {VIP: NO_ENDPOINT_HERE}
-    placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})))
+    placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})), is_served=True)
     assert placements.refusals == {}
+    placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})), is_served=False)
+    assert placements.refusals == {VIP: NOT_SERVED_HERE}
+    placements.place(VIP, replace(vip, nodes=None), is_served=False)
+    assert placements.refusals == {}, "policy Cluster: clients are answered, another node may do better"
 
 
 def test_what_other_nodes_are_told() -> None:

@@ -62,7 +62,8 @@ class Run:
 
     def __init__(self, view: View, **more: bool) -> None:
         self.now, self.view = 100.0, view
-        self.machine = VipMachine(OURS._replace(probe=more.pop("probe", True)), self.now, **more)
+        settings = OURS._replace(probe=more.pop("probe", True), defends=more.pop("defends", True))
+        self.machine = VipMachine(settings, self.now, **more)
 
     def run(self, seconds: float, step: float = 0.05) -> list[tuple[float, Order]]:
         out, began = [], self.now
@@ -215,8 +216,8 @@ def test_what_ended_by_itself_is_begun_anew() -> None:
     assert run.acts(60) == []
 
 
-def leading(view: View = GIVEN) -> Run:
-    run = Run(view)
+def leading(view: View = GIVEN, **more: bool) -> Run:
+    run = Run(view, **more)
     run.run(12)
     assert run.machine.phase is Phase.ANNOUNCED
     return run
@@ -245,11 +246,52 @@ def test_with_the_lease_it_answers_another_node_by_telling_the_network_again() -
     assert run.machine.answers
 
 
-def test_a_stranger_is_answered_once_and_then_yielded_to() -> None:
-    run = leading(ALONE)
+def test_with_yield_a_stranger_is_answered_once_and_then_yielded_to() -> None:
+    run = leading(ALONE, defends=False)
     assert list(run.machine.heard(run.now, MAC, "")) == [Order(Act.REPEAT)]
     assert [order.act for order in run.machine.heard(run.now + 1, MAC, "")] == [Act.WITHDRAW, Act.CONFLICT]
     assert run.machine.phase is Phase.CONFLICT
+    assert run.machine.conflict_with(run.now + 1) == MAC
+
+
+@pytest.mark.parametrize("view", [ALONE, GIVEN])
+def test_a_stranger_s_claims_are_answered_once_in_ten_seconds_for_as_long_as_they_come(view: View) -> None:
+    """RFC 5227 §2.4 c, DEFEND_INTERVAL 10 s; 300 claims of changing MAC addresses, ten a second."""
+    run, defended_at, warned = leading(view), [], 0
+    for number in range(300):
+        mac = b"\2\0\0\0\1" + bytes([number % 256])
+        for order in run.machine.heard(run.now + number / 10, mac, ""):
+            defended_at += [number / 10] if order.act is Act.REPEAT else []
+            warned += order.act is Act.CONTESTED
+            assert order.act in (Act.REPEAT, Act.CONTESTED)
+    assert (defended_at, warned) == ([0.0, 10.0, 20.0], 1)
+    assert run.machine.answers
+
+
+def test_the_conflict_ends_when_the_stranger_is_silent_and_is_reported_again_after_that() -> None:
+    run = leading(ALONE)
+    assert Order(Act.CONTESTED, mac=MAC) in list(run.machine.heard(run.now, MAC, ""))
+    assert run.machine.conflict_with(run.now + 60) == MAC
+    assert run.machine.conflict_with(run.now + 70) == b""
+    assert Order(Act.CONTESTED, mac=MAC) in list(run.machine.heard(run.now + 70, MAC, ""))
+
+
+def test_the_conflict_of_an_address_that_a_stranger_had_first_ends_when_it_is_announced() -> None:
+    run = Run(ALONE)
+    run.run(0.1)
+    list(run.machine.heard(run.now, MAC, ""))
+    run.run(CONFLICT_S + 0.15)  # it is probed again
+    assert (run.machine.phase, run.machine.conflict_with(run.now)) == (Phase.PROBING, MAC)
+    run.run(1)
+    assert (run.machine.phase, run.machine.conflict_with(run.now)) == (Phase.ANNOUNCED, b"")
+
+
+def test_the_conflict_ends_when_the_address_is_another_node_s() -> None:
+    run = leading()
+    list(run.machine.heard(run.now, MAC, ""))
+    run.view = View(eligible=False, elects=True, fresh=True, holder="a")
+    assert run.acts(0) == [Act.WITHDRAW]
+    assert run.machine.conflict_with(run.now) == b""
 
 
 def test_it_gives_the_lease_to_the_preferred_node_and_stops_when_it_hears_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lbagent.announce.wanted import WantedVips, node_refusal, with_endpoints
+from lbagent.announce.wanted import WantedVips, node_refusal
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
 from lbagent.objects.records import (
@@ -18,6 +18,7 @@ from lbagent.objects.records import (
     Node,
     ObjectSnapshot,
     Service,
+    ServicePort,
     SlicePort,
 )
 from lbagent.pools.announcement import L2Settings
@@ -27,7 +28,7 @@ from lbagent.pools.read_pools import parse_pools
 POOLS = parse_pools(
     """\
 pools:
-- {name: lan, addresses: [10.0.0.0/28], announce: [l2]}
+- {name: lan, addresses: [10.0.0.0/28, "fd00::/120"], announce: [l2]}
 - {name: both, addresses: [10.0.1.0/28], announce: [bgp, l2]}
 - {name: none, addresses: [10.0.2.0/28], announce: []}
 bgp: {localASN: 64512, peers: []}
@@ -39,7 +40,8 @@ A, B, NONE, ELSEWHERE = (parse_ip(text) for text in ("10.0.0.1", "10.0.1.1", "10
 
 
 def service(name: str, *ingress: bytes, **more: object) -> Service:
-    return Service("ns", name, ingress=ingress, **more)  # type: ignore[arg-type]
+    ports = (ServicePort("", L4Type.TCP, 80),)
+    return Service("ns", name, ingress=ingress, ports=ports, **more)  # type: ignore[arg-type]
 
 
 def piece(name: str, *endpoints: Endpoint) -> EndpointSlice:
@@ -76,12 +78,52 @@ def test_a_service_of_another_proxy_is_left_to_it() -> None:
     assert found(service("web", A, ignored="it is another proxy's")) == {}
 
 
-def test_without_an_endpoint_layer_2_goes_on_and_bgp_does_not() -> None:
-    vips = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4", ready=False)))
-    assert vips[B].admits("n")
-    assert with_endpoints(vips.values(), "bgp") == set()
-    vips = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4")))
-    assert with_endpoints(vips.values(), "bgp") == {B}
+def test_without_an_endpoint_policy_cluster_admits_each_node_and_nothing_is_withheld() -> None:
+    vip = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4", ready=False)))[B]
+    assert (vip.admits("n"), vip.has_endpoint, vip.is_withheld("n", is_served=False)) == (True, False, False)
+    vip = found(service("web", B), piece("web", Endpoint(b"\1\2\3\4")))[B]
+    assert (vip.admits("n"), vip.has_endpoint, vip.is_withheld("n", is_served=False)) == (True, True, True)
+    assert not vip.is_withheld("n", is_served=True)
+
+
+def test_a_node_that_policy_local_does_not_admit_withholds_nothing() -> None:
+    vip = found(service("web", A, external_local=True), piece("web", Endpoint(b"\1\2\3\4", node="a")))[A]
+    assert (vip.is_withheld("a", is_served=False), vip.is_withheld("b", is_served=False)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "admitted"),
+    [  # KEP-1669: (ready, serving, terminating) of the last endpoint of the node
+        ((True, True, False), True),
+        ((False, True, True), True),
+        ((False, False, True), False),
+        ((False, True, False), False),
+        ((True, True, True), True),  # publishNotReadyAddresses
+    ],
+)
+def test_policy_local_admits_the_node_of_an_endpoint_that_terminates_and_serves(
+    conditions: tuple[bool, bool, bool], admitted: bool
+) -> None:
+    ready, serving, terminating = conditions
+    endpoint = Endpoint(b"\1\2\3\4", ready=ready, serving=serving, terminating=terminating, node="a")
+    ready_elsewhere = Endpoint(b"\1\2\3\5", node="b")
+    vip = found(service("web", A, external_local=True), piece("web", endpoint, ready_elsewhere))[A]
+    assert (vip.admits("a"), vip.admits("b")) == (admitted, True)
+
+
+def test_families_are_judged_by_their_own_endpoints() -> None:
+    six = parse_ip("fd00::1")
+    here = piece("web", Endpoint(b"\1\2\3\4", node="a"))
+    there = replace(here, name="web-6", family=Family.IPV6, endpoints=(Endpoint(bytes(15) + b"\1", node="b"),))
+    vips = found(service("web", A, six, external_local=True), here, there)
+    assert [(vips[each].admits("a"), vips[each].admits("b")) for each in (A, six)] == [(True, False), (False, True)]
+    assert not found(service("web", A, six), here)[six].has_endpoint
+
+
+def test_a_slice_without_a_port_of_the_service_does_not_count() -> None:
+    other = replace(piece("web", Endpoint(b"\1\2\3\4", node="a")), ports=(SlicePort("admin", L4Type.TCP, 81),))
+    vip = found(service("web", A, external_local=True), other)[A]
+    assert (vip.has_endpoint, vip.admits("a")) == (False, False)
 
 
 def test_policy_local_admits_the_nodes_of_ready_endpoints() -> None:
@@ -124,7 +166,14 @@ def test_the_selector_of_nodes_is_for_layer_2() -> None:
 
 ADDRESSES = st.lists(st.sampled_from([A, B, NONE, ELSEWHERE]), max_size=2, unique=True).map(tuple)
 ENDPOINTS = st.lists(
-    st.builds(Endpoint, address=st.just(A), ready=st.booleans(), node=st.sampled_from(["", "n", "m"])), max_size=2
+    st.builds(
+        Endpoint,
+        address=st.just(A),
+        ready=st.booleans(),
+        terminating=st.booleans(),
+        node=st.sampled_from(["", "n", "m"]),
+    ),
+    max_size=2,
 )
 SERVICES = st.builds(
     lambda name, ingress, more, local, ignored: service(

@@ -208,6 +208,20 @@ def test_a9_kube_proxys_pages_beside_the_metrics(agent: Agent, path: Path) -> No
             assert json.load(response) == {"lbagent": {"node-name": "n1"}}
 
 
+@pytest.mark.parametrize("page", ["metrics", "proxyMode", "configz"])
+def test_these_pages_are_there_for_any_method_and_head_is_without_a_body(agent: Agent, path: Path, page: str) -> None:
+    with served(agent, path, "127.0.0.1:0") as server:
+        answers = {}
+        for method in ("GET", "OPTIONS", "HEAD"):
+            request = urllib.request.Request(f"http://127.0.0.1:{server.metrics_port}/{page}", method=method)
+            with urllib.request.urlopen(request, timeout=10) as response:
+                answers[method] = (response.status, response.headers["Content-Type"], response.read())
+    status, content_type, body = answers["GET"]
+    assert (status, len(body) > 0) == (200, True)
+    assert answers["OPTIONS"] == answers["GET"]
+    assert answers["HEAD"] == (200, content_type, b"")
+
+
 def test_no_metrics_unless_asked(agent: Agent, path: Path) -> None:
     with served(agent, path) as server:
         assert server.metrics_port == 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+from scapy.layers.inet6 import ICMPv6ND_NA, ICMPv6NDOptDstLLAddr, IPv6
+from scapy.layers.l2 import ARP, Ether
 
 from tests.e2e.cluster import Cluster
 from tests.lab import traffic
@@ -177,6 +181,118 @@ def test_policy_local_without_an_endpoint_here_withdraws(announcing: Cluster) ->
     assert row["reason"] == "policy Local, and no ready endpoint is on this node"
     write(announcing, announcing.web("b1", "b3"), VIP4, externalTrafficPolicy="Local")
     until(announcing, VIP4, "announced")
+
+
+def test_policy_local_with_the_only_endpoint_here_in_maintenance_withdraws(announcing: Cluster) -> None:
+    """The other family is judged by its own endpoints; another endpoint is ready on another node."""
+    write(announcing, announcing.web("b1", "b3"), VIP4, VIP6, externalTrafficPolicy="Local")
+    wait_for(lambda: {row["state"] for row in rows(announcing).values()} == {"announced"}, "both", 20)
+    announcing.agent.cli("backend", "set-state", "maintenance", "10.244.0.2:8080")
+    row = until(announcing, VIP4, "withdrawn")
+    assert row["reason"] == "policy Local, and the programs of this node send no new connections to the endpoints here"
+    assert "clear-state" in announcing.agent.cli("vip", "why", VIP4, check=False).stdout
+    assert rows(announcing)[VIP6]["state"] == "announced"
+    forget_neighbours(announcing)
+    assert announcing.client.call(traffic.http_get, VIP6, 80).backend == "b3"
+    announcing.agent.cli("backend", "clear-state", "10.244.0.2:8080")
+    until(announcing, VIP4, "announced")
+
+
+def test_policy_local_judges_each_family_by_its_own_endpoints(announcing: Cluster) -> None:
+    web = announcing.web("b1", "b3")
+    moved = [replace(each, node="node-b1") if ":" in each.address else each for each in web.endpoints]
+    write(announcing, replace(web, endpoints=moved), VIP4, VIP6, externalTrafficPolicy="Local")
+    row = until(announcing, VIP6, "withdrawn")
+    assert row["reason"] == "policy Local, and no ready endpoint is on this node"
+    assert rows(announcing)[VIP4]["state"] == "announced"
+
+
+def test_policy_local_with_a_last_endpoint_that_terminates_and_serves_goes_on(announcing: Cluster) -> None:
+    """KEP-1669: clients are served from the first moment of its end to the last."""
+    web = announcing.web("b3")
+    write(announcing, web, VIP4, externalTrafficPolicy="Local")
+    wait_for(lambda: VIP6 not in rows(announcing), "the change", 20)
+    until(announcing, VIP4, "announced")
+    mac = announcing.lab.node.mac("wan")
+    with traffic.Load(announcing.client, [partial(traffic.http_get, VIP4, 80)], 2, 0.01) as load:
+        load.wait_more(20)
+        ends = [replace(each, ready=False, serving=True, terminating=True) for each in web.endpoints]
+        write(announcing, replace(web, endpoints=ends), VIP4, externalTrafficPolicy="Local")
+        wait_for(
+            lambda: {each["state"] for each in announcing.agent.json("backend", "list")} == {"terminating"},
+            "the end",
+            20,
+        )
+        for _ in range(5):
+            forget_neighbours(announcing)
+            load.wait_more(20)
+    assert not load.tally.failures, load.tally
+    assert rows(announcing)[VIP4]["state"] == "announced"
+    assert announcing.lab.node.mac("wan") == mac
+    ended = [replace(each, ready=False, serving=False, terminating=True) for each in web.endpoints]
+    write(announcing, replace(web, endpoints=ended), VIP4, externalTrafficPolicy="Local")
+    until(announcing, VIP4, "withdrawn")
+
+
+def send(device: str, *frames: bytes) -> None:
+    """Send frames by a device of the namespace that is entered."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.bind((device, 0))
+        for frame in frames:
+            sock.send(frame)
+
+
+def forged_reply(address: str, mac: str) -> bytes:
+    return bytes(
+        Ether(src="02:66:00:00:00:01", dst="ff:ff:ff:ff:ff:ff") / ARP(op=2, hwsrc=mac, psrc=address, pdst=address)
+    )
+
+
+def forged_advertisement(address: str, mac: str) -> bytes:
+    body = ICMPv6ND_NA(tgt=address, R=0, S=0, O=1) / ICMPv6NDOptDstLLAddr(lladdr=mac)
+    return bytes(
+        Ether(src="02:66:00:00:00:01", dst="33:33:00:00:00:01") / IPv6(src=address, dst="ff02::1", hlim=255) / body
+    )
+
+
+def conflicts(cluster: Cluster) -> dict[str, str]:
+    found = cluster.agent.json("status")["conditions"]
+    return {each["subject"]: each["text"] for each in found if each["name"] == "address-conflict"}
+
+
+def test_forged_claims_take_no_address_down_and_are_a_condition(announcing: Cluster) -> None:
+    """RFC 5227 §2.4 c. Claims of MAC addresses that no host has count for nothing."""
+    forger = "02:66:00:00:00:01"
+    for mac in ("ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
+        for _ in range(3):
+            announcing.client.call(send, "c0", forged_reply(VIP4, mac), forged_advertisement(VIP6, mac))
+    announcing.client.call(send, "c0", forged_reply(VIP4, forger), forged_advertisement(VIP6, forger))
+    wait_for(lambda: conflicts(announcing).keys() == {VIP4, VIP6}, "the condition", 20)
+    for _ in range(5):
+        announcing.client.call(send, "c0", forged_reply(VIP4, forger), forged_advertisement(VIP6, forger))
+        time.sleep(0.1)  # each is heard on its own
+    assert all(forger in text for text in conflicts(announcing).values())
+    assert {row["state"] for row in rows(announcing).values()} == {"announced"}
+    for address in (VIP4, VIP6):
+        forget_neighbours(announcing)
+        assert announcing.client.call(traffic.http_get, address, 80).backend in ("b1", "b2", "b3")
+    assert announcing.agent.log.read_text().count(" another host claims an address ") == 2
+    assert announcing.agent.cli("status", check=False).returncode == 1
+
+
+def test_with_yield_two_claims_take_the_address(fresh: Callable[..., Cluster], pools: Path) -> None:
+    pools.write_text(POOLS.replace("restartGrace: 6s", "restartGrace: 6s, conflict: yield"))
+    cluster = fresh("tc", "--announce", str(pools))
+    write(cluster, cluster.web(), VIP4)
+    cluster.agent.start()
+    until(cluster, VIP4, "announced")
+
+    def is_given_up() -> bool:
+        cluster.client.call(send, "c0", forged_reply(VIP4, "02:66:00:00:00:01"))
+        return rows(cluster)[VIP4]["state"] == "conflict"
+
+    wait_for(is_given_up, "the end of the announcement", 20)
+    wait_for(lambda: conflicts(cluster).keys() == {VIP4}, "the condition", 20)
 
 
 def test_the_file_is_read_again_and_a_wrong_one_changes_nothing(announcing: Cluster, pools: Path) -> None:

@@ -17,9 +17,9 @@ class Answer(NamedTuple):
         return json.loads(self.text)
 
 
-async def ask(port: int, path: str = "/", host: str = "127.0.0.1") -> Answer:
+async def ask(port: int, path: str = "/", host: str = "127.0.0.1", method: str = "GET") -> Answer:
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     head, _, text = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
     writer.close()
     first, *lines = head.split("\r\n")

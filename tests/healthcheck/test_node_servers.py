@@ -96,6 +96,18 @@ async def test_a9_a_state_that_cannot_be_written_is_unhealthy_after_a_minute(mon
         assert (await ask(world.healthz, "/livez")).status == 503
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz", "/metrics", "/other"])
+async def test_any_method_is_answered_as_get_and_head_without_a_body(path: str) -> None:
+    world = World()
+    async with world.running():
+        port = world.metrics if path == "/metrics" else world.healthz
+        got, options = await ask(port, path), await ask(port, path, method="OPTIONS")
+        head = await ask(port, path, method="HEAD")
+    assert options.status == head.status == got.status
+    assert len(got.text) == len(options.text) > 0
+    assert (head.text, head.headers["Content-Length"]) == ("", str(len(got.text)))
+
+
 async def test_the_metrics_port() -> None:
     world = World()
     async with world.running():

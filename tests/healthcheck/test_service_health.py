@@ -96,6 +96,20 @@ async def test_a8_body_headers_and_status(node: Node, port: int) -> None:
     assert (answer.status, answer.headers[WEIGHT], answer.body["localEndpoints"]) == (503, "0", 0)
 
 
+@pytest.mark.parametrize("status", [200, 503])
+async def test_a8_any_method_is_answered_as_get_and_head_without_a_body(node: Node, port: int, status: int) -> None:
+    """kube-proxy's handler does not look at the method; HAProxy's httpchk asks by OPTIONS."""
+    await node.see(service(port), endpoint_slice(endpoint("10.244.0.2", ready=status == 200)))
+    got = await ask(port)
+    assert (got.status, len(got.text) > 0) == (status, True)
+    for method in ("OPTIONS", "POST", "PUT", "DELETE", "PROPFIND"):
+        found = await ask(port, method=method)
+        assert (found.status, found.headers, found.text) == (got.status, got.headers, got.text), method
+    head = await ask(port, method="HEAD")
+    assert (head.status, head.headers, head.text) == (got.status, got.headers, "")
+    assert head.headers["Content-Length"] == str(len(got.text))
+
+
 async def test_a8_an_address_counts_once_over_ports_and_slices(node: Node, port: int) -> None:
     one, two = endpoint("10.244.1.1"), endpoint("10.244.1.2")
     await node.see(service(port), endpoint_slice(one, two), endpoint_slice(one, number=2))

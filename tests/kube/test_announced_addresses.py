@@ -118,6 +118,40 @@ def test_when_the_leader_is_cordoned_no_connection_fails(link: Link) -> None:
     link.until_led(VIP, by=leader)  # it takes its share again
 
 
+def test_the_address_leaves_a_node_whose_only_endpoint_is_in_maintenance(link: Link) -> None:
+    """The operator sets the state at one agent alone; the others read in its Lease that it does not serve the address."""
+    leader = serve(link, VIP, externalTrafficPolicy="Local")
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    heir = other(link, leader)
+    talkers = link.talkers(VIP)
+    with link.load(VIP, timeout_s=5.0) as load:
+        load.wait_more(50)
+        leader.agent.cli("backend", "set-state", "maintenance", f"{leader.pod_address}:8080")
+        link.until_led(VIP, by=heir)
+        load.wait_more(50)
+        assert link.lease(VIP)["holderIdentity"] == heir.name
+        assert talkers.ask() == talkers.first, "connections of before go on"
+        transitions = link.lease(VIP)["leaseTransitions"]
+        load.wait_more(300)  # some seconds: it does not go to and fro
+        assert link.lease(VIP)["leaseTransitions"] == transitions
+        leader.agent.cli("backend", "clear-state", f"{leader.pod_address}:8080")
+        link.until_led(VIP, by=leader)
+        load.wait_more(50)
+    talkers.close()
+    assert load.tally.failures == []
+
+
+def test_under_policy_cluster_a_node_whose_programs_serve_nothing_leaves_the_address_to_another(link: Link) -> None:
+    leader = serve(link, VIP)
+    wait_for(lambda: answers(link, VIP), "an answer", 20)
+    backends = [f"{host.pod_address}:8080" for host in link.hosts.values()]
+    leader.agent.cli("backend", "set-state", "maintenance", *backends, "--yes")
+    link.until_led(VIP, by=other(link, leader))
+    wait_for(lambda: answers(link, VIP), "an answer of the other node", 20)
+    leader.agent.cli("backend", "clear-state", *backends)
+    link.until_led(VIP, by=leader)
+
+
 def test_open_connections_outlive_the_move_of_their_address(link: Link) -> None:
     """Also back: those of both nodes are known to one of them alone. Of pods of either node, from clients whose address is kept or not."""
     leader = serve(link, VIP)

@@ -16,7 +16,7 @@ pools:
    autoAssign: true, avoidBuggyIPs: true, namespaces: [], serviceSelector: {}}
 - {name: lab, addresses: [10.9.0.0/24], announce: [l2, bgp], priority: 5, autoAssign: false, avoidBuggyIPs: false,
    namespaces: [lab], serviceSelector: {matchLabels: {tier: web}, matchExpressions: [{key: old, operator: DoesNotExist}]}}
-l2: {leaseDuration: 2s, restartGrace: 1m, devices: [eth0], probe: false, nodeSelector: {edge: "yes"}}
+l2: {leaseDuration: 2s, restartGrace: 1m, devices: [eth0], probe: false, conflict: yield, nodeSelector: {edge: "yes"}}
 bgp: {localASN: 64512, port: 1179, gracefulRestart: false, communities: ["64512:100", "64512:1:2"], peers: [{address: 172.31.77.1,
   asn: 64513, port: 179, bfd: {interval: 300ms, multiplier: 3}, passwordFile: F, holdTime: 90s, multihop: 1, nodeSelector: {}}]}
 """
@@ -39,6 +39,7 @@ def test_all_that_a_file_may_say() -> None:
     ]  # fmt: skip
     l2, bgp = found.l2, found.bgp
     assert (l2.lease_duration_s, l2.restart_grace_s, l2.devices, l2.probe) == (2, 60, ("eth0",), False)
+    assert not l2.defends
     assert l2.node_selector.matches({"edge": "yes"})
     assert not l2.node_selector.matches({"edge": "no"})
     assert bgp is not None
@@ -55,7 +56,12 @@ def test_all_that_a_file_may_say() -> None:
 def test_a_file_without_pools(text: str) -> None:
     found = parse_pools(text, "pools.yaml")
     assert found.pools == ()
-    assert (found.l2.lease_duration_s, found.l2.restart_grace_s, found.l2.probe) == (2, 30, True)
+    assert (found.l2.lease_duration_s, found.l2.restart_grace_s, found.l2.probe, found.l2.defends) == (
+        2,
+        30,
+        True,
+        True,
+    )
     assert found.bgp is None
 
 
@@ -85,6 +91,7 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         (f"{A}- name: b\n  addresses: [10.0.0.255-10.0.1.0]", "f:5: pools[1].addresses: 10.0.0.255-10.0.1.0 overlaps 10.0.0.0-10.0.0.255 of pool a"),
         (f"{A}- name: a\n  addresses: [10.0.1.0]", "f:4: pools[1].name: 'a' is given twice"),
         (f"{A}  announce: [arp]", "f:4: pools[0].announce[0]: unknown value 'arp'; one of l2, bgp is possible"),
+        (f"{A}l2: {{conflict: fight}}", "f:4: l2.conflict: unknown value 'fight'; one of defend, yield is possible"),
         (f"{A}  announce: [bgp]", "f:4: pools[0].announce[0]: the section bgp with localASN and peers is missing"),
         (f"{A}  priority: high", "f:4: pools[0].priority: 'high' is not a whole number"),
         (f"{A}  autoAssign: 1", "f:4: pools[0].autoAssign: 1 is not true or false"),

@@ -26,6 +26,7 @@ class ConditionName(StrEnum):
     SNAT_PORTS_SHORT = "snat-ports-short"
     SNAT_ADDRESS_MISSING = "snat-address-missing"
     DROPS_GROW = "drops-grow"
+    ADDRESS_CONFLICT = "address-conflict"
     PORT_NOT_OPEN = "port-not-open"
     SOURCE_UNTRUSTED = "source-untrusted"
     OBJECTS_REFUSED = "objects-refused"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lbagent.agent.conditions.check_capacity import check_maps, check_tables
+from lbagent.agent.conditions.check_conflicts import check_conflicts
 from lbagent.agent.conditions.check_devices import check_devices, check_outputs
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_forwarding import check_forwarding
@@ -36,6 +37,7 @@ def every_check() -> Sequence[Check]:
         check_snat_ports,
         check_snat_addresses,
         DropsCheck(),
+        check_conflicts,
         check_ports,
         check_sources,
     )

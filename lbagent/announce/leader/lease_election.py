@@ -1,7 +1,8 @@
 """The Leases by which nodes agree on a leader for each address: read by one watch, written when a leader changes.
 
-A node lives by `lbagent-node-NODE`, the only one that is renewed; it says too which networks the node reaches and with which MAC
-addresses, so that the others know where an address may go, and which answer on the wire is a node's. `lbagent-vip-ADDRESS`
+A node lives by `lbagent-node-NODE`, the only one that is renewed; it names the networks that the node reaches, its MAC addresses
+and the addresses that its programs do not serve (maintenance), by which the others choose where an address may go, and which answer
+on the wire is a node's. `lbagent-vip-ADDRESS`
 names the leader of an address. Every write is refused by the server if another node has written since (resourceVersion).
 """
 
@@ -36,16 +37,19 @@ log = logging.getLogger(__name__)
 NAMESPACE = "kube-system"
 LABEL = "lbagent.io/lease"  # of our Leases: node or vip
 NETWORKS, MACS = "lbagent.io/networks", "lbagent.io/macs"  # annotations of a node's Lease, words
+WITHHELD = "lbagent.io/withheld-addresses"  # the same: those that its programs do not serve
 ANOTHER_NODE = "another node"
 NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
 RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
 RETRY_S = 0.3
+MAX_WITHHELD = 4096  # addresses in an annotation: 164 kB of the 256 kB that an object may have
 FORGET_NODE_S = 600.0  # a node's Lease that has run out for so long is deleted
 
 
 class _Published(msgspec.Struct, frozen=True):
     networks: str
     macs: str
+    withheld: str
 
 
 class LeaseElection:
@@ -70,9 +74,11 @@ class LeaseElection:
         self._lives = NodeLives(node, duration_s)
         self._published: _Published | None = None
         self._publish = asyncio.Event()
+        self._is_written = asyncio.Event()  # the own Lease holds what was published last
         self._own: Lease | None = None  # as it was written last
         self._annotations: dict[str, dict[str, str]] = {}  # of nodes
         self._networks: dict[str, tuple[str, ...]] = {}
+        self._withheld: dict[str, frozenset[str]] = {}
         self._nodes_by_mac: dict[bytes, str] = {}
         self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
         self._alive: frozenset[str] = frozenset()
@@ -104,7 +110,7 @@ class LeaseElection:
         return _holder(self._cache.lease(f"{NAMESPACE}/{vip_lease(address)}"))
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
-        """Return the live nodes that can announce an address."""
+        """Return the live nodes that reach the network of an address, and do not withhold it."""
         if now != self._alive_at:  # all addresses are asked about in one moment
             self._alive_at, alive = now, frozenset(self._lives.alive(now))
             if alive != self._alive:
@@ -112,9 +118,14 @@ class LeaseElection:
                 self._reaching.clear()
         found = self._reaching.get(address)
         if found is None:
-            found = frozenset(node for node in self._alive if is_within(address, self._networks.get(node, ())))
+            found = frozenset(node for node in self._alive if self._reaches(node, address))
             self._reaching[address] = found
         return found
+
+    def _reaches(self, node: str, address: bytes) -> bool:
+        return is_within(address, self._networks.get(node, ())) and (
+            format_ip(address) not in self._withheld.get(node, ())
+        )
 
     def node_of(self, mac: bytes) -> str:
         """Return the other node that has a MAC address, '' for a stranger's; before the Leases were read any host may be a node."""
@@ -133,12 +144,23 @@ class LeaseElection:
 
     # --- writing ---
 
-    def publish(self, networks: Iterable[str], macs: Iterable[bytes]) -> None:
-        """Say what this node reaches, from now on; it lives by the first call."""
-        words = _Published(" ".join(sorted(networks)), " ".join(sorted(mac.hex(":") for mac in macs)))
+    def publish(self, networks: Iterable[str], macs: Iterable[bytes], withheld: Iterable[bytes] = ()) -> None:
+        """Publish what this node reaches, and the addresses that its programs do not serve; it lives by the first call."""
+        words = _Published(
+            " ".join(sorted(networks)),
+            " ".join(sorted(mac.hex(":") for mac in macs)),
+            " ".join(map(format_ip, sorted(withheld)[:MAX_WITHHELD])),
+        )
         if words != self._published:
             self._published = words
+            self._is_written.clear()
             self._publish.set()
+
+    async def until_published(self) -> None:
+        """Return when the own Lease holds what was published last, or after the duration of a Lease."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.duration_s):
+                await self._is_written.wait()
 
     async def write_holder(self, address: bytes, node: str) -> bool:
         """Name a node as the leader of an address; return whether that is written. No failure raises."""
@@ -229,7 +251,7 @@ class LeaseElection:
     async def _write_own(self) -> None:
         published, name = self._published, NODE_PREFIX + self._node
         assert published is not None
-        annotations = {NETWORKS: published.networks, MACS: published.macs}
+        annotations = {NETWORKS: published.networks, MACS: published.macs, WITHHELD: published.withheld}
         own = self._own or await self._leases.get(name, silence_s=self.duration_s)
         if own is None:
             spec = LeaseSpec(lease_transitions=-1).held_by(self._node, self.duration_s)
@@ -240,6 +262,8 @@ class LeaseElection:
             spec = own.spec.held_by(self._node, self.duration_s)
             raw = await self._leases.replace(own, spec, silence_s=self.duration_s, annotations=annotations)
         self._own = lease_of(raw)
+        if published is self._published:
+            self._is_written.set()
 
     def _say(self, error: BaseException) -> None:
         text = str(error) or "no answer in time"
@@ -275,6 +299,7 @@ class LeaseElection:
         self._annotations[node] = annotations
         networks = tuple(annotations.get(NETWORKS, "").split())
         self._networks[node] = networks
+        self._withheld[node] = frozenset(annotations.get(WITHHELD, "").split())
         self._changes += 1
         self._reaching.clear()
         self._nodes_by_mac = {mac: name for mac, name in self._nodes_by_mac.items() if name != node}

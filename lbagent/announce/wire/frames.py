@@ -31,6 +31,11 @@ class Claim(NamedTuple):
     mac: bytes
 
 
+def is_of_a_host(mac: bytes) -> bool:
+    """Return whether one network card can have a MAC address: it is neither zero nor one of a group, such as broadcast."""
+    return any(mac) and not mac[0] & 1
+
+
 def group_mac(address: bytes) -> bytes:
     """Return the MAC address of an IPv6 group (RFC 2464 §7)."""
     return b"\x33\x33" + address[12:]

@@ -9,12 +9,14 @@ from msgspec.structs import replace
 
 from lbagent.agent.conditions import check_drops, check_paths
 from lbagent.agent.conditions.check_capacity import check_maps, check_tables
+from lbagent.agent.conditions.check_conflicts import check_conflicts
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_sources
 from lbagent.agent.conditions.condition import Condition
+from lbagent.announce.strangers import Conflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.maps.reasons import INTENDED_DROPS, Reason
@@ -222,3 +224,18 @@ def test_a_source_address_that_the_node_lacks() -> None:
     assert brief([found]) == [("snat-address-missing", "10.0.0.8")]
     assert found.text == "no device of this node has 10.0.0.8 (--snat-address): it is not used"
     assert "ip address add" in found.remedy
+
+
+def test_an_address_that_another_host_claims_or_has() -> None:
+    """Both the address and the MAC address are named; without an announcer there is no such condition."""
+    four, mac = bytes((10, 0, 0, 7)), bytes.fromhex("02aa00000007")
+    found = [Conflict(four, mac, is_defended=True), Conflict(bytes(15) + b"\7", mac, is_defended=False)]
+    claimed, taken = check_conflicts(Some(announcer=Some(conflicts=lambda: found)))
+    assert brief([claimed, taken]) == [("address-conflict", "10.0.0.7"), ("address-conflict", "::7")]
+    assert claimed.text == (
+        "10.0.0.7 is claimed: the host with the MAC address 02:aa:00:00:00:07 answers for it, too; "
+        "this node goes on announcing it (l2.conflict: defend)"
+    )
+    assert "it is not announced" in taken.text
+    assert brief(check_conflicts(Some(announcer=Some(conflicts=list)))) == []
+    assert brief(check_conflicts(Some(announcer=None))) == []

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.lab.bird_router import BirdRouter
+from tests.lab.manifests import put
 from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import Lab
 from tests.lab.traffic import http_get
@@ -139,6 +140,12 @@ def test_no_endpoint_withdraws_and_policy_local_announces_from_its_nodes(cluster
     assert agent.cli("vip", "why", VIP4, check=False).returncode == 1
     cluster.balanced()
     cluster.wait_routes(VIP4, VIP6)
+    backends = [each["address"] for each in agent.json("backend", "list")]
+    agent.cli("backend", "set-state", "maintenance", *backends, "--yes")
+    cluster.wait_routes()
+    assert "send no new connections" in cluster.vip(VIP4)["reason"]
+    agent.cli("backend", "clear-state", *backends)
+    cluster.wait_routes(VIP4, VIP6)
     cluster.balanced("b1", spec={"externalTrafficPolicy": "Local"})
     cluster.wait_routes()
     assert "policy Local" in cluster.vip(VIP4)["reason"]
@@ -146,6 +153,26 @@ def test_no_endpoint_withdraws_and_policy_local_announces_from_its_nodes(cluster
     cluster.wait_routes(VIP4, VIP6)
     cluster.serve(cluster.dns("b1"))  # an empty folder would be distrusted
     (cluster.folder / "web.yaml").unlink()
+    cluster.wait_routes()
+
+
+def test_terminating_endpoints_that_serve_keep_the_routes_until_they_end(cluster: BgpCluster) -> None:
+    """KEP-1669, with policy Cluster: the programs serve them while no endpoint is ready."""
+    agent = cluster.agent
+    agent.start()
+    cluster.start_router()
+    cluster.balanced()
+    cluster.wait_routes(VIP4, VIP6)
+    wait_for(lambda: cluster.vip(VIP4)["state"] == "announced", "the row", 20)
+    since, path = cluster.since(), cluster.folder / "web.yaml"
+    ends = re.sub(r"( *)ready: true", r"\1ready: false\n\1serving: true\n\1terminating: true", path.read_text())
+    put(cluster.folder, "web.yaml", ends)
+    wait_for(lambda: {each["state"] for each in agent.json("backend", "list")} == {"terminating"}, "the end", 30)
+    for vip in (VIP4, VIP6):
+        assert cluster.client.call(http_get, vip, 80).backend in ("b1", "b3")
+    assert cluster.vip(VIP4)["state"] == "announced"
+    assert (cluster.routes(), cluster.since()) == ({VIP4, VIP6}, since)
+    put(cluster.folder, "web.yaml", ends.replace("serving: true", "serving: false"))
     cluster.wait_routes()
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from lbagent.announce.leader.lease_election import ANOTHER_NODE, MACS, NETWORKS, LeaseElection, vip_lease, vip_of_lease
+from lbagent.announce.leader.lease_election import (
+    ANOTHER_NODE,
+    MACS,
+    MAX_WITHHELD,
+    NETWORKS,
+    WITHHELD,
+    LeaseElection,
+    vip_lease,
+    vip_of_lease,
+)
+from lbagent.announce.leader.lease_view import view_of
 from lbagent.announce.vip_machine import PROBE_S
+from lbagent.announce.wanted import WantedVip
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.sources.kube.leases import Lease, LeaseSpec
 from lbagent.sources.kube.object_cache import metadata_of
 
 
-def lease(renewed: str, networks: str = "10.0.0.0/24") -> Lease:
+def lease(renewed: str, networks: str = "10.0.0.0/24", withheld: str = "") -> Lease:
     spec = LeaseSpec(lease_duration_seconds=2, renew_time=renewed)
-    return Lease({"annotations": {NETWORKS: networks}}, spec)
+    return Lease({"annotations": {NETWORKS: networks, WITHHELD: withheld}}, spec)
 
 
 def election() -> LeaseElection:
@@ -48,6 +60,47 @@ def test_what_a_node_reaches_its_overdue_lease_and_its_end_are_news() -> None:
     assert one.nodes_reaching(parse_ip("10.1.0.9"), 2.2) == {"a", "b"}
     one._take_node("a", lease("4", "10.1.0.0/24"), 4.0)
     assert one.nodes_reaching(parse_ip("10.1.0.9"), 4.3) == {"a"}
+
+
+def test_a_node_does_not_lead_for_an_address_that_its_programs_do_not_serve() -> None:
+    one, address = election(), parse_ip("10.0.0.9")
+    before = one.state(0.5)
+    one._take_node("b", lease("2", withheld="10.0.0.9 fd00::9"), 0.5)
+    assert one.state(0.5) != before, "each address is decided about again"
+    assert one.nodes_reaching(address, 0.6) == {"a"}
+    assert one.nodes_reaching(parse_ip("10.0.0.8"), 0.6) == {"a", "b"}
+    one._take_node("b", lease("3"), 0.7)
+    assert one.nodes_reaching(address, 0.8) == {"a", "b"}
+
+
+def test_under_policy_cluster_a_node_that_does_not_serve_leaves_the_address_to_one_that_does() -> None:
+    one, address = election(), parse_ip("10.0.0.9")
+    vip = WantedVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=True)
+    view = view_of(one, "a", vip, 0.5, eligible=True, served=False)
+    assert (view.eligible, view.preferred) == (False, "b")
+    one._take_node("b", lease("2", withheld="10.0.0.9"), 0.6)
+    view = view_of(one, "a", vip, 0.6, eligible=True, served=False)
+    assert (view.eligible, view.preferred) == (True, "a"), "no node serves it: clients are answered that there is none"
+    without = WantedVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=False)
+    assert view_of(election(), "a", without, 0.5, eligible=True, served=False).eligible
+
+
+async def test_what_is_withheld_is_published_with_a_bound_and_a_gift_of_an_address_waits_for_it() -> None:
+    one = election()
+    one.duration_s = 0.05
+    many = [(10 << 24 | number).to_bytes(4) for number in range(MAX_WITHHELD + 10)]
+    one.publish(["10.0.0.0/8"], [], many)
+    assert one._published is not None
+    assert one._published.withheld.split()[:2] == ["10.0.0.0", "10.0.0.1"]
+    assert len(one._published.withheld.split()) == MAX_WITHHELD
+    waiting = asyncio.create_task(one.until_published())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    one._is_written.set()
+    await waiting
+    one.publish(["10.0.0.0/8"], [], [])
+    await one.until_published()  # the server is away: it ends all the same
+    assert not one._is_written.is_set()
 
 
 def test_that_the_server_is_not_seen_any_more_is_news() -> None:

@@ -63,6 +63,15 @@ def test_a_question_and_a_probe_claim_nothing() -> None:
     assert frames.arp_claim(frames.announcements(V4, MAC)[0][:41]) is None
 
 
+@pytest.mark.parametrize(
+    ("mac", "found"),
+    [("020000000001", True), ("00163e000001", True), ("ffffffffffff", False), ("000000000000", False),
+     ("01005e000064", False), ("3333ff000001", False)],
+)  # fmt: skip
+def test_which_mac_addresses_a_host_can_have(mac: str, found: bool) -> None:
+    assert frames.is_of_a_host(bytes.fromhex(mac)) is found
+
+
 def test_an_advertisement_claims_its_target() -> None:
     (raw,) = frames.announcements(V6, MAC)
     assert frames.advertisement_claim(raw[54:]) == frames.Claim(V6, MAC)
