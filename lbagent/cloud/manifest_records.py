@@ -1,4 +1,4 @@
-"""The records that providers get, made from decoded manifests (pure): `cloud plan` gives them to the rules that `cloud run` uses."""
+"""Records of providers made from decoded manifests (pure): `cloud plan` gives them to the rules that `cloud run` uses."""
 
 from __future__ import annotations
 

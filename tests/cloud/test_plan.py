@@ -205,7 +205,9 @@ def test_source_ranges_that_are_refused_are_named(planner: Planner) -> None:
     assert row["source_ranges"] == ["10.0.0.0/8"]  # host bits masked, once
     for bad in ("foo.bar", "10.0.0.1/33", "10.0.0.1"):
         assert f"{key}: {bad!r}" in row["message"]
-    assert planner.rows(service("s", ", loadBalancerSourceRanges: [192.0.2.0/24]", meta))["shop/s"]["source_ranges"] == ["192.0.2.0/24"]
+    assert planner.rows(service("s", ", loadBalancerSourceRanges: [192.0.2.0/24]", meta))["shop/s"][
+        "source_ranges"
+    ] == ["192.0.2.0/24"]
 
 
 @pytest.mark.parametrize(
