@@ -17,7 +17,7 @@ MAX_RANGES = 10000
 
 
 class SourceRanges(Struct, frozen=True):
-    """What a Service says: `texts`, of the annotation or of the field. `by_place` has those that are ranges, `refused` the others."""
+    """What a Service says: `texts`, of annotation or field. `by_place` has those that are ranges, `refused` the others."""
 
     texts: tuple[str | None, ...] = ()
     of_annotation: bool = False

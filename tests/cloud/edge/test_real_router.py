@@ -433,7 +433,9 @@ def test_a_mapping_by_upnp_goes_with_its_service_after_nat_pmp_was_used(router: 
         async with await serve(30001):
             service = await lab.ensure(manifest(1))
             restart(router, upnp=False)
-            await until(lambda: lab.balancers.keeper.gateway and lab.balancers.keeper.gateway.protocol == "nat-pmp", "NAT-PMP")
+            await until(
+                lambda: lab.balancers.keeper.gateway and lab.balancers.keeper.gateway.protocol == "nat-pmp", "NAT-PMP"
+            )
             restart(router, upnp=True)
             await lab.delete(service)
             assert await ask(router.outside, 80) == "refused"
