@@ -38,21 +38,21 @@ LISTS = st.one_of(st.none(), st.lists(RANGES, max_size=4))
 @st.composite
 def services(draw: st.DrawFn) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": "web", "namespace": "shop", "uid": UID, "annotations": {}}
-    if draw(st.booleans()):
-        meta["annotations"][TYPE] = draw(st.sampled_from([IGD, IGD, "else"]))
+    if draw(st.integers(0, 7)):
+        meta["annotations"][TYPE] = draw(st.sampled_from([IGD] * 9 + ["else"]))
     if draw(st.booleans()):
         meta["labels"] = {TYPE: IGD}
     if (found := draw(LISTS)) is not None:
         meta["annotations"][ANNOTATION] = ", ".join(found)
-    families = draw(st.sampled_from([["IPv4"], ["IPv6"], ["IPv4", "IPv6"], ["IPv6", "IPv4"]]))
+    families = draw(st.sampled_from([["IPv4"], ["IPv4"], ["IPv4"], ["IPv6"], ["IPv4", "IPv6"], ["IPv6", "IPv4"]]))
     numbers = draw(st.lists(st.sampled_from([80, 443, 53]), min_size=1, max_size=3, unique=True))
     ports = [
         {
             "name": f"p{number}",
             "port": number,
-            "protocol": draw(st.sampled_from(["TCP", "UDP", "TCP", "SCTP"])),
-            "nodePort": draw(st.sampled_from([30000 + number, 30000 + number, 0])),
-            "targetPort": draw(st.sampled_from([8080, "http", 8080])),
+            "protocol": draw(st.sampled_from(["TCP"] * 8 + ["UDP"] * 8 + ["SCTP"])),
+            "nodePort": draw(st.sampled_from([30000 + number] * 15 + [0])),
+            "targetPort": draw(st.sampled_from([8080] * 15 + ["http"])),
         }
         for number in numbers
     ]
@@ -62,8 +62,8 @@ def services(draw: st.DrawFn) -> dict[str, Any]:
         "ipFamilies": families,
         "ipFamilyPolicy": "SingleStack" if len(families) == 1 else "RequireDualStack",
         "ports": ports,
-        "sessionAffinity": draw(st.sampled_from(["None", "None", "ClientIP"])),
-        "publishNotReadyAddresses": draw(st.sampled_from([False, False, True])),
+        "sessionAffinity": draw(st.sampled_from(["None"] * 7 + ["ClientIP"])),
+        "publishNotReadyAddresses": draw(st.sampled_from([False] * 15 + [True])),
     }
     spec["clusterIPs"] = ["10.96.0.1" if word == "IPv4" else "fd96::1" for word in families]
     if (found := draw(LISTS)) is not None:
@@ -74,7 +74,9 @@ def services(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
     found = []
-    for number, name in enumerate(draw(st.lists(st.sampled_from("abcd"), max_size=4, unique=True))):
+    for number, name in enumerate(
+        draw(st.lists(st.sampled_from("abcd"), min_size=draw(st.sampled_from([0, 2, 3])), max_size=4, unique=True))
+    ):
         meta: dict[str, Any] = {"name": name, "labels": {}}
         if draw(st.integers(0, 3)) == 0:
             meta["labels"][EXCLUDED] = draw(st.sampled_from(["", "true", "false"]))
@@ -84,7 +86,7 @@ def nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
             {"type": "InternalIP", "address": f"fd00::{number}"},
             {"type": "ExternalIP", "address": "192.0.2.1"},
         ]
-        addresses += [{"type": "InternalIP", "address": f"10.0.0.{10 + number}"}] * draw(st.sampled_from([1, 1, 0]))
+        addresses += [{"type": "InternalIP", "address": f"10.0.0.{10 + number}"}] * draw(st.sampled_from([1] * 7 + [0]))
         ready = draw(st.sampled_from(["True", "False", "Unknown", ""]))
         conditions = [{"type": "MemoryPressure", "status": "True"}, *[{"type": "Ready", "status": ready}] * bool(ready)]
         taints = [{"key": TO_BE_DELETED}] * draw(st.sampled_from([0, 0, 0, 1]))
@@ -173,6 +175,27 @@ def test_no_rule_sees_a_difference(service: dict[str, Any], field: str) -> None:
     service["spec"].setdefault("externalTrafficPolicy", "Cluster")
     record, _ = run(service, [])
     assert not needs_update(record, service_record(planned(service, []).services[KEY]))
+
+
+def test_first_ready_is_the_first_node_that_is_ready() -> None:
+    machines = [
+        {
+            "metadata": {"name": name},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}], "conditions": [ready]},
+        }
+        for name, address, ready in (
+            ("a", "10.0.0.1", {"type": "Ready", "status": "False"}),
+            ("b", "10.0.0.2", {"type": "Ready", "status": "True"}),
+            ("c", "10.0.0.3", {"type": "Ready", "status": "True"}),
+        )
+    ]
+    meta = {"name": "web", "namespace": "shop", "uid": UID, "annotations": {TYPE: IGD}}
+    spec = {"type": "LoadBalancer", "ipFamilies": ["IPv4"], "ports": [{"port": 80, "nodePort": 30080}]}
+    config = EdgeConfig(node=NodeChoice.FIRST_READY)
+    (row,) = edge_plan.plan(config, planned({"metadata": meta, "spec": spec}, machines), "", CLUSTER)
+    record, there = run({"metadata": meta, "spec": spec}, machines)
+    assert row.nodes == ("b",)
+    assert {each.client for each in EdgeBalancers(config)._wanted(CLUSTER, record, there)} == {"10.0.0.2"}
 
 
 def test_a_service_without_a_uid_is_named_as_a_pattern() -> None:

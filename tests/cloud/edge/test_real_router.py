@@ -432,12 +432,13 @@ def test_a_mapping_by_upnp_goes_with_its_service_after_nat_pmp_was_used(router: 
     async def body(lab: EdgeLab) -> None:
         async with await serve(30001):
             service = await lab.ensure(manifest(1))
+            await lab.end()  # no more polls: the removal itself asks by UPnP
             restart(router, upnp=False)
-            await until(
-                lambda: lab.balancers.keeper.gateway and lab.balancers.keeper.gateway.protocol == "nat-pmp", "NAT-PMP"
-            )
+            lab.balancers.keeper.lose()
+            assert (await lab.balancers.keeper.connect()).protocol == "nat-pmp"
             restart(router, upnp=True)
             await lab.delete(service)
+            assert await lab.texts() == []
             assert await ask(router.outside, 80) == "refused"
 
     play(router, BOTH, body)
