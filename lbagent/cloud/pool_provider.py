@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lbagent.cloud.manifest_records import BalancerName, node_record, planned_name, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
-from lbagent.cloud.service_rules import action_of, balancer_name, node_names, source_ranges
+from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family
 from lbagent.objects.records import ObjectSnapshot, Service
@@ -15,8 +17,9 @@ from lbagent.pools.claim import Allocation, Claim, read_wish
 from lbagent.pools.read_pools import PoolsFile
 
 
-def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str) -> list[PlannedBalancer]:
+def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str, name: BalancerName) -> list[PlannedBalancer]:
     """Return what each Service would get, by namespace and name. What is in its status it has already."""
+    nodes = tuple(node.name for node in balanced_nodes(map(node_record, objects.nodes.values())))
     actions = {key: action_of(service, lb_class) for key, service in objects.services.items()}
     claims = [claim_of(service) for key, service in objects.services.items() if actions[key][0] is Action.ENSURE]
     given = allocate(file.pools, claims, taken_addresses(objects, {claim.key for claim in claims}))
@@ -24,26 +27,29 @@ def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str) -> list[Planne
     for key in sorted(objects.services):
         service, (action, message) = objects.services[key], actions[key]
         if action is Action.ENSURE:
-            rows.append(_ensured(service, given[key], node_names(objects.nodes.values())))
+            rows.append(_ensured(service, given[key], nodes, name))
         else:
             held = service.balancer.status if service.balancer and action is Action.DELETE else ()
             rows.append(PlannedBalancer(service=key, action=action, addresses=held, message=message))
     return rows
 
 
-def _ensured(service: Service, given: Allocation, nodes: tuple[str, ...]) -> PlannedBalancer:
+def _ensured(service: Service, given: Allocation, nodes: tuple[str, ...], name: BalancerName) -> PlannedBalancer:
+    record = service_record(service)
+    ranges, problems = checked_source_ranges(record)
     messages = [given.problem] if given.problem else []
+    messages += problems
     messages += [f"{format_ip(address)} is in no pool, and kept" for address in given.astray]
     return PlannedBalancer(
         service=service.key,
         action=Action.ENSURE if given.addresses else Action.REFUSE,
-        name=balancer_name(service),
+        name=planned_name(name, record),
         addresses=given.addresses,
         pool=given.pool,
         nodes=nodes,
-        source_ranges=source_ranges(service),
+        source_ranges=ranges,
         message="; ".join(messages),
-        has_problem=bool(given.problem),
+        has_problem=bool(given.problem or problems),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
+from collections.abc import Iterable
 
 from lbagent.cloud.provider_records import Node, Service
+from lbagent.objects.decode import source_ranges as decoded
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED, is_no
 
-RANGES_ANNOTATION = "service.beta.kubernetes.io/load-balancer-source-ranges"
-EVERYONE = "0.0.0.0/0"
+EVERYONE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 HEALTH_PATH = "/healthz"
 NAME_LENGTH = 32
 _COMPARED = (
@@ -32,24 +32,23 @@ def default_load_balancer_name(service: Service) -> str:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """Return the ranges of clients: of the spec, else of the annotation, else `EVERYONE`; each once, in order.
+    """Return the ranges of clients, each once, in order. Raises ValueError, which names each value that is no range."""
+    ranges, problems = checked_source_ranges(service)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return ranges
 
-    Raises ValueError for what is no CIDR.
+
+def checked_source_ranges(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ranges of clients, and a sentence for each value that is refused.
+
+    They are of the spec, else of the annotation, else everyone of the Service's IP families. A refused value lets no client in.
     """
-    where, texts = "spec.loadBalancerSourceRanges", list(service.source_ranges)
-    if not texts:
-        where, texts = RANGES_ANNOTATION, service.annotations.get(RANGES_ANNOTATION, "").strip().split(",")
-    if texts == [""]:
-        return (EVERYONE,)
-    found: dict[str, None] = {}
-    for text in map(str.strip, texts):
-        try:
-            if "/" not in text:
-                raise ValueError
-            found[str(ipaddress.ip_network(text, strict=False))] = None
-        except ValueError:
-            raise ValueError(f"{where}: {text!r} is no range of addresses like 192.0.2.0/24") from None
-    return tuple(found)
+    found = decoded.read_source_ranges(service.source_ranges, service.annotations.get(decoded.ANNOTATION, ""))
+    if not found.texts:
+        everyone = tuple(EVERYONE[word] for word in dict.fromkeys(service.ip_families) if word in EVERYONE)
+        return everyone or (EVERYONE["IPv4"],), ()
+    return tuple(map(str, found.ranges)), found.problems
 
 
 def health_check(service: Service) -> tuple[str, int]:
@@ -65,17 +64,16 @@ def needs_update(old: Service, new: Service) -> bool:
     """
     if any(getattr(old, field) != getattr(new, field) for field in _COMPARED):
         return True
-    return _ranges(old) != _ranges(new) or len(old.ip_families) != len(new.ip_families)
-
-
-def _ranges(service: Service) -> tuple[str, ...]:
-    try:
-        return source_ranges(service)
-    except ValueError:
-        return service.source_ranges
+    ranges_differ = checked_source_ranges(old) != checked_source_ranges(new)
+    return ranges_differ or len(old.ip_families) != len(new.ip_families)
 
 
 def node_included(node: Node) -> bool:
     """Return whether balancers send packets to a node. Whether it is ready does not count."""
     label = node.labels.get(EXCLUDED)
     return not node.leaves and TO_BE_DELETED not in node.taints and (label is None or is_no(label))
+
+
+def balanced_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that balancers send packets to, by name."""
+    return sorted(filter(node_included, nodes), key=lambda node: node.name)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from lbagent.cloud import asked_plan, pool_provider
 from lbagent.cloud.builtin.fake_config import read_fake_config
-from lbagent.cloud.builtin.fake_provider import FakeProvider
+from lbagent.cloud.builtin.fake_provider import FakeBalancers, FakeProvider
 from lbagent.cloud.builtin.none_provider import NoneProvider
-from lbagent.cloud.builtin.pool_balancers import PoolProvider
+from lbagent.cloud.builtin.pool_balancers import PoolBalancers, PoolProvider
 from lbagent.cloud.edge import edge_plan
 from lbagent.cloud.edge.edge_config import read_edge_config
 from lbagent.cloud.edge.edge_provider import EdgeProvider
@@ -41,7 +42,8 @@ def _pool_plan(config: str) -> Plan:
     if not config:
         raise ConfigError("--config: provider pool needs the file that names its pools")
     file = read_pools(config)
-    return lambda objects, lb_class, _cluster: pool_provider.plan(file, objects, lb_class)
+    name = PoolBalancers(file).name
+    return lambda objects, lb_class, cluster: pool_provider.plan(file, objects, lb_class, partial(name, cluster))
 
 
 def _no_plan(name: str) -> Plan:
@@ -56,11 +58,17 @@ def _fake_plan(path: str) -> Plan:
     with with_file_name(path):
         config = read_fake_config(read_text_of(path) or "" if path else "")
     given = tuple(parse_ip(each.ip) for each in config.status if each.ip)
-    return lambda objects, lb_class, _cluster: asked_plan.plan(objects, lb_class, given)
+    name = FakeBalancers(config).name
+    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, given, partial(name, cluster))
 
 
-def _plug_in_plan(_config: str) -> Plan:
-    return lambda objects, lb_class, _cluster: asked_plan.plan(objects, lb_class, None)
+def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) -> Plan:
+    """Return the plan of a provider that is made from its file, and not initialized."""
+    balancers = make_provider(provider_name, load(), read_text_of(path), path).load_balancer()
+    if balancers is None:
+        return _no_plan(provider_name)
+    name = balancers.name
+    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, None, partial(name, cluster))
 
 
 def _edge_plan(path: str) -> Plan:
@@ -162,4 +170,4 @@ def _provider_of(plug_in: EntryPoint) -> Provider:
             ) from None
         return loaded
 
-    return Provider(f"A plug-in: {_place(plug_in)}.", load, _plug_in_plan)
+    return Provider(f"A plug-in: {_place(plug_in)}.", load, partial(_plug_in_plan, plug_in.name, load))

@@ -108,6 +108,7 @@ class Balancer(Struct, frozen=True, gc=False):
     ports: tuple[BalancerPort, ...] = ()
     session_affinity: str = "None"
     publish_not_ready: bool = False
+    source_ranges: tuple[str, ...] = ()  # of the field, as they are written
 
 
 class Service(Struct, frozen=True, gc=False):
@@ -226,7 +227,7 @@ class Node(Struct, frozen=True, gc=False):
     """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836).
 
     `excluded`: no external balancer sends packets there (node.kubernetes.io/exclude-from-external-load-balancers). `cordoned`:
-    spec.unschedulable. `shuts_down`: its kubelet or its cloud says so.
+    spec.unschedulable. `shuts_down`: its kubelet or its cloud says so. `ready`: its condition Ready is True.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Node(Struct, frozen=True, gc=False):
     excluded: bool = False
     cordoned: bool = False
     shuts_down: bool = False
+    ready: bool = False
     labels: Mapping[str, str] = MappingProxyType({})
 
     @property

@@ -258,7 +258,7 @@ def test_a_state_that_cannot_be_written_is_told_before_anything_is_done(files: F
         run("umount", str(folder))
     assert one.name not in files.lab.names()
     done = files("apply", "--yes", "--state", str(folder))
-    assert (done.code, done.err) == (2, f"{folder}: cannot be read: Is a directory\n")
+    assert (done.code, done.err) == (2, f"{folder}: not a regular file\n")
 
 
 def test_export_and_restore(files: Files, tmp_path: Path) -> None:

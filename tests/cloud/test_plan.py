@@ -12,6 +12,27 @@ import pytest
 from tests.cli.conftest import Run, lb, no_agent  # noqa: F401
 
 POOLS = 'pools: [{name: office, addresses: [10.0.0.1-10.0.0.2, "fd00::1"], announce: [l2]}]'
+PLUG_IN = """
+from lbagent.cloud.provider import CloudProvider, LoadBalancer, LoadBalancerStatus
+
+class Balancers(LoadBalancer):
+    def name(self, cluster, service):
+        return f"{cluster}-{service.name}"
+    async def get(self, cluster, service):
+        return None
+    async def ensure(self, cluster, service, nodes):
+        return LoadBalancerStatus()
+    async def update(self, cluster, service, nodes):
+        pass
+    async def ensure_deleted(self, cluster, service):
+        pass
+
+class make(CloudProvider):
+    def __init__(self, config):
+        pass
+    def load_balancer(self):
+        return Balancers()
+"""
 NODE = (
     "apiVersion: v1\nkind: Node\nmetadata: {name: n1%s}\nstatus: {addresses: [{type: InternalIP, address: %s}]}\n---\n"
 )
@@ -177,6 +198,18 @@ def test_source_ranges(planner: Planner, spec: str, meta: str, ranges: list[str]
     assert planner.rows(service("s", spec, meta))["shop/s"]["source_ranges"] == ranges
 
 
+def test_source_ranges_that_are_refused_are_named(planner: Planner) -> None:
+    key = "service.beta.kubernetes.io/load-balancer-source-ranges"
+    meta = f", annotations: {{{key}: '10.1.2.3/8, foo.bar, 10.0.0.1/33, 10.0.0.1, 10.0.0.0/8'}}"
+    row = planner.rows(service("s", "", meta), code=1)["shop/s"]
+    assert row["source_ranges"] == ["10.0.0.0/8"]  # host bits masked, once
+    for bad in ("foo.bar", "10.0.0.1/33", "10.0.0.1"):
+        assert f"{key}: {bad!r}" in row["message"]
+    assert planner.rows(service("s", ", loadBalancerSourceRanges: [192.0.2.0/24]", meta))["shop/s"][
+        "source_ranges"
+    ] == ["192.0.2.0/24"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -219,6 +252,7 @@ def test_of_a_provider_without_a_plan_its_own_only_status_is_known(planner: Plan
     info.mkdir(parents=True)
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: someprovider\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[lbagent.cloud_providers]\nsome = some_provider:make\n")
+    plug_in.joinpath("some_provider.py").write_text(PLUG_IN)
     sys.path.insert(0, str(plug_in))
     try:
         found = planner.rows(service("web") + service("old", status="10.0.0.9"), "--provider", "some")
@@ -227,6 +261,7 @@ def test_of_a_provider_without_a_plan_its_own_only_status_is_known(planner: Plan
     assert (found["shop/web"]["action"], found["shop/web"]["addresses"]) == ("ensure", [])
     assert "known when the provider is asked" in found["shop/web"]["message"]
     assert (found["shop/old"]["addresses"], found["shop/old"]["message"]) == (["10.0.0.9"], "")
+    assert found["shop/web"]["name"] == "kubernetes-web"  # the plug-in's own
 
 
 def test_pools_and_providers(planner: Planner) -> None:

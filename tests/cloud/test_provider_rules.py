@@ -21,8 +21,8 @@ from lbagent.cloud.provider import (
     source_ranges,
 )
 from lbagent.cloud.provider_records import Ingress
-from lbagent.cloud.provider_rules import RANGES_ANNOTATION
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED
+from lbagent.objects.decode.source_ranges import ANNOTATION as RANGES_ANNOTATION
 
 HTTP = ServicePort("http", "TCP", 80, 30080, 8080, "http")
 DNS = ServicePort("dns", "UDP", 53, 30053, "dns")
@@ -98,9 +98,18 @@ def test_ranges_of_the_spec_then_of_the_annotation_then_everybody() -> None:
     assert source_ranges(bare) == ("0.0.0.0/0",)
     assert source_ranges(noted) == ("192.0.2.0/24", "10.0.0.0/8")
     assert source_ranges(replace(noted, source_ranges=("2001:db8::/32",))) == ("2001:db8::/32",)
-    for wrong in ("192.0.2.1", "192.0.2.0/33", "x", "192.0.2.0/24,,10.0.0.0/8"):
-        with pytest.raises(ValueError, match="no range of addresses"):
+    assert source_ranges(replace(bare, ip_families=("IPv6", "IPv4"))) == ("::/0", "0.0.0.0/0")
+    assert source_ranges(replace(bare, source_ranges=("10.1.2.3/8", "10.0.0.0/8"))) == ("10.0.0.0/8",)
+    for wrong, named in (
+        ("192.0.2.1", "'192.0.2.1'"),
+        ("192.0.2.0/33", "'192.0.2.0/33'"),
+        ("x, 10.0.0.0/8, y", "'x'.*'y'"),
+        ("192.0.2.0/24,,10.0.0.0/8", "''"),
+    ):
+        with pytest.raises(ValueError, match=f"^{RANGES_ANNOTATION}: .*{named}"):
             source_ranges(replace(bare, annotations={RANGES_ANNOTATION: wrong}))
+    with pytest.raises(ValueError, match="^spec.loadBalancerSourceRanges: 'x'"):
+        source_ranges(replace(noted, source_ranges=("x",)))
 
 
 def test_health_check_only_of_a_local_balancer_with_a_port() -> None:

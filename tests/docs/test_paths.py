@@ -66,7 +66,9 @@ def named_paths(text: str) -> Iterator[str]:
         if (
             looks_like_one
             and re.fullmatch(r"[\w.][\w./-]*", quoted)
-            and not quoted.startswith(("lbagent.io/", "service.cilium.io/", "kube-vip.io/"))
+            and not quoted.startswith(
+                ("lbagent.io/", "service.beta.kubernetes.io/", "service.cilium.io/", "kube-vip.io/")
+            )
         ):
             yield quoted
     yield from BARE.findall(re.sub(r"https?://\S+|`[^`\n]*`|\]\([^)]*\)", "", text))

@@ -67,7 +67,7 @@ def test_a_pipe_that_takes_the_place_of_the_file_meanwhile_is_refused(
     real = os.stat(path)
     path.unlink()
     os.mkfifo(path)
-    monkeypatch.setattr(os, "stat", lambda _path: real)
+    monkeypatch.setattr(os, "stat", lambda _path, **_: real)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(str(path))

@@ -21,7 +21,7 @@ from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.planned_balancer import Action
 from lbagent.cloud.provider import ImplementedElsewhere, LoadBalancer, Refusal, RetryAfter
 from lbagent.cloud.provider_records import LoadBalancerStatus, Node, Service
-from lbagent.cloud.provider_rules import needs_update, node_included
+from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
 from lbagent.cloud.service_rules import action_of
 from lbagent.errors import LbError
 from lbagent.objects.records import ObjectChange
@@ -205,6 +205,8 @@ class ServiceController:
         self._synced_nodes[key] = _identities(nodes)
         if not nodes:
             self._write_event(record, "UnAvailableLoadBalancer", NO_NODES, True)
+        if problems := checked_source_ranges(record)[1]:
+            self._write_event(record, "SourceRangesRefused", f"{'; '.join(problems)}: no client is let in by it", True)
         try:
             status = await self._balancers.ensure(self._cluster, record, nodes)
         except ImplementedElsewhere:
@@ -231,8 +233,7 @@ class ServiceController:
     # --- nodes ---
 
     def _node_records(self) -> list[Node]:
-        found = [node.record for node in self._informers.nodes()]
-        return sorted(filter(node_included, found), key=lambda node: node.name)
+        return balanced_nodes(node.record for node in self._informers.nodes())
 
     async def _sync_nodes(self, key: str, service: WatchedService) -> bool:
         """Tell the provider of other nodes, if there are others than it was told; return whether it knows them now."""

@@ -47,6 +47,8 @@ REFUSED, CONFLICT, PRIVATE, LABEL = (
     "PrivateExternalAddress",
     "LabelInPlaceOfAnnotation",
 )
+BAD_ADDRESS, NOT_ALLOWED = "ExternalAddressRefused", "ExternalAddressNotAllowed"
+PROXY = "Proxy"  # ipMode: nodes let packets to the address go out to the router (KEP-1860)
 
 
 class Claim(Struct):
@@ -95,7 +97,7 @@ class EdgeBalancers(LoadBalancer):
         """Return the status of what was made, or what is in the Service's; what is at the router alone is found by the poll."""
         claim = self.claims.get(service.key)
         if claim is not None and claim.uid == service.uid:
-            return LoadBalancerStatus(_ingress(claim.address, service.status))
+            return LoadBalancerStatus(self._ingress(claim.address, service.status))
         return service.status if service.status.ingress else None
 
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
@@ -122,7 +124,17 @@ class EdgeBalancers(LoadBalancer):
         if not is_public(address):
             text = f"the gateway's WAN address {address} is private: hosts of the Internet do not reach it"
             self._write(service, PRIVATE, text)
-        return LoadBalancerStatus(_ingress(address, service.status))
+        elif not self.config.allows(address):
+            text = (
+                f"the gateway reports the WAN address {address}, which neither `gateway` nor `externalAddresses` allows"
+            )
+            instead = (
+                "nodes divert its packets (`hairpin: true`)"
+                if self.config.is_diverted(address)
+                else "nodes do not divert its packets"
+            )
+            self._write(service, NOT_ALLOWED, f"{text}; {instead}")
+        return LoadBalancerStatus(self._ingress(address, service.status))
 
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
         """Map the ports to the node that is chosen of these. Raises as `ensure`."""
@@ -181,6 +193,7 @@ class EdgeBalancers(LoadBalancer):
             raise Refusal(REFUSED, problem)
         if not self._address():
             raise GatewayFailure(f"{gateway.name} has no WAN address, or does not say it because it is private")
+        self._check_address(gateway, service)
         claim = self.claims.get(service.key)
         try:
             await self.keeper.replace(claim.mappings if claim else (), wanted)
@@ -193,6 +206,16 @@ class EdgeBalancers(LoadBalancer):
         except HeldByOtherNode as error:
             raise RetryAfter(str(error), error.seconds) from None
         return self._address()
+
+    def _check_address(self, gateway: Gateway, service: Service) -> None:
+        """Raise Refusal for a WAN address that goes into no status; one that is there already is taken out."""
+        address = self._address()
+        if not (problem := self.view.why_address_refused(address)):
+            return
+        self._pending.add(service.key)  # until the gateway reports another one
+        is_there = any(each.ip == address for each in service.status.ingress)
+        text = f"{gateway.name} reports the WAN address {address}, which is not used: {problem}"
+        raise Refusal(BAD_ADDRESS, text, status=LoadBalancerStatus() if is_there else None)
 
     def _possible(self, gateway: Gateway, cluster: str, service: Service) -> tuple[PortMapping, ...]:
         """Return what an earlier process may have made, also for a router that lists nothing."""
@@ -223,7 +246,10 @@ class EdgeBalancers(LoadBalancer):
 
     async def poll(self) -> None:
         """Look at everything once. Raises GatewayUnreachable."""
+        gateway = self.keeper.gateway
         has_moved = await self.keeper.look_at_address()
+        if self.keeper.gateway is not gateway:
+            self._is_swept = False
         if self._down or has_moved:
             self._down = ""
             self._sync(list(self._pending))
@@ -296,7 +322,9 @@ class EdgeBalancers(LoadBalancer):
         if self._builder is not None:
             self._builder.write_event(service, reason, text, warning=True)
 
-
-def _ingress(address: str, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
-    """Return the entry of an address; one that is there already stays as it is, with its mode."""
-    return (next((each for each in status.ingress if each.ip == address), Ingress(ip=address)),)
+    def _ingress(self, address: str, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
+        """Return the entry of an address; one that is there already keeps its mode, unless the configuration says another one."""
+        if not self.config.is_diverted(address):
+            return (Ingress(ip=address, ip_mode=PROXY),)
+        there = next((each for each in status.ingress if each.ip == address), Ingress(ip=address))
+        return (Ingress(ip=address) if self.config.hairpin and there.ip_mode == PROXY else there,)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
+from lbagent.cloud.edge.protocols.port_mapping import is_special
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.wrong_value import shown
 
@@ -44,9 +45,26 @@ class EdgeConfig(Struct, frozen=True):
     external_ip: str = ""
     protocols: tuple[Protocol, ...] = (Protocol.UPNP, Protocol.NAT_PMP)
     accept_labels: bool = False
+    external_addresses: tuple[IPv4Network, ...] = ()
+    hairpin: bool = False
+
+    def allows(self, address: str) -> bool:
+        """Return whether the operator names an external address, or the gateway that reports it."""
+        if address == self.external_ip:
+            return True
+        if self.external_addresses:
+            return any(IPv4Address(address) in network for network in self.external_addresses)
+        return self.gateway is not None
+
+    def is_diverted(self, address: str) -> bool:
+        """Return whether nodes take packets to an external address, in place of the router."""
+        return self.allows(address) or (self.hairpin and not self.external_addresses)
 
 
-class _Entry(Struct, forbid_unknown_fields=True, rename={"external_ip": "externalIP", "accept_labels": "acceptLabels"}):
+_NAMES = {"external_ip": "externalIP", "accept_labels": "acceptLabels", "external_addresses": "externalAddresses"}
+
+
+class _Entry(Struct, forbid_unknown_fields=True, rename=_NAMES):
     gateway: str = ""
     node: str = ""
     lease: str | int = "3600s"
@@ -54,6 +72,8 @@ class _Entry(Struct, forbid_unknown_fields=True, rename={"external_ip": "externa
     external_ip: str = ""
     protocols: list[str] | None = None
     accept_labels: bool = False
+    external_addresses: list[str] = []
+    hairpin: bool = False
 
 
 T = TypeVar("T", bound=StrEnum)
@@ -77,6 +97,11 @@ def read_edge_config(text: str) -> EdgeConfig:
         checks.value(_ipv4, entry.external_ip, ("externalIP",)) if entry.external_ip else "",
         _protocols(checks, entry.protocols),
         entry.accept_labels,
+        tuple(
+            checks.value(_network, text, ("externalAddresses", index))
+            for index, text in enumerate(entry.external_addresses)
+        ),
+        entry.hairpin,
     )
 
 
@@ -101,6 +126,16 @@ def _word(checks: FieldChecks, field: str, word: str, kind: type[T], *at: int) -
 
 def _ipv4(text: str) -> str:
     try:
-        return str(IPv4Address(text))
+        found = str(IPv4Address(text))
     except ValueError:
         raise ValueError(f"{text!r} is not an IPv4 address") from None
+    if is_special(found):
+        raise ValueError(f"{text!r} is a special address, which no router has outside")
+    return found
+
+
+def _network(text: str) -> IPv4Network:
+    try:
+        return IPv4Network(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an IPv4 network like 203.0.113.0/29 (without host bits)") from None

@@ -5,17 +5,19 @@ from __future__ import annotations
 from lbagent.cloud.edge import edge_rules
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
 from lbagent.cloud.edge.edge_rules import NoNode
+from lbagent.cloud.manifest_records import node_record, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer, PlannedMapping
-from lbagent.cloud.provider_records import Node, Service, ServicePort
-from lbagent.cloud.service_rules import action_of, source_ranges
-from lbagent.model.address import format_ip, parse_ip
+from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.service_rules import action_of
+from lbagent.model.address import parse_ip
 from lbagent.objects import records
 from lbagent.objects.records import ObjectSnapshot
 
 
 def plan(config: EdgeConfig, objects: ObjectSnapshot, lb_class: str, cluster: str) -> list[PlannedBalancer]:
     """Return what each Service would get, by namespace and name. Of two that want one port the older one gets it."""
-    nodes = [_node(each) for each in objects.nodes.values() if not (each.leaves or each.excluded)]
+    nodes = balanced_nodes(map(node_record, objects.nodes.values()))
     rows: dict[str, PlannedBalancer] = {}
     holders: dict[tuple[str, int], str] = {}
     for service in sorted(objects.services.values(), key=lambda each: (each.created, each.key)):
@@ -33,7 +35,8 @@ def _row(
     config: EdgeConfig, raw: records.Service, nodes: list[Node], cluster: str, holders: dict[tuple[str, int], str]
 ) -> PlannedBalancer:
     assert raw.balancer is not None
-    service, name = _service(raw), edge_rules.balancer_name(cluster, _service(raw))
+    service = service_record(raw)
+    name = edge_rules.balancer_name(cluster, service)
     if message := edge_rules.why_not_asked(config, service):
         return PlannedBalancer(service=raw.key, action=Action.IGNORE, message=message)
     chosen: tuple[str, ...] = ()
@@ -50,13 +53,16 @@ def _row(
     if problem:
         return PlannedBalancer(service=raw.key, action=Action.REFUSE, name=name, message=problem)
     holders.update({each.outside: raw.key for each in mappings})
+    ranges, problems = checked_source_ranges(service)
     return PlannedBalancer(
         service=raw.key,
         action=Action.ENSURE,
         name=name,
         addresses=(parse_ip(config.external_ip),) if config.external_ip else raw.balancer.status,
         nodes=chosen,
-        source_ranges=source_ranges(raw),
+        source_ranges=ranges,
+        message="; ".join(problems),
+        has_problem=bool(problems),
         mappings=tuple(
             PlannedMapping(each.protocol, each.external_port, each.internal_port, each.description) for each in mappings
         ),
@@ -71,27 +77,3 @@ def _chosen(config: EdgeConfig, nodes: list[Node]) -> tuple[str, ...]:
     chosen = edge_rules.choose_node(choice, nodes, "")
     edge_rules.node_address(chosen)
     return (chosen.name,)
-
-
-def _service(raw: records.Service) -> Service:
-    balancer = raw.balancer
-    assert balancer is not None
-    return Service(
-        namespace=raw.namespace,
-        name=raw.name,
-        uid=balancer.uid,
-        type=raw.type,
-        annotations=balancer.annotations,
-        labels=balancer.labels,
-        ip_families=tuple(f"IPv{family}" for family in balancer.families),
-        ports=tuple(
-            ServicePort(port.name, port.protocol, port.port, port.node_port, port.target_port)
-            for port in balancer.ports
-        ),
-        session_affinity=balancer.session_affinity,
-        publish_not_ready_addresses=balancer.publish_not_ready,
-    )
-
-
-def _node(raw: records.Node) -> Node:
-    return Node(name=raw.name, addresses=tuple(("InternalIP", format_ip(each)) for each in raw.internal_ips))

@@ -5,13 +5,13 @@ The mapping's description is `CLUSTER/NAMESPACE/SERVICE/PORT`: it says whose a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ipaddress import IPv4Address
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, ip_network
 
 from msgspec import Struct
 
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
-from lbagent.cloud.edge.protocols.port_mapping import PortMapping
+from lbagent.cloud.edge.protocols.port_mapping import PortMapping, is_special
 from lbagent.cloud.provider_records import Node, Service
 from lbagent.objects.decode.decode_balancer import ROUTER_IGD, ROUTER_TYPE
 
@@ -93,6 +93,25 @@ def mappings_of(cluster: str, service: Service, client: str) -> tuple[PortMappin
     return tuple(
         PortMapping(port.protocol, port.port, client, port.node_port, f"{name}/{port.name}") for port in service.ports
     )
+
+
+def why_address_refused(address: str, nodes: Iterable[Node], cluster_ips: Iterable[str]) -> str:
+    """Return why an external address goes into no status, whoever reports it; '' when it may.
+
+    The service range is not known; what is in the /24 of a ClusterIP counts as in it.
+    """
+    if is_special(address):
+        return "it is a special address (loopback, link-local, multicast, reserved or unspecified)"
+    outside = IPv4Address(address)
+    for node in nodes:
+        if ("InternalIP", address) in node.addresses:
+            return f"it is the address of the node {node.name}"
+        if any(outside in ip_network(text, strict=False) for text in node.pod_cidrs):
+            return f"it is in a pod range of the node {node.name}"
+    for text in cluster_ips:
+        if ":" not in text and outside in IPv4Network((text, 24), strict=False):
+            return f"it is in the service range, beside the ClusterIP {text}"
+    return ""
 
 
 class NoNode(ValueError):

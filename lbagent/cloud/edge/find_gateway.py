@@ -17,10 +17,15 @@ log = logging.getLogger(__name__)
 MAX_TRIED = 8  # devices that answered, and whose descriptions are read
 
 
-async def find_gateway(config: EdgeConfig) -> Gateway:
-    """Return the router to use. Raises GatewayUnreachable, which says for each protocol why there is none."""
+async def find_gateway(config: EdgeConfig, before: str = "") -> Gateway:
+    """Return the router to use. Raises GatewayUnreachable, which says for each protocol why there is none.
+
+    `before`: only the protocols that stand before this one are tried.
+    """
     problems = []
     for protocol in config.protocols:
+        if protocol == before:
+            break
         try:
             return await (_upnp(config) if protocol is Protocol.UPNP else _nat_pmp(config))
         except (GatewayUnreachable, GatewayFailure, GatewayRefusal) as error:

@@ -30,6 +30,7 @@ from lbagent.errors import LbError
 log = logging.getLogger(__name__)
 WEEK_S = 604800  # what WANIPConnection:2 makes of a lease without an end
 SOON_POLLS = 1.5  # a mapping that ends within so many polls is renewed
+NAT_PMP = "NAT-PMP"  # begins the description that miniupnpd gives to such a mapping
 HELD_S = 300.0  # until a mapping that this host may not remove is tried again, at most
 IsWanted = Callable[[PortMapping], bool]
 
@@ -89,8 +90,20 @@ class MappingKeeper:
         """Ask for the WAN address; return whether it is another one. Raises GatewayUnreachable."""
         async with self._lock:
             before = self.external_address
-            self.external_address = await (await self._connected()).external_address()
+            self.external_address = await (await self._preferred()).external_address()
             return self.external_address != before
+
+    async def _preferred(self) -> Gateway:
+        """Return the router by the first protocol that it answers; one that failed before is tried again."""
+        gateway = await self._connected()
+        try:
+            found = await find_gateway(self.config, before=gateway.protocol)
+            address = await found.external_address()
+        except (GatewayUnreachable, GatewayFailure, GatewayRefusal):
+            return gateway
+        log.info("the gateway answers by a protocol that is preferred", extra={"gateway": found.name})
+        self.gateway, self.external_address = found, address or self.external_address
+        return found
 
     # --- mappings ---
 
@@ -154,7 +167,7 @@ class MappingKeeper:
     async def remove_all(self, mappings: Iterable[PortMapping], is_also: IsWanted) -> None:
         """Remove these mappings, and those of ours in the router's list that `is_also` names. Raises GatewayRefusal too."""
         async with self._lock:
-            gateway = await self._connected()
+            gateway = await self._preferred()
             found = {mapping.outside: mapping for mapping in mappings}
             found |= {mapping.outside: mapping for mapping in await self._ours(gateway) if is_also(mapping)}
             for mapping in found.values():
@@ -186,7 +199,7 @@ class MappingKeeper:
 
     def _check_owner(self, mapping: PortMapping, found: HeldMapping | None) -> None:
         """Raise MappingConflict for what another one has."""
-        if found is None or found.mapping.description == mapping.description:
+        if found is None or found.mapping.description == mapping.description or _is_by_nat_pmp(mapping, found):
             return
         mine, theirs = owner_of(mapping.description), owner_of(found.mapping.description)
         is_same_service = mine is not None and theirs is not None and mine.service == theirs.service
@@ -255,7 +268,11 @@ class MappingKeeper:
 
     async def _remove(self, gateway: Gateway, mapping: PortMapping) -> None:
         found = await self._find(gateway, mapping)
-        if found is not None and found.mapping.description != mapping.description:
+        if (
+            found is not None
+            and found.mapping.description != mapping.description
+            and not _is_by_nat_pmp(mapping, found)
+        ):
             return  # another one has taken the port since
         if found is not None or not gateway.says_owners:
             await gateway.remove(found.mapping if found is not None else mapping)
@@ -272,3 +289,10 @@ class MappingKeeper:
                 log.warning(
                     "a mapping is left until its lease ends", extra={"mapping": str(mapping), "error": str(error)}
                 )
+
+
+def _is_by_nat_pmp(mapping: PortMapping, found: HeldMapping) -> bool:
+    """Return whether a router shows by UPnP what was mapped for us by NAT-PMP: that has no descriptions, so the target counts."""
+    held = found.mapping
+    is_same_target = (held.client, held.internal_port) == (mapping.client, mapping.internal_port)
+    return is_same_target and held.description.upper().startswith(NAT_PMP)

@@ -80,6 +80,12 @@ class ServiceView:
         """Return the InternalIPs of all nodes."""
         return {text for node in self._nodes() for kind, text in node.addresses if kind == "InternalIP"}
 
+    def why_address_refused(self, address: str) -> str:
+        """Return why an external address goes into no status, '' when it may."""
+        services = [getattr(each, "record", None) for each in self._objects().services.values()]
+        found = [text for each in services if isinstance(each, Service) for text in each.cluster_ips if text != "None"]
+        return edge_rules.why_address_refused(address, self._nodes(), found)
+
     def _choice(self) -> NodeChoice:
         return edge_rules.node_choice(self.config, self._node_name())
 

@@ -49,6 +49,7 @@ def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
         ports=tuple(_port(port) for _, port in present(spec.ports)),
         session_affinity=spec.sessionAffinity or "None",
         publish_not_ready=spec.publishNotReadyAddresses is True,
+        source_ranges=tuple(text or "" for text in spec.loadBalancerSourceRanges or ()),
     )
 
 

@@ -41,6 +41,7 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
         excluded=_is_excluded(meta),
         cordoned=bool(raw.spec and raw.spec.unschedulable),
         shuts_down=SHUT_DOWN in keys or _is_shutting_down(raw.status),
+        ready=_is_ready(raw.status),
         labels=MappingProxyType({str(key): label(meta, key) or "" for key in meta.labels or ()}),
     )
 
@@ -48,6 +49,11 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
 def _is_shutting_down(status: wire.NodeStatus | None) -> bool:
     conditions = present(status.conditions if status else None)
     return any(each.type == "Ready" and SHUTTING_DOWN in (each.message or "") for _, each in conditions)
+
+
+def _is_ready(status: wire.NodeStatus | None) -> bool:
+    conditions = present(status.conditions if status else None)
+    return any(each.type == "Ready" and each.status == "True" for _, each in conditions)
 
 
 def _is_excluded(meta: Meta) -> bool:

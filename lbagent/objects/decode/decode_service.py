@@ -17,14 +17,14 @@ from lbagent.objects.decode.last_good_parts import (
     keep_ports,
     keep_ranges,
 )
-from lbagent.objects.decode.report import Report, annotation, label, present
+from lbagent.objects.decode.report import Report, annotation, label, present, text_of
+from lbagent.objects.decode.source_ranges import ANNOTATION, MAX_RANGES, read_source_ranges
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
 from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Service, ServicePort
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses
-MAX_RANGES = 10000
 MAX_AFFINITY_S = 86400  # Kubernetes' own limit
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 HEADLESS = "service.kubernetes.io/headless"
@@ -237,19 +237,19 @@ def _source_ranges(
 ) -> tuple[tuple[CIDR, ...], bool, bool]:
     """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
     path: FieldPath = ("spec", "loadBalancerSourceRanges")
-    by_place: dict[int, CIDR] = {}
-    for index, text in present(spec.loadBalancerSourceRanges):
-        if index >= MAX_RANGES:
-            report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
-            break
-        try:
-            by_place[index] = CIDR.parse(text)
-        except ValueError as error:
-            report.error((*path, index), str(error), "the range is left out")
+    note = "" if report.is_faulty(path) else text_of((meta.annotations or {}).get(ANNOTATION))
+    read = read_source_ranges(spec.loadBalancerSourceRanges or (), note)
+    if read.of_annotation:
+        path = ("metadata", "annotations", ANNOTATION)
+    for index, problem in read.refused.items():
+        report.error(path if read.of_annotation else (*path, index), problem, "the range is left out")
+    if read.is_cut:
+        report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
     found = annotation(meta, "source-ranges-policy", "src-ranges-policy")
     deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
-    given = bool(spec.loadBalancerSourceRanges) or report.is_faulty(path)  # a list that is no list opens nothing
-    ranges = keep_ranges(path, spec.loadBalancerSourceRanges, by_place, report, deny=deny)
+    given = bool(read.texts) or report.is_faulty(path)  # a list that is no list opens nothing
+    raw = spec.loadBalancerSourceRanges if not read.of_annotation else read.texts
+    ranges = keep_ranges(path, raw, read.by_place, report, deny=deny)
     for family in {Family.of(vip) for vip in vips} if given and not deny else ():
         if not any(Family.of(cidr.network) == family for cidr in ranges):
             report.warn(

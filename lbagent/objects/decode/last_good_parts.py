@@ -57,12 +57,14 @@ def _keep_port(last: ServicePort, index: int, now: dict[int, ServicePort], repor
 
 
 def keep_balancer(balancer: Balancer, report: Report) -> Balancer:
-    """Return what a Service says to its provider, with the ports and the affinity from before where they are faulty now."""
+    """Return what a Service says to its provider, with ports, affinity and source ranges from before where they are faulty now."""
     last: Balancer | None = report.last_value("balancer")
     if last is not None and report.is_faulty(("spec", "ports")):
         balancer = replace(balancer, ports=last.ports)
     if last is not None and report.is_faulty(("spec", "sessionAffinity")):
         balancer = replace(balancer, session_affinity=last.session_affinity)
+    if last is not None and report.is_faulty(("spec", "loadBalancerSourceRanges")):
+        balancer = replace(balancer, source_ranges=last.source_ranges)
     return balancer
 
 

@@ -178,6 +178,7 @@ class NodeCondition(Struct, gc=False):
     """NodeCondition."""
 
     type: str | None = None
+    status: str | None = None
     message: str | None = None
 
 

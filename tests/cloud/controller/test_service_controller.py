@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.service_controller import ServiceController
@@ -128,3 +129,14 @@ async def test_what_is_no_failure_is_looked_at_again_soon(bench: Bench, error: E
     assert [round(await raises(), 6) for _ in range(3)] == [0.2] * 3
     assert "SyncLoadBalancerFailed" not in bench.reasons
     assert await bench.run_when_due() is None
+
+
+async def test_source_ranges_that_are_refused_are_a_warning_and_the_balancer_is_made(bench: Bench) -> None:
+    there = bench.informers.there
+    bench.informers.there = replace(there, record=replace(there.record, source_ranges=("10.0.0.0/8", "foo.bar")))
+    assert await bench.run() is None
+    assert bench.reasons == ["UnAvailableLoadBalancer", "SourceRangesRefused"]
+    bench.controller.sync(KEY)
+    bench.informers.there = there
+    await bench.run()
+    assert bench.reasons.count("SourceRangesRefused") == 1

@@ -14,7 +14,7 @@ from lbagent.cloud.edge.edge_balancers import EdgeBalancers
 from lbagent.cloud.edge.edge_config import read_edge_config
 from lbagent.cloud.edge.protocols import upnp_gateway
 from lbagent.cloud.edge.protocols.port_mapping import GatewayFailure, GatewayUnreachable, PortMapping
-from lbagent.cloud.provider import Refusal, RetryAfter, Service
+from lbagent.cloud.provider import Ingress, LoadBalancerStatus, Refusal, RetryAfter, Service
 from lbagent.objects.records import ObjectChange
 from lbagent.testing.provider import CLUSTER, FakeCluster
 from tests.cloud.edge.edge_lab import manifest, port, until
@@ -289,13 +289,101 @@ def test_an_endless_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upnp_gateway, "MAX_MAPPINGS", 100)
 
     async def body(lab: Lab) -> None:
-        entry = {"NewRemoteHost": "", "NewExternalPort": "7", "NewProtocol": "TCP", "NewPortMappingDescription": "x"}
-        lab.router._GetGenericPortMappingEntry = lambda _arguments: entry  # type: ignore[method-assign]
+        entry = {"NewRemoteHost": "", "NewProtocol": "TCP", "NewPortMappingDescription": "x"}
+        lab.router._GetGenericPortMappingEntry = lambda asked: entry | {"NewExternalPort": asked["NewPortMappingIndex"]}  # type: ignore[method-assign]
         await lab.poll()
         assert lab.router.calls["GetGenericPortMappingEntry"] == upnp_gateway.MAX_MAPPINGS
         assert lab.router.calls["DeletePortMapping"] == 0
 
     play(body)
+
+
+def test_a_list_that_repeats_an_entry_ends_there() -> None:
+    async def body(lab: Lab) -> None:
+        entry = {"NewRemoteHost": "", "NewExternalPort": "7", "NewProtocol": "TCP", "NewPortMappingDescription": "x"}
+        others = [entry, entry | {"NewProtocol": "UDP"}, entry | {"NewRemoteHost": "192.0.2.9"}, entry]
+        lab.router._GetGenericPortMappingEntry = lambda asked: others[min(int(asked["NewPortMappingIndex"]), 3)]  # type: ignore[method-assign]
+        await lab.poll()
+        assert lab.router.calls["GetGenericPortMappingEntry"] == 4
+
+    play(body)
+
+
+def test_a_list_that_takes_too_long_keeps_no_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries that were read in time count; the Service goes, and its mapping with it."""
+    monkeypatch.setattr(upnp_gateway, "LIST_S", 0.5)
+
+    async def body(lab: Lab) -> None:
+        service = await lab.ensure(manifest(1))
+        lab.router.hold.add("GetGenericPortMappingEntry")
+        await lab.balancers.ensure_deleted(CLUSTER, service)
+        assert lab.router.table == {}
+        assert lab.router.calls["GetGenericPortMappingEntry"] == 1
+        gateway = await lab.balancers.keeper.connect()
+        assert await gateway.mappings() == []
+
+    play(body)
+
+
+SPECIAL = ["127.0.0.1", "169.254.169.254", "224.0.0.1", "239.1.2.3", "255.255.255.255", "240.0.0.1", "0.1.2.3"]
+
+
+@pytest.mark.parametrize("address", [*SPECIAL, "10.96.0.1", "10.96.0.200", "192.0.2.101", "10.244.3.7"])
+@pytest.mark.parametrize("config", ["", "hairpin: true\n", "externalAddresses: [0.0.0.0/0]\n"])
+def test_an_address_that_no_router_may_report_is_in_no_status(address: str, config: str) -> None:
+    """Special ones, a node's, those of pods and of the service range, whatever is allowed."""
+
+    async def body(lab: Lab) -> None:
+        node = lab.cluster._nodes["n1"]
+        pods = ("10.244.3.0/24", "fd00:244::/64")
+        lab.cluster._nodes["n1"] = replace(node, record=replace(node.record, pod_cidrs=pods))
+        lab.router.address = address
+        with pytest.raises(Refusal, match=f"reports the WAN address {address}, which is not used") as caught:
+            await lab.ensure(manifest(1, clusterIP="10.96.0.1", clusterIPs=["10.96.0.1"]))
+        assert (caught.value.reason, caught.value.status) == ("ExternalAddressRefused", None)
+        assert lab.router.table == {}
+        service = lab.cluster.add(manifest(1, clusterIP="10.96.0.1", clusterIPs=["10.96.0.1"]))
+        had = lab.cluster.set_status(service, LoadBalancerStatus((Ingress(ip=address),)))
+        with pytest.raises(Refusal) as caught:
+            await lab.ensure(had)
+        assert caught.value.status == LoadBalancerStatus()  # it is taken out
+        lab.router.address = "203.0.113.9"
+        await lab.poll()
+        assert lab.cluster.synced == ["shop/web-1"]  # looked at again
+        await lab.ensure(had)
+
+    play(body, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "modes", "warned"),
+    [
+        ("", {"": "", "Proxy": "Proxy", "VIP": "VIP"}, False),  # the gateway is named
+        ("hairpin: true\n", {"": "", "Proxy": "", "VIP": "VIP"}, False),
+        ("externalAddresses: [203.0.113.0/29]\n", {"": "", "Proxy": "Proxy"}, False),
+        ("externalAddresses: [198.51.100.0/24]\n", {"": "Proxy", "VIP": "Proxy"}, True),
+        ("externalAddresses: [198.51.100.0/24]\nhairpin: true\n", {"": "Proxy"}, True),
+        ("externalAddresses: [198.51.100.0/24]\nexternalIP: 203.0.113.5\n", {"": ""}, False),
+    ],
+)
+def test_nodes_divert_only_addresses_that_the_operator_allows(config: str, modes: dict[str, str], warned: bool) -> None:
+    async def body(lab: Lab) -> None:
+        for before, after in modes.items():
+            service = lab.cluster.add(manifest(1))
+            status = LoadBalancerStatus((Ingress(ip="203.0.113.5", ip_mode=before),)) if before else None
+            found = await lab.ensure(lab.cluster.set_status(service, status))
+            assert [(each.ip, each.ip_mode) for each in found.status.ingress] == [("203.0.113.5", after)]
+            assert any(each.reason == "ExternalAddressNotAllowed" for each in lab.cluster.events) is warned
+
+    play(body, config)
+
+
+def test_a_gateway_that_is_only_found_by_search_allows_nothing() -> None:
+    plain, hairpin = read_edge_config(""), read_edge_config("hairpin: true")
+    assert (plain.allows("8.8.8.8"), plain.is_diverted("8.8.8.8")) == (False, False)
+    assert (hairpin.allows("8.8.8.8"), hairpin.is_diverted("8.8.8.8")) == (False, True)
+    named = read_edge_config("externalAddresses: [8.8.8.8/32]")
+    assert [named.is_diverted(each) for each in ("8.8.8.8", "8.8.8.9")] == [True, False]
 
 
 def test_a_label_that_goes_is_looked_at() -> None:

@@ -354,3 +354,91 @@ def test_metrics_and_another_configuration(router: Router) -> None:
         assert [each.ip for each in service.status.ingress] == ["203.0.113.9"]
 
     play(router, UPNP, body)
+
+
+BOTH = f"gateway: {Router.url}\npoll: 1s\nlease: 60s\n"
+
+
+def restart(router: Router, *, upnp: bool) -> None:
+    """End the program alone and start it again: what it mapped stays in the kernel and in its lease file."""
+    assert router.process is not None
+    router.process.kill()
+    router.process.wait()
+    router.start(upnp=upnp)
+
+
+def test_upnp_is_used_again_when_it_answers_again(router: Router) -> None:
+    """A mapping that was made by NAT-PMP meanwhile becomes one of UPnP, and goes with its Service."""
+    restart(router, upnp=False)
+
+    async def body(lab: EdgeLab) -> None:
+        async with await serve(30001):
+            service = await lab.ensure(manifest(1))
+            assert lab.balancers.keeper.gateway is not None
+            assert lab.balancers.keeper.gateway.protocol == "nat-pmp"
+            assert await ask(router.outside, 80) == "11.0.0.2"
+            restart(router, upnp=True)
+            await until(lambda: router.changes()["AddPortMapping"], "the mapping by UPnP")
+            assert lab.balancers.keeper.gateway.protocol == "upnp"
+            await until_answered(router)
+            assert await lab.texts() == [f"80/TCP -> {HOST}:30001 kubernetes/shop/web-1/http"]
+            assert "PortConflict" not in lab.reasons()
+            await lab.delete(service)
+            assert await lab.texts() == []
+            assert await ask(router.outside, 80) == "refused"
+
+    play(router, BOTH, body)
+
+
+@pytest.mark.parametrize("is_ensured", [True, False])
+def test_what_an_earlier_process_mapped_by_nat_pmp_is_ours(router: Router, is_ensured: bool) -> None:
+    restart(router, upnp=False)
+    services = []
+
+    async def before(lab: EdgeLab) -> None:
+        services.append(await lab.ensure(manifest(1)))
+
+    async def after(lab: EdgeLab) -> None:
+        async with await serve(30001):
+            (service,) = services
+            assert await lab.texts() == [f"80/TCP -> {HOST}:30001 NAT-PMP 80 tcp"]
+            assert await ask(router.outside, 80) == "11.0.0.2"
+            if is_ensured:
+                service = await lab.ensure(manifest(1))
+                assert await lab.texts() == [f"80/TCP -> {HOST}:30001 kubernetes/shop/web-1/http"]
+            await lab.delete(service)
+            assert await lab.texts() == []
+            assert await ask(router.outside, 80) == "refused"
+
+    play(router, BOTH, before)
+    restart(router, upnp=True)
+    play(router, BOTH, after)
+
+
+def test_what_another_program_mapped_by_nat_pmp_to_another_port_stays(router: Router) -> None:
+    async def other(lab: EdgeLab) -> None:
+        await lab.ensure(manifest(2, port("http", 80, 30002)))
+
+    async def body(lab: EdgeLab) -> None:
+        with pytest.raises(Refusal, match="NAT-PMP 80 tcp"):
+            await lab.ensure(manifest(1))
+        assert await lab.texts() == [f"80/TCP -> {HOST}:30002 NAT-PMP 80 tcp"]
+
+    play(router, "protocols: [nat-pmp]", other)
+    play(router, BOTH, body)
+
+
+def test_a_mapping_by_upnp_goes_with_its_service_after_nat_pmp_was_used(router: Router) -> None:
+    async def body(lab: EdgeLab) -> None:
+        async with await serve(30001):
+            service = await lab.ensure(manifest(1))
+            await lab.end()  # no more polls: the removal itself asks by UPnP
+            restart(router, upnp=False)
+            lab.balancers.keeper.lose()
+            assert (await lab.balancers.keeper.connect()).protocol == "nat-pmp"
+            restart(router, upnp=True)
+            await lab.delete(service)
+            assert await lab.texts() == []
+            assert await ask(router.outside, 80) == "refused"
+
+    play(router, BOTH, body)

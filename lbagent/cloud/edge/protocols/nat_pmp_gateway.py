@@ -53,7 +53,7 @@ class _Waiting(asyncio.DatagramProtocol):
 class NatPmpGateway(Gateway):
     """The router at an address."""
 
-    says_owners = False
+    protocol, says_owners = "nat-pmp", False
 
     def __init__(
         self, host: str, local_address: str, port: int = PORT, clock: Callable[[], float] = time.monotonic

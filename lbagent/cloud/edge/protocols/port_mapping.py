@@ -18,6 +18,10 @@ NOT_PUBLIC = tuple(
 )
 
 
+# RFC 1122, RFC 3927, RFC 5771, RFC 1112: no interface of a router has one of these as its address in another network
+SPECIAL = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")))
+
+
 class GatewayUnreachable(LbError):
     """No answer of a router, or none that can be read."""
 
@@ -69,6 +73,7 @@ class Gateway(ABC):
 
     name: str  # in messages
     local_address: str  # of this host, as the router sees it
+    protocol: str  # upnp, nat-pmp
     says_owners: bool  # it lists mappings with their descriptions, also those made before this process
 
     @abstractmethod
@@ -95,3 +100,8 @@ class Gateway(ABC):
 def is_public(address: str) -> bool:
     """Return whether hosts of the Internet may reach an address."""
     return not any(IPv4Address(address) in network for network in NOT_PUBLIC)
+
+
+def is_special(address: str) -> bool:
+    """Return whether an address is a loopback, link-local, multicast, unspecified, broadcast or reserved one."""
+    return any(IPv4Address(address) in network for network in SPECIAL)

@@ -6,6 +6,7 @@ AddAnyPortMapping, which gives another port where the one wanted is taken, is no
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from ipaddress import IPv4Address
 
@@ -24,6 +25,8 @@ from lbagent.cloud.edge.protocols.port_mapping import (
 )
 from lbagent.cloud.edge.protocols.soap_action import UpnpError
 
+log = logging.getLogger(__name__)
+LIST_S = 20.0  # for the whole list: some 2,000 mappings of a router that takes 10 ms for each
 MAX_MAPPINGS = 2048  # that are read of one router
 INVALID_ARGS, NOT_AUTHORIZED = 402, 606
 NO_SUCH_ENTRY, PAST_THE_END = 714, 713
@@ -44,7 +47,7 @@ REFUSALS = {
 class UpnpGateway(Gateway):
     """One WAN connection of a device."""
 
-    says_owners = True
+    protocol, says_owners = "upnp", True
 
     def __init__(self, name: str, connection: WanConnection, local_address: str) -> None:
         self.name, self.local_address = name, local_address
@@ -101,8 +104,18 @@ class UpnpGateway(Gateway):
             raise GatewayFailure(f"{self.name}: DeletePortMapping: {error}") from None
 
     async def mappings(self) -> list[HeldMapping]:
-        """Return every mapping. Raises GatewayUnreachable."""
+        """Return every mapping; of a list that does not end, those that were read in time. Raises GatewayUnreachable."""
         found: list[HeldMapping] = []
+        try:
+            async with asyncio.timeout(LIST_S):
+                await self._read_list(found)
+        except TimeoutError:
+            fields = {"gateway": self.name, "read": len(found), "limit_s": LIST_S}
+            log.warning("the gateway's list of mappings did not end in time; the rest is not read", extra=fields)
+        return found
+
+    async def _read_list(self, found: list[HeldMapping]) -> None:
+        seen: set[tuple[str, str, str]] = set()
         for index in range(MAX_MAPPINGS):
             try:
                 answer = await self._ask("GetGenericPortMappingEntry", {"NewPortMappingIndex": str(index)})
@@ -111,10 +124,14 @@ class UpnpGateway(Gateway):
                     break
                 raise GatewayFailure(f"{self.name}: GetGenericPortMappingEntry: {error}") from None
             port = answer.get("NewExternalPort", "")
+            key = answer.get("NewRemoteHost", ""), port, answer.get("NewProtocol", "")
+            if key in seen:
+                log.warning("the gateway lists a mapping twice; the rest is not read", extra={"gateway": self.name})
+                break
+            seen.add(key)
             if not answer.get("NewRemoteHost") and port.isascii() and port.isdecimal():
                 held = _held(answer, answer.get("NewProtocol", ""), int(port))
                 found += [held] if held else []
-        return found
 
     # --- one action ---
 
