@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -39,5 +40,6 @@ def image_downloads(say: Callable[[str], object] = lambda _: None) -> Path:
 def _digest() -> str:
     """Return what the downloads depend on: the script's list of packages, the requirements, Debian's release, this Python."""
     release = Path("/etc/os-release").read_bytes()
-    parts = (SCRIPT.read_bytes(), (ROOT / "requirements.txt").read_bytes(), release, platform.python_version().encode())
+    (packages,) = re.findall(rb"^DEBIAN = .*$", SCRIPT.read_bytes(), re.MULTILINE)
+    parts = (packages, (ROOT / "requirements.txt").read_bytes(), release, platform.python_version().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
