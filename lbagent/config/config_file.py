@@ -10,6 +10,8 @@ from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.errors import ConfigError
 from lbagent.wrong_value import MAX_SHOWN, shown
 
+MAX_DEPTH = 64  # levels of nesting; keys have two at most
+
 
 def read_file(path: str) -> dict[str, tuple[Any, str]]:
     """Read the YAML mapping with the line of each key."""
@@ -17,7 +19,9 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
 
     try:
         with open(path, encoding="utf-8") as stream:
-            node = yaml.compose(stream, yaml.CSafeLoader)
+            text = stream.read()
+        _refuse_deep_nesting(text, path)
+        node = yaml.compose(text, yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -44,6 +48,17 @@ def read_file(path: str) -> dict[str, tuple[Any, str]]:
         place += f": {key}"
         out[option.key] = (_from_node(option, value_node, place), place)
     return out
+
+
+def _refuse_deep_nesting(text: str, path: str) -> None:
+    """Raise ConfigError for a text nested beyond MAX_DEPTH: PyYAML composes by recursion in C, without a limit."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{path}:{event.start_mark.line + 1}: more than {MAX_DEPTH} levels")
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:
