@@ -58,7 +58,8 @@ def _refuse_deep_nesting(text: str, path: str) -> None:
     for event in yaml.parse(text, yaml.CSafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{path}:{event.start_mark.line + 1}: more than {MAX_DEPTH} levels")
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ConfigError(f"{path}:{line}: more than {MAX_DEPTH} levels")
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:

@@ -253,7 +253,7 @@ def test_unknown_paths_and_methods(client: AgentClient, path: Path) -> None:
         ),
         (b"PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 10000\r\n\r\n" + b"[" * 5000 + b"]" * 5000, b"400"),
         (
-            b'PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 30007\r\n\r\n{"x": '
+            b'PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 30008\r\n\r\n{"x": '
             + b'{"a":' * 5000
             + b"1"
             + b"}" * 5000
