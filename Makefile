@@ -14,7 +14,7 @@ KILL ?= 0
 FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
 JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
-.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell test e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format vm-test clean need-root
+.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +23,11 @@ help: ## show this list
 	  '  and 10 MB of package lists) and 63 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
-	  '  demo-k8s, demo-cloud and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
+	  '  demo-k8s, demo-cloud, fetch and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
 	  '  bench-cloud: that too, and MetalLB: 0.4 GB of Go modules.' \
-	  '  test: 0.25 GB of Go modules more; each time 17 MB of Debian packages for the container image, and the first time 10 MB by pip.' \
+	  '  fetch, and with it test: the first time 0.25 GB of Go modules more, and 49 MB of Debian packages and wheels for the container image;' \
 	  '  demo-apilb, where HAProxy is not installed: 2.5 MB of Debian packages, which are unpacked into the cache and not installed.' \
-	  '  test: the first time 85 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd).' \
+	  '  and 85 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd). The second time nothing.' \
 	  '  bench-apilb: the first time 18 MB of these (podman, HAProxy, sshd).' \
 	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
 
@@ -52,7 +52,10 @@ demo-apilb: need-root build ## kubelets before three API servers that die, are d
 demo-shell: need-root build ## set up the namespaces of the demo and open a shell there
 	@exec $(PYTHON) examples/demo/run.py --shell $(ARGS)
 
-test: need-root build ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp")
+fetch: setup ## download what tests need from outside into ~/.cache/lbagent; `test` does it first (nothing to do the second time)
+	@$(PYTHON) -m tests.fetch
+
+test: need-root build $(if $(strip $(ARGS)),,fetch) ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp"); without ARGS they need no network
 	@exec $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)

@@ -61,7 +61,7 @@ def test_tests_mirror_the_package() -> None:
         if folder.parts and folder.parts[0] not in WHOLE and not (PACKAGE / folder).is_dir():
             odd.append(relative(path))
     assert odd == []
-    assert {path.name for path in TESTS.glob("test_*.py")} == {Path(__file__).name, "test_turns.py"}
+    assert {path.name for path in TESTS.glob("test_*.py")} == {Path(__file__).name, "test_fetch.py", "test_turns.py"}
 
 
 def test_a_module_has_a_docstring() -> None:

@@ -21,6 +21,16 @@ say() {
     echo "== $*" >&2
 }
 
+# a name server that does not answer for a moment stops no set-up
+retried() {
+    for pause in 5 20 60; do
+        "$@" && return 0
+        say "failed, again in $pause s: $1 $2"
+        sleep "$pause"
+    done
+    "$@"
+}
+
 installed() {
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
@@ -58,9 +68,9 @@ if [ -n "$missing" ]; then
     esac
     export DEBIAN_FRONTEND=noninteractive
     # a fresh cloud image may still be running its own apt
-    apt-get -o DPkg::Lock::Timeout=300 -qq update || fail "apt-get update failed; is there a network?"
+    retried apt-get -o DPkg::Lock::Timeout=300 -qq update || fail "apt-get update failed; is there a network?"
     # shellcheck disable=SC2086 # a list of words
-    apt-get -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends install $missing >/dev/null || fail "apt-get install failed"
+    retried apt-get -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends install $missing >/dev/null || fail "apt-get install failed"
 fi
 
 say "python: $($python --version 2>&1), virtual environment in $here/.venv"
@@ -72,7 +82,7 @@ cd "$here"
 # only files whose hashes are in the list are installed; the checkout itself is built with the hatchling of that list
 pip="-m pip --disable-pip-version-check install --quiet --root-user-action=ignore"
 # shellcheck disable=SC2086 # a list of words
-.venv/bin/python $pip --require-hashes -r requirements-dev.txt ||
+retried .venv/bin/python $pip --require-hashes -r requirements-dev.txt ||
     fail "pip could not install the Python packages; its output is above"
 # shellcheck disable=SC2086
 .venv/bin/python $pip --no-deps --no-build-isolation -e . || fail "pip could not install this checkout; its output is above"

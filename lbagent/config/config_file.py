@@ -14,6 +14,8 @@ from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
 
 Fault = Callable[[str], None]  # takes `PLACE: what is wrong`
 
+MAX_DEPTH = 64  # levels of nesting; keys have two at most
+
 
 def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
     """Read the YAML mapping with the line of each key. `fault` takes what is wrong with a key, which is then left out.
@@ -25,6 +27,7 @@ def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
     text = ""
     try:
         text = read_regular(path).decode("utf-8-sig")
+        _refuse_deep_nesting(text, path)
         node = yaml.compose(text, yaml.CSafeLoader)
     except OSError as error:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
@@ -56,6 +59,18 @@ def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
         except ConfigError as error:
             fault(str(error))
     return out
+
+
+def _refuse_deep_nesting(text: str, path: str) -> None:
+    """Raise ConfigError for a text nested beyond MAX_DEPTH: PyYAML composes by recursion in C, without a limit."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ConfigError(f"{path}:{line}: more than {MAX_DEPTH} levels")
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:

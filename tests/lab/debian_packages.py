@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.lab.netns import LabError, run
@@ -20,6 +20,7 @@ PODMAN = (
 DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
+SETS = {"podman": PODMAN, "docker": DOCKER, "haproxy": HAPROXY, "sshd": SSHD}
 PAUSES_S = 0, 5, 20, 60, 0  # after each try: a name server that does not answer for a moment stops no test
 LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
 
@@ -47,32 +48,39 @@ class Unpacked:
         }
 
 
-def unpacked(name: str, packages: Sequence[str]) -> Unpacked:
-    """Return the packages' files, downloaded by apt-get the first time; LabError says what is missing."""
+def unpacked(name: str, packages: Sequence[str], say: Callable[[str], object] = lambda _: None) -> Unpacked:
+    """Return the packages' files, downloaded by apt-get the first time, before which `say` is called.
+
+    LabError names what is missing.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbagent"
     cache.mkdir(parents=True, exist_ok=True)
     root = cache / f"debian-{name}"
     with (cache / f"debian-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests of other processes wait
         if not root.exists():
+            say(f"tests: downloading Debian packages, once: {' '.join(packages)}")
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 _download(Path(folder), packages)
                 os.rename(Path(folder) / "root", root)
     return Unpacked(root)
 
 
-def _download(folder: Path, packages: Sequence[str]) -> None:
-    if shutil.which("apt-get") is None:
-        raise LabError(f"these Debian packages are needed and there is no apt-get: {' '.join(packages)}")
-    argv = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages]
+def with_retries(argv: Sequence[str], folder: Path) -> None:
+    """Run a command that downloads packages, and update apt's lists before each further try. Raises LabError."""
     for pause in PAUSES_S:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
         if not done.returncode:
-            break
+            return
         time.sleep(pause)
         # a fresh machine has no lists, an old one old ones
         subprocess.run(["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update"], capture_output=True, check=False)
-    else:
-        raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
+
+
+def _download(folder: Path, packages: Sequence[str]) -> None:
+    if shutil.which("apt-get") is None:
+        raise LabError(f"these Debian packages are needed and there is no apt-get: {' '.join(packages)}")
+    with_retries(["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages], folder)
     for package in folder.glob("*.deb"):
         run("dpkg-deb", "-x", str(package), str(folder / "root"))

@@ -1,6 +1,6 @@
 """The image is made, and the agent runs in its files with the capabilities of the DaemonSet, on a root that it cannot write.
 
-Downloads 17 MB of packages by apt, and by pip what is not in its cache.
+Its packages and wheels are downloaded once (tests/lab/image_downloads.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 
 from tests.lab import cgroup
 from tests.lab.bird_router import BirdRouter
+from tests.lab.image_downloads import image_downloads
 from tests.lab.netns import Namespace, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,10 +96,8 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every file of the image."""
     if not shutil.which("apt-get"):
         pytest.skip("missing: apt-get, for Debian's Python")
-    if not list(Path("/var/lib/apt/lists").glob("*_Packages*")):
-        pytest.skip("missing: lists of Debian's packages (apt-get update)")
     folder = tmp_path_factory.mktemp("image") / "rootfs"
-    command = [sys.executable, ROOT / "deploy" / "image", "--rootfs", folder]
+    command = [sys.executable, ROOT / "deploy" / "image", "--rootfs", folder, "--from", image_downloads()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert " MB" in done.stdout

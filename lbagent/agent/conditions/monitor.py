@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
 
 log = logging.getLogger(__name__)
+LOGGED_BY_SOURCES = (
+    ConditionName.SOURCE_UNTRUSTED,
+    ConditionName.OBJECTS_REFUSED,
+)  # a source logs its own faults, once
 INTERVAL_S = 3.0  # a condition shows within 10 s, also one that must be seen twice
 MENDED_SHOWN_S = 30.0  # what was mended is shown so long: a scrape every 15 s sees it
 
@@ -88,14 +92,15 @@ class ConditionMonitor:
             known = self._standing.get(key)
             if known is None or (condition.mended and not known.condition.mended):
                 event = "a condition was mended" if condition.mended else "a condition began"
-                log.warning(event, extra=_fields(condition))
+                if condition.name not in LOGGED_BY_SOURCES:
+                    log.warning(event, extra=_fields(condition))
             self._standing[key] = StandingCondition(condition, known.since if known else time.time(), until)
 
     def _end(self, found: dict[tuple[str, str], Condition]) -> None:
         now = time.monotonic()
         for key in [key for key, each in self._standing.items() if key not in found and each.until <= now]:
             ended = self._standing.pop(key).condition
-            if not ended.mended:
+            if not ended.mended and ended.name not in LOGGED_BY_SOURCES:
                 log.info("a condition ended", extra={"condition": ended.name.value, "subject": ended.subject})
 
 

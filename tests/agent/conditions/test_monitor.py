@@ -96,3 +96,15 @@ async def test_checks_may_wait() -> None:
     monitor = make(check)
     await monitor.look()
     assert names(monitor) == [("map-nearly-full", "lb4_service")]
+
+
+async def test_what_a_source_logs_itself_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    check = Found(Condition(ConditionName.SOURCE_UNTRUSTED, "kube", "source kube: it is not allowed (403 Forbidden)"))
+    monitor = make(check)
+    await monitor.look()
+    assert names(monitor) == [("source-untrusted", "kube")]
+    check.conditions = []
+    await monitor.look()
+    assert names(monitor) == []
+    assert caplog.records == []

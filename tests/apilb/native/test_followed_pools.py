@@ -236,7 +236,8 @@ def test_no_secret_is_kept(folder: Path, tmp_path: Path) -> None:
 
 def test_a_state_that_cannot_be_used_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "apilb.json"
-    for content in ('{"version": 1, "pools"', '{"version": 2}', '{"version": 1, "pools": []}', ""):
+    deep = '{"x": ' + "[" * 5000 + "]" * 5000 + "}"
+    for content in (deep, '{"version": 1, "pools"', '{"version": 2}', '{"version": 1, "pools": []}', ""):
         path.write_text(content)
         assert KeptFile(str(tmp_path)).read() == Kept()
 

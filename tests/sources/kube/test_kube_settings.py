@@ -63,6 +63,66 @@ def test_what_is_missing_is_named(tmp_path, parts, words) -> None:
     assert caught.value.exit_code == 2
 
 
+FILES = [
+    ("certificate-authority", "cluster 'c'", "clusters", "cluster"),
+    ("client-certificate", "user 'u'", "users", "user"),
+    ("client-key", "user 'u'", "users", "user"),
+    ("tokenFile", "user 'u'", "users", "user"),
+]
+
+
+def with_fields(folder: Path, part: str, kind: str, **fields: Any) -> str:
+    """Return a kubeconfig for a server with TLS whose cluster or user has further fields."""
+    given = {"clusters": {"server": "https://127.0.0.1:1"}, "users": {}}
+    given[part] = {**given[part], **fields}
+    return changed(
+        folder,
+        clusters=[{"name": "c", "cluster": given["clusters"]}],
+        users=[{"name": "u", "user": given["users"]}],
+    )
+
+
+@pytest.mark.parametrize(("field", "owner", "part", "kind"), FILES)
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file or directory"), (b"", "the file is empty")])
+def test_a_file_that_it_names_and_that_cannot_be_used(
+    tmp_path: Path, field: str, owner: str, part: str, kind: str, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "named"
+    if content is not None:
+        file.write_bytes(content)
+    for name in ("named", str(file)):  # relative to the kubeconfig, or absolute
+        path = with_fields(tmp_path, part, kind, **{field: name})
+        with pytest.raises(ConfigError) as caught:
+            check(path)
+        assert str(caught.value) == f"--kubeconfig {path}: {field} of {owner}: {file}: {words}; nothing was loaded"
+        assert caught.value.exit_code == 2
+    file.write_text("good")
+    check(path)
+
+
+@pytest.mark.parametrize(("field", "_owner", "part", "kind"), FILES)
+def test_a_file_that_is_not_read_is_not_looked_for(
+    tmp_path: Path, field: str, _owner: str, part: str, kind: str
+) -> None:
+    """The kubeconfig holds the content itself; the credentials are those of a command; the server has no TLS."""
+    data = "token" if field == "tokenFile" else f"{field}-data"
+    check(with_fields(tmp_path, part, kind, **{field: "away", data: "dGV4dA=="}))
+    if part == "users":
+        check(with_fields(tmp_path, part, kind, **{field: "away", "exec": {"command": "true"}}))
+    if field != "tokenFile":
+        plain = {"server": "http://127.0.0.1:1"} if part == "clusters" else {}
+        path = with_fields(tmp_path, part, kind, **{field: "away"} | plain)
+        Path(path).write_text(Path(path).read_text().replace("https://", "http://"))
+        check(path)
+
+
+def test_a_kubeconfig_that_is_nested_without_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text("[" * 200_000 + "]" * 200_000)  # PyYAML's own loader ends the process here
+    with pytest.raises(ConfigError, match="more than 64 levels"):
+        check(str(path))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
