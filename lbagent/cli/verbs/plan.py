@@ -40,8 +40,20 @@ from lbagent.cli.output import document
     metavar="PRIME",
     help="Entries of a Maglev table.",
 )
+@click.option(
+    "--max-frontends-per-service",
+    "max_frontends",
+    type=click.IntRange(1, 65535),
+    default=4096,
+    show_default=True,
+    envvar="LBAGENT_MAX_FRONTENDS_PER_SERVICE",
+    metavar="NUMBER",
+    help="Frontends (address, port and protocol) that one Service has; the rest is left out and named.",
+)
 @form_option("dump", "json", "yaml")
-def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: int, form: str) -> int:
+def plan(
+    folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: int, max_frontends: int, form: str
+) -> int:
     """Print the map entries that these manifests stand for, in the form of `map dump`.
 
     Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
@@ -49,7 +61,13 @@ def plan(folder: str, node: str, node_ip: tuple[str, ...], maglev_table_size: in
     """
     from lbagent.sync.dry_run import dry_run
 
-    done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size)
+    done = dry_run(
+        folder,
+        node_name=node,
+        node_ips=node_ip,
+        maglev_table_size=maglev_table_size,
+        max_frontends=max_frontends,
+    )
     for message in done.messages:
         click.echo(str(message), err=True)
     if form == "dump":
