@@ -1,4 +1,4 @@
-"""Whether service or backend ids run out. Beyond 80 % a namespace above its fair share gets no more."""
+"""Whether service or backend ids run out. From 80 % on a namespace above its fair share gets no more."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_ids(components: AgentComponents) -> Iterator[Condition]:
-    """Name the kind of ids of which more than 80 % are in use, and the namespaces that have most."""
+    """Name the kind of ids of which at least 80 % are in use, and the namespaces that have most."""
     for name, (used, size) in components.bpf.id_usage().items():
-        if used > guard_of(size):
+        if used >= guard_of(size):
             most = ", ".join(f"{each} {number}" for each, number in components.bpf.largest_namespaces(name).items())
             yield Condition(
                 ConditionName.MAP_NEARLY_FULL,
