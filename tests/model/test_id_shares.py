@@ -63,7 +63,7 @@ def test_a_served_frontend_goes_on_with_the_backends_that_have_ids() -> None:
 def test_an_id_that_a_change_frees_belongs_to_it() -> None:
     """An older Service of the same namespace waits for an id: it gets none while the one that freed it wants one."""
     ids = assigner(2)
-    waiting = svc(EVIL, 9, 7, 8, type=SVCType.CLUSTER_IP, created=1.0)
+    waiting = svc(EVIL, 9, 7, type=SVCType.CLUSTER_IP, created=1.0)
     rolled = {"type": SVCType.EXTERNAL_IPS, "created": 2.0}
     assign(ids, svc(EVIL, 1, 1, **rolled), svc(EVIL, 2, 2, **rolled))
     before = ids.backend_ids.get(member(1).address)
