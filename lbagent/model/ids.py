@@ -46,6 +46,7 @@ class IdAllocator(Generic[Key]):
         ] = {}  # those not claimed yet: then the caller's key stays, not its equal from the maps
         self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
         self._free = limit - first  # below `_end`
+        self._guard = guard_of(self.capacity)
         self._retired: list[int] = []  # of keys that are gone; the maps may still name them
 
     @property
@@ -66,7 +67,7 @@ class IdAllocator(Generic[Key]):
     @property
     def room(self) -> int:
         """Return how many more keys may want ids until 80 % are wanted; those that were restored and not claimed do not count."""
-        return guard_of(self.capacity) - len(self._ids)
+        return self._guard - len(self._ids)
 
     @property
     def advice(self) -> str:
@@ -142,6 +143,7 @@ class IdAllocator(Generic[Key]):
         """Give new ids below `end` alone, at most the limit; keys that have another keep it. `advice`: what to do at the end."""
         self._end, self._advice = min(end, self._limit), advice
         self._free = self._used.count(0, self._first, self._end)
+        self._guard = guard_of(self.capacity)
 
     def release(self, key: Key) -> None:
         """Free the key's id; a key without one is fine."""
@@ -272,6 +274,8 @@ class IdAssigner:
 
     def _fits(self, added: Sequence[SVC]) -> bool:
         """Return whether at most 80 % of the ids are wanted when these SVCs have theirs, or none needs a new one."""
+        if not added:
+            return True
         if len(added) > (room := self.service_ids.room):
             frontends = [svc.frontend for svc in added if not svc.wildcard]
             if _without_id(self.service_ids, frontends) > max(0, room):
