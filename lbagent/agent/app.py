@@ -166,6 +166,7 @@ class Agent:
         network = NetworkFollower(maps, paths, layer_settings.longest_timeout_s(config))
         self._closing.callback(network.close)
         bpf = BpfTarget.open(maps, network, config.name_of_node, are_new=self._fresh)
+        bpf.limit_endpoints(config.max_endpoints_per_namespace)
         bpf.resync_s = config.resync_interval
         bpf.linger_s = layer_settings.linger_s(config)
         bpf.use_further_sources(further=bool(config.snat_address))

@@ -38,6 +38,7 @@ from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
 from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.fair_share import guard_of
 from lbagent.model.state import State
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.net.xdp_output import Way, way_by
@@ -157,11 +158,15 @@ class AgentFacade:
             devices=self._devices(),
             cgroups=[CgroupStatus(path, hooks) for path, hooks in cgroup_hooks(components.devices).items()],
             outputs=self._outputs(),
-            maps=[MapUsage(name, used, size) for name, (used, size) in sorted(usage.items())],
+            maps=[self._map_usage(name, used, size) for name, (used, size) in sorted(usage.items())],
             failing=self._failing(state),
             conditions=self._conditions(),
             problems=self._problems(),
         )
+
+    def _map_usage(self, name: str, used: int, size: int) -> MapUsage:
+        full = size and used >= guard_of(size)
+        return MapUsage(name, used, size, self._components.bpf.largest_namespaces(name) if full else {})
 
     def _count_services(self, state: State) -> int:
         """Return how many Services a State has: counted once, as probes ask each moment."""

@@ -100,6 +100,7 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         node_port_primary=config.nodeport_addresses == (PRIMARY,),
         external_ips=config.external_ips,
         host_addresses=host_addresses(network) if config.apilb else (),
+        max_frontends=config.max_frontends_per_service,
     )
 
 

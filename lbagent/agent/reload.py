@@ -82,6 +82,7 @@ class Reloader:
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
         reconfigure_sources(components.sources, merged)
+        components.bpf.limit_endpoints(merged.max_endpoints_per_namespace)
         components.bpf.resync_s = merged.resync_interval
         components.bpf.linger_s = layer_settings.linger_s(merged)
         if components.sweeper is not None:

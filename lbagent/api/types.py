@@ -138,11 +138,12 @@ class OutputStatus(Struct):
 
 
 class MapUsage(Struct, gc=False):
-    """How full a map is."""
+    """How full a map is. `namespaces`: those that use most of it, where it is at least 80 % full."""
 
     name: str
     used: int
     size: int
+    namespaces: dict[str, int] = {}
 
 
 class FailingService(Struct, gc=False):

@@ -20,6 +20,7 @@ RELOADABLE = frozenset(
         "external_ips", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address", "reject_rate",
         "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
+        "max_frontends_per_service", "max_endpoints_per_namespace",
     }
 )  # fmt: skip
 
@@ -188,6 +189,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         int, Meta(ge=64, le=1 << 22, description="Entries of the service map, for each IP family.")
     ] = 1 << 19
     max_backends: Annotated[int, Meta(description="Number of backend ids, a power of two.")] = 1 << 17
+    max_frontends_per_service: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65535,
+            description="Frontends (address, port and protocol) that one Service has on a node; the rest is left out and named.",
+        ),
+    ] = 4096
+    max_endpoints_per_namespace: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Backends that the Services of one namespace have; more are refused and named (0: no limit beside the fair"
+            " share).",
+        ),
+    ] = 0
     max_source_ranges: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Entries of the source range map, for each IP family.")
     ] = 1 << 16

@@ -1,8 +1,9 @@
 """Fair shares of a limited table (max-min fairness): how many entries each holder may have when not all fit. Pure numbers.
 
 While all holders together want at most 80 % (`GUARD`) of a table, each gets what it wants. Beyond that, a holder that wants more
-than its fair share of these 80 % does not grow, and the last 20 % are for holders within their share. No holder loses an entry
-that it has and still wants. A table with one holder has no shares: the holder may fill it.
+than its share does not grow; the rest of the table is for holders within theirs. The share is that of max-min fairness in these
+80 %, and at least the table divided by the number of holders. No holder loses an entry that it has and still wants. A table
+with one holder has no shares: the holder may fill it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ def allowed_entries(
     floors = {holder: used.get(holder, 0) for holder in wanted}
     targets = {holder: max(floors[holder], min(number, most) if most else number) for holder, number in wanted.items()}
     if len(targets) > 1 and sum(targets.values()) > (guard := guard_of(limit)):
-        shares = water_fill(guard, dict.fromkeys(targets, 0), targets)
-        targets = {holder: max(floors[holder], share) for holder, share in shares.items()}
+        least, shares = limit // len(targets), water_fill(guard, dict.fromkeys(targets, 0), targets)
+        targets = {
+            holder: max(floors[holder], shares[holder], min(target, least)) for holder, target in targets.items()
+        }
     return water_fill(limit, floors, targets)
 
 

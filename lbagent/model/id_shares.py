@@ -7,7 +7,7 @@ its backends, else it is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -88,8 +88,9 @@ def sharing(
             if id(svc) not in refused and svc.frontend not in frontends.keys
         }
         rest = [svc for svc in services if id(svc) not in left_out]
-        used, wanted = yield from _uses(rest, backend_ids)
+        wanted = yield from _wanted(rest)
         undivided, claims = yield from _claims([svc for svc in rest if id(svc) not in whole], new, backend_ids)
+        used = _used(wanted, claims)
         backends = grant(claims, backend_ids.capacity, backend_ids.free, used, wanted, left.backends, most)
 
         def reason(name: ServiceName, missing: Sequence[L3n4Addr], backends: Grants[L3n4Addr] = backends) -> str:
@@ -130,23 +131,27 @@ def _grant_frontends(
     return grant(claims, service_ids.capacity, service_ids.free, used, wanted, credit.frontends)
 
 
-def _uses(services: Iterable[SVC], backend_ids: Ids) -> Cooperative[tuple[dict[str, int], dict[str, int]]]:
-    """Return how many backends with an id, and how many backends, each namespace names."""
+def _wanted(services: Iterable[SVC]) -> Cooperative[dict[str, int]]:
+    """Return how many backends the Services of each namespace name."""
     found: dict[str, set[L3n4Addr]] = {}
     seen: set[tuple[str, int]] = set()  # frontends of one port share their groups
     for at, svc in enumerate(services):
         holder = namespace_of(svc.name)
-        for group in groups_of(svc):
+        for group in (svc.selectable, svc.unselectable, svc.slotless):
             if group and (holder, id(group)) not in seen:
                 seen.add((holder, id(group)))
                 found.setdefault(holder, set()).update([backend.address for backend in group])
         if not at % BETWEEN_YIELDS:
             yield
-    used = {}
-    for holder, addresses in found.items():
-        used[holder] = sum([backend_ids.get(address) is not None for address in addresses])
-        yield
-    return used, {holder: len(addresses) for holder, addresses in found.items()}
+    return {holder: len(addresses) for holder, addresses in found.items()}
+
+
+def _used(wanted: Mapping[str, int], claims: Iterable[Claim[L3n4Addr]]) -> dict[str, int]:
+    """Return how many of these have an id: all that no claim names."""
+    missing: dict[str, set[L3n4Addr]] = {}
+    for claim in claims:
+        missing.setdefault(namespace_of(claim.service), set()).update(claim.keys)
+    return {holder: number - len(missing.get(holder, ())) for holder, number in wanted.items()}
 
 
 def _claims(

@@ -46,6 +46,7 @@ class IdAllocator(Generic[Key]):
         ] = {}  # those not claimed yet: then the caller's key stays, not its equal from the maps
         self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
         self._free = limit - first  # below `_end`
+        self._guard = guard_of(self.capacity)
         self._retired: list[int] = []  # of keys that are gone; the maps may still name them
 
     @property
@@ -66,7 +67,7 @@ class IdAllocator(Generic[Key]):
     @property
     def room(self) -> int:
         """Return how many more keys may want ids until 80 % are wanted; those that were restored and not claimed do not count."""
-        return guard_of(self.capacity) - len(self._ids)
+        return self._guard - len(self._ids)
 
     @property
     def advice(self) -> str:
@@ -142,6 +143,7 @@ class IdAllocator(Generic[Key]):
         """Give new ids below `end` alone, at most the limit; keys that have another keep it. `advice`: what to do at the end."""
         self._end, self._advice = min(end, self._limit), advice
         self._free = self._used.count(0, self._first, self._end)
+        self._guard = guard_of(self.capacity)
 
     def release(self, key: Key) -> None:
         """Free the key's id; a key without one is fine."""
@@ -272,6 +274,8 @@ class IdAssigner:
 
     def _fits(self, added: Sequence[SVC]) -> bool:
         """Return whether at most 80 % of the ids are wanted when these SVCs have theirs, or none needs a new one."""
+        if not added:
+            return True
         if len(added) > (room := self.service_ids.room):
             frontends = [svc.frontend for svc in added if not svc.wildcard]
             if _without_id(self.service_ids, frontends) > max(0, room):
@@ -279,9 +283,8 @@ class IdAssigner:
         limited, room = self.max_endpoints_per_namespace, self.backend_ids.room
         if not limited and sum([sum(map(len, map(group, added))) for group in _GROUPS]) <= room:
             return True
-        groups = {
-            id(group): group for svc in added for group in groups_of(svc) if group
-        }  # those of a port are the same
+        # Frontends of one port share their groups.
+        groups = {id(group): group for svc in added for group in groups_of(svc) if group}
         if not limited and sum(map(len, groups.values())) <= room:
             return True
         addresses = [backend.address for group in groups.values() for backend in group]
@@ -348,7 +351,8 @@ class IdAssigner:
         services = state.services
         keys = list(map(id, services))
         gone = self._assigned.keys() - set(keys)
-        self._give_credit(services, [self._assigned[key] for key in gone])
+        coming = [svc for key, svc in zip(keys, services, strict=True) if key not in self._assigned]
+        self._give_credit([self._assigned[key] for key in gone], coming)
         whole = self._assigned.keys() - self._partial
         shares = yield from sharing(
             services, whole, self.service_ids, self.backend_ids, self._credit, self.max_endpoints_per_namespace
@@ -400,21 +404,19 @@ class IdAssigner:
         if missing:
             self._partial.add(key)
 
-    def _give_credit(self, services: Sequence[SVC], gone: Sequence[SVC]) -> None:
-        """Count what Services give back by this change."""
-        if not gone:
-            return
-        names = {svc.name for svc in services}
-        frontends = {svc.frontend for svc in services}
-        backends = {each.address for svc in services for group in groups_of(svc) for each in group}
+    def _give_credit(self, gone: Sequence[SVC], coming: Sequence[SVC]) -> None:
+        """Count what Services give back by this change: ids of which all users go, and that no coming SVC uses."""
+        used = {each.address for svc in coming for each in svc.backends}
+        frontends = Counter(svc.frontend for svc in gone)
+        frontends.subtract({svc.frontend: 1 for svc in coming})
+        users = Counter(each.id for svc in gone for each in svc.backends)
         credit = self._credit
         for svc in gone:
-            if svc.name in names:
-                left = {each.address for each in svc.backends} - backends
-                backends |= left  # each counts once
-                credit.backends[svc.name] = credit.backends.get(svc.name, 0) + len(left)
-                if svc.frontend not in frontends and not svc.wildcard:
-                    credit.frontends[svc.name] = credit.frontends.get(svc.name, 0) + 1
+            left = {each.address for each in svc.backends if users[each.id] == self._backend_uses[each.id]} - used
+            used |= left  # each counts once
+            credit.backends[svc.name] = credit.backends.get(svc.name, 0) + len(left)
+            if not svc.wildcard and frontends[svc.frontend] == self._frontends[svc.frontend]:
+                credit.frontends[svc.name] = credit.frontends.get(svc.name, 0) + 1
 
 
 _GROUPS = tuple(map(attrgetter, ("selectable", "unselectable", "slotless")))

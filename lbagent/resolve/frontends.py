@@ -19,6 +19,9 @@ from lbagent.objects.records import Service, ServicePort
 UNSPECIFIED = {family: family.unspecified for family in Family}
 
 
+MAX_FRONTENDS_PER_SERVICE = 4096  # there are 65,535 service ids for all of them
+
+
 class LocalNode(Struct, frozen=True, gc=False):
     """The node that resolve works for. `zone` '' = unknown: zone hints are unused."""
 
@@ -28,6 +31,7 @@ class LocalNode(Struct, frozen=True, gc=False):
     node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
     external_ips: bool = True  # whether externalIPs are served here
     host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
+    max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol that one Service has
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
@@ -52,13 +56,37 @@ class WantedFrontend(Struct, frozen=True, gc=False):
 
 
 def wanted_frontends(service: Service, node: LocalNode) -> list[WantedFrontend]:
-    """Return the frontends of a Service on this node, each (address, port, protocol) once, the wildcard rows included."""
-    if service.ignored:
-        return []
+    """Return the frontends of a Service on this node, each (address, port, protocol) once, the wildcard rows included.
+
+    They are the first `max_frontends` in their order, not counting the wildcard rows.
+    """
+    return _within_share(service, node)[0]
+
+
+def beyond_share(service: Service, node: LocalNode) -> tuple[WantedFrontend, int] | None:
+    """Return the first frontend that is left out because the Service wants too many, and how many are left out at most."""
+    found, first = _within_share(service, node)
+    if first is None:
+        return None
+    ports = len(service.ports)
+    per_port = len(service.cluster_ips) + len(service.ingress) + len(service.external_ips if node.external_ips else ())
+    places = sum(len(node.host_addresses) + 1 if bind in UNSPECIFIED.values() else 1 for bind in service.binds)
+    total = (per_port + places) * ports + sum(1 for _ in _node_ports(service, node))
+    return first, total - sum(not want.is_wildcard for want in found)
+
+
+def _within_share(service: Service, node: LocalNode) -> tuple[list[WantedFrontend], WantedFrontend | None]:
     found: dict[L3n4Addr, WantedFrontend] = {}
-    for want in _all(service, node):
-        found.setdefault(want.frontend, want)
-    return list(found.values())
+    wildcards = 0
+    for want in () if service.ignored else _all(service, node):
+        if want.frontend in found:
+            continue
+        if want.is_wildcard:
+            wildcards += 1
+        elif len(found) - wildcards >= node.max_frontends:
+            return list(found.values()), want
+        found[want.frontend] = want
+    return list(found.values()), None
 
 
 def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:

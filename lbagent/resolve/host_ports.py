@@ -110,6 +110,7 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
         slotless=groups[2],
         flags=flags,
         loopback_hostport=first.loopback,
+        created=first.pod.created,
     )
 
 

@@ -20,7 +20,7 @@ from lbagent.model.state import State
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.build_context import BuildContext
-from lbagent.resolve.frontends import LocalNode, WantedFrontend, wanted_frontends
+from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE, LocalNode, WantedFrontend, wanted_frontends
 from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
@@ -40,6 +40,7 @@ class Options(Struct, frozen=True, gc=False):
     `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
     `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them).
     `host_addresses`: every address of the host, for Services that are bound to all of them.
+    `max_frontends`: of one Service, addresses with port and protocol; the rest is left out.
     `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
     """
 
@@ -51,6 +52,7 @@ class Options(Struct, frozen=True, gc=False):
     node_port_primary: bool = False
     external_ips: bool = True
     host_addresses: tuple[bytes, ...] = ()
+    max_frontends: int = MAX_FRONTENDS_PER_SERVICE
 
 
 class Resolution(Struct, frozen=True):
@@ -116,6 +118,7 @@ class Resolver:
             node_port_addresses=chosen,
             external_ips=options.external_ips,
             host_addresses=options.host_addresses,
+            max_frontends=options.max_frontends,
         )
 
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:

@@ -6,7 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
+from lbagent.model.id_claims import OPERATORS_OWN
 from lbagent.model.select import (
     EndpointInfo,
     EndpointSet,
@@ -28,7 +29,7 @@ from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, 
 from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
-from lbagent.resolve.frontends import WantedFrontend
+from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 
@@ -77,7 +78,7 @@ class ServiceBuilder:
         self._plain: dict[Family, PlainEndpoints | None] = {}
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
 
-    def build(self, wanted: Iterable[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
+    def build(self, wanted: Sequence[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
         """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
         rows: list[SVC] = []
         reported: set[tuple[str, str]] = set()
@@ -92,6 +93,8 @@ class ServiceBuilder:
                 rows.append(_wildcard(want.frontend, self._name))
             else:
                 rows += self._rows(want, want.port)
+        if len(wanted) >= self._context.node.max_frontends:
+            self._report_share()
         self._warn_ignored()
         self._report_mismatches()
         if self._context.has_row:
@@ -167,6 +170,7 @@ class ServiceBuilder:
             health_check_addresses=checked,
             forwarding_dsr=dsr,
             no_local_backend=group.no_local_backend,
+            created=OPERATORS_OWN if service.binds else service.created,
         )
 
     # --- backends ---
@@ -301,6 +305,17 @@ class ServiceBuilder:
         field, kept = path_text(want.field), "the other frontends stay"
         subject = f"Service {service.key}"
         self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
+
+    def _report_share(self) -> None:
+        node, service = self._context.node, self._service
+        if (beyond := beyond_share(service, node)) is None:
+            return
+        first, number = beyond
+        more = f" and up to {number - 1} more are" if number > 1 else " is"
+        problem = f"more than {node.max_frontends} frontends (address, port and protocol)"
+        kept = f"{first.frontend.with_protocol()}{more} left out (--max-frontends-per-service)"
+        subject, origin = f"Service {service.key}", service.origin
+        self.messages.append(Message(problem, kept, path_text(first.field), subject, origin.file, origin.line))
 
     def _warn_ignored(self) -> None:
         service = self._service

@@ -22,6 +22,7 @@ from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.state import State
 from lbagent.objects.records import Message
 from lbagent.resolve import Options, resolve
+from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE
 from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.manifest_files import FileReading, ManifestFiles
 from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest, decode_text
@@ -62,16 +63,18 @@ def dry_run(
     node_name: str = "",
     node_ips: tuple[str, ...] = (),
     maglev_table_size: int = DEFAULT_TABLE_SIZE,
+    max_frontends: int = MAX_FRONTENDS_PER_SERVICE,
     known_ids: KnownIds = KnownIds(),  # noqa: B008 - immutable
 ) -> DryRun:
     """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1 beside `known_ids`, objects in the order of the files.
 
-    `node_name` '' is the host's name. Raises ConfigError when there is no such folder, or an address or size is wrong.
+    `node_name` '' is the host's name; `max_frontends` is the limit of one Service. Raises ConfigError when there is no such
+    folder, or an address or size is wrong.
     """
     if maglev_table_size not in TABLE_SIZES:
         sizes = ", ".join(map(str, TABLE_SIZES))
         raise ConfigError(f"--maglev-table-size: {maglev_table_size} is not a table size; one of {sizes} is possible")
-    options = Options(node_name or socket.gethostname(), _addresses(node_ips))
+    options = Options(node_name or socket.gethostname(), _addresses(node_ips), max_frontends=max_frontends)
     loaded = _load(path)
     resolution = resolve(loaded.snapshot(), options)
     state, failed = _with_ids(resolution.state, known_ids)

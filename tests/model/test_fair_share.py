@@ -21,6 +21,13 @@ def test_above_the_guard_a_large_holder_grows_no_further() -> None:
     assert allowed_entries(100, {"a": 0, "b": 10}, {"a": 300, "b": 10, "c": 10}) == {"a": 60, "b": 10, "c": 10}
 
 
+def test_equal_holders_may_fill_a_table() -> None:
+    """None of ten wants more than a tenth."""
+    wanted = dict.fromkeys("abcdefghij", 10)
+    assert allowed_entries(100, {}, wanted) == wanted
+    assert allowed_entries(100, {"a": 10}, wanted | {"a": 15}) == wanted, "a wants more than a tenth"
+
+
 def test_what_a_holder_has_stays() -> None:
     """a was alone and has everything; b gets what is left, later what a frees."""
     assert allowed_entries(100, {"a": 100}, {"a": 100, "b": 10}) == {"a": 100, "b": 0}

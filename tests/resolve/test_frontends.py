@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from lbagent.model.address import L4Type
 from lbagent.model.family import Family
 from lbagent.objects.records import Service, ServicePort
-from lbagent.resolve.frontends import LocalNode, WantedFrontend, node_addresses, wanted_frontends
+from lbagent.resolve.frontends import LocalNode, WantedFrontend, beyond_share, node_addresses, wanted_frontends
 
 VIP, VIP6 = bytes((10, 96, 0, 1)), b"\xfd" + bytes(14) + b"\1"
 NODE4, NODE6 = bytes((192, 0, 2, 1)), b"\xfd\1" + bytes(13) + b"\1"
@@ -73,3 +75,33 @@ def test_an_address_that_is_given_twice_is_of_the_first_kind() -> None:
 
 def test_a_service_of_another_proxy_has_none() -> None:
     assert wanted_frontends(service(cluster_ips=(VIP,), ignored="headless"), NODE) == []
+
+
+def test_a_service_has_a_share_of_frontends() -> None:
+    """ClusterIPs, NodePorts, ingress, externalIPs, in this order; wildcard rows do not count, nor does an address twice."""
+    many = service(cluster_ips=(VIP,), ingress=(NODE6, VIP), external_ips=(VIP, NODE4, VIP6))
+    whole = wanted_frontends(many, NODE)
+    assert len(whole) == 11, (
+        "two of the ClusterIP and one for its other ports, two NodePorts, two of the ingress, four of externalIPs"
+    )
+    assert beyond_share(many, NODE) is None
+    for most in (1, 2, 3, 7, 9):
+        node = replace(NODE, max_frontends=most)
+        found = wanted_frontends(many, node)
+        counted = [want for want in whole if not want.is_wildcard]
+        assert [want for want in found if not want.is_wildcard] == counted[:most]
+        first, number = beyond_share(many, node) or (None, 0)
+        assert first == counted[most]
+        assert number >= len(counted) - most
+    assert beyond_share(many, replace(NODE, max_frontends=10)) is None
+
+
+def test_a_service_of_many_addresses_is_cut_without_a_look_at_them_all() -> None:
+    """65,000 addresses with 1,000 ports: 65 million frontends."""
+    ports = tuple(ServicePort(str(number), L4Type.TCP, number, 0, number) for number in range(1, 1001))
+    addresses = tuple(bytes((172, 16, number >> 8, number & 255)) for number in range(65_000))
+    huge = service(ports=ports, external_ips=addresses)
+    found = wanted_frontends(huge, NODE)
+    assert len(found) == 4096
+    first, number = beyond_share(huge, NODE) or (None, 0)
+    assert (str(first and first.frontend), number) == ("172.16.0.4:97", 65_000_000 - 4096)

@@ -9,6 +9,7 @@ from lbagent.agent.conditions.check_conflicts import check_conflicts
 from lbagent.agent.conditions.check_devices import check_devices, check_outputs
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_forwarding import check_forwarding
+from lbagent.agent.conditions.check_ids import check_ids
 from lbagent.agent.conditions.check_links import check_links
 from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_pins import check_mounts, check_pins
@@ -33,6 +34,7 @@ def every_check() -> Sequence[Check]:
         check_neighbours,
         check_frames,
         check_maps,
+        check_ids,
         check_tables,
         check_snat_ports,
         check_snat_addresses,

@@ -41,6 +41,16 @@ from lbagent.cli.output import document
     help="Entries of a Maglev table.",
 )
 @click.option(
+    "--max-frontends-per-service",
+    "max_frontends",
+    type=click.IntRange(1, 65535),
+    default=4096,
+    show_default=True,
+    envvar="LBAGENT_MAX_FRONTENDS_PER_SERVICE",
+    metavar="NUMBER",
+    help="Frontends (address, port and protocol) that one Service has; the rest is left out and named.",
+)
+@click.option(
     "--ids-from-maps",
     is_flag=True,
     help="Use the ids that frontends and backends have in the pinned maps, so that `diff` with `map dump` shows what differs.",
@@ -52,6 +62,7 @@ def plan(
     node: str,
     node_ip: tuple[str, ...],
     maglev_table_size: int,
+    max_frontends: int,
     ids_from_maps: bool,
     bpffs: str,
     form: str,
@@ -64,7 +75,14 @@ def plan(
     from lbagent.sync.dry_run import KnownIds, dry_run
 
     known_ids = KnownIds.of_maps(bpffs or pins_of_the_agent()) if ids_from_maps else KnownIds()
-    done = dry_run(folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size, known_ids=known_ids)
+    done = dry_run(
+        folder,
+        node_name=node,
+        node_ips=node_ip,
+        maglev_table_size=maglev_table_size,
+        max_frontends=max_frontends,
+        known_ids=known_ids,
+    )
     for message in done.messages:
         click.echo(str(message), err=True)
     if form == "dump":

@@ -103,8 +103,10 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
         out += [f"  {message}" for message in source["messages"]]
     for usage in found["maps"]:
         share = usage["used"] / usage["size"] if usage["size"] else 0.0
-        if wide or share >= FULL:
-            out.append(_fact("map", f"{usage['name']}: {usage['used']} of {usage['size']} ({share:.0%})"))
+        if wide or share >= FULL or usage.get("namespaces"):
+            most = ", ".join(f"{name} {number}" for name, number in usage.get("namespaces", {}).items())
+            by = f", most of them by namespace: {most}" if most else ""
+            out.append(_fact("map", f"{usage['name']}: {usage['used']} of {usage['size']} ({share:.0%}){by}"))
     for item in found["failing"]:
         out.append(
             _fact(

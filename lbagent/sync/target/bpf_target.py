@@ -29,6 +29,7 @@ from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.drift import collect, drift, path_drift
 from lbagent.sync.target.further_paths import further_addresses, ids_of, of_backends
+from lbagent.sync.target.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
 from lbagent.sync.target.plan import PathProvider, plan_paths, planning
 from lbagent.sync.target.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.sync.target.retention import Retention, restored_state, restoring
@@ -70,6 +71,7 @@ class BpfTarget:
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
         self._failures = Failures()
+        self._largest: tuple[State, dict[str, dict[str, int]]] = (self.state, {})  # what was counted of it
         self._unread: list[LbError] = []  # the maps could not be read again
         self._broken_off = False  # the last pass ended by an exception
         self._paths_changed = False
@@ -151,6 +153,21 @@ class BpfTarget:
         """Return (used, max) of every map it fills."""
         return self.shadow.pressure()
 
+    def id_usage(self) -> dict[str, tuple[int, int]]:
+        """Return (used, max) of the ids of backends and of frontends."""
+        ids = self._ids
+        kinds = {BACKEND_IDS: ids.backend_ids, SERVICE_IDS: ids.service_ids}
+        return {name: (each.capacity - each.free, each.capacity) for name, each in kinds.items()}
+
+    def largest_namespaces(self, table: str) -> dict[str, int]:
+        """Return which namespaces use most of a map, or of the ids."""
+        if self._largest[0] is not self.state:
+            self._largest = (self.state, {})
+        known = self._largest[1]
+        if table not in known:
+            known[table] = largest_namespaces(self.state, table)
+        return known[table]
+
     def counter_ids(self, ident: int) -> list[int]:
         """Return the ids under which packets of a backend are counted: its own, and those of further source addresses."""
         return ids_of(self.shadow, ident)
@@ -174,6 +191,12 @@ class BpfTarget:
     def use_further_sources(self, *, further: bool) -> None:
         """Say whether flows may have further source addresses: new backends then get ids that leave room for these."""
         give_ids(self._ids, self._maps.sizes.backends, further=further)
+
+    def limit_endpoints(self, per_namespace: int) -> None:
+        """Limit how many backends the Services of one namespace have; 0 for no limit. What is served stays."""
+        if self._ids.max_endpoints_per_namespace != per_namespace:
+            self._ids.max_endpoints_per_namespace = per_namespace
+            self.wake.set()
 
     def paths_changed(self) -> None:
         """Take note that the paths to backends may have changed."""

@@ -446,3 +446,51 @@ async def test_a_target_that_is_ready_begins_to_retain_nothing() -> None:
     await target.reconcile(nothing)
     assert maps.items("lb4_service") == []
     assert (target.waiting, target.retained) == ("", 0)
+
+
+async def test_an_id_that_a_change_frees_is_given_again_in_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All seven ids are in use; the next pass comes at once, the retry of what failed only in an hour."""
+    monkeypatch.setattr(failures, "delays", lambda: backoff.delays(3600, 3600))
+    small = Sizes(
+        flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=8, source_ranges=64, maglev_size=251
+    )
+    maps, source = MemoryMaps(small), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2, 3, 4, 5, 6), service(2), endpoints(2, 7))
+        await loop.settled()
+        assert not target.failing
+        freed = next(svc for svc in target.state.services if svc.frontend.address[3] == 2 and svc.id).selectable[0].id
+        source.put(endpoints(2, 8))
+        await loop.settled()
+        await until(lambda: not target.failing)
+        (now,) = next(svc for svc in target.state.services if svc.frontend.address[3] == 2 and svc.id).selectable
+        assert (now.address.address[3], now.id) == (8, freed)
+    assert check(maps, settled=True) == []
+
+
+async def test_an_id_is_not_given_again_while_a_failed_write_leaves_its_slots() -> None:
+    small = Sizes(
+        flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=8, source_ranges=64, maglev_size=251
+    )
+    maps, source = FaultyMaps(MemoryMaps(small)), ListSource()
+    loop, target, _ = make(maps, source)
+    broken = True
+
+    def refuse(_: int, name: str) -> None:
+        if broken and name == "lb4_service":
+            raise KernelError("update", 12, name)
+
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2, 3, 4, 5, 6), service(2), endpoints(2, 7))
+        await loop.settled()
+        maps.before = refuse
+        source.put(endpoints(2, 8))
+        for _ in range(3):
+            await loop.settled()
+            target.wake.set()
+        rows = {svc.frontend.address[3]: svc for svc in target.state.services if svc.id}
+        assert rows[2].selectable == ()
+        broken = False
+        await until(lambda: not target.failing)
+    assert check(maps.inner, settled=True) == []
