@@ -7,6 +7,8 @@ import pytest
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, Family
+from tests.packet.test_fragment_places import framed
+from tests.packet.test_fragments import as_tcp, pieces, wire_destination
 from tests.packet.world import TC_EGRESS, TCP, UDP, XDP, BackendRow, Outcome, World
 
 FORMER_MAC, OTHER_MAC = "02:00:00:00:0b:01", "02:00:00:00:0b:02"
@@ -105,6 +107,14 @@ def test_without_a_hop_left_it_is_the_stack_s(heir: World, fam: Family, hook: st
 def test_a_tagged_one_is_of_another_link(heir: World, fam: Family) -> None:
     frame = segment(fam, "A", vlans=(7,))
     assert heir.run(XDP, frame).counted.get(Reason.FWD_FORMER_LEADER, 0) == 0
+
+
+def test_fragments_stay_here(heir: World, fam: Family, hook: str) -> None:
+    """A later one has no flags to tell that it is no first segment, so neither goes on; both go to one backend."""
+    for packet in pieces(fam, fam.client, 40000, fam.vip, 80):
+        outcome = heir.run(hook, framed(as_tcp(fam, packet), src=craft.ROUTER_MAC, dst=NODE_MAC))
+        assert wire_destination(fam, outcome) == fam.remote(1)
+        assert outcome.counted[Reason.FWD_FORMER_LEADER] == 0
 
 
 def test_what_xdp_cannot_send_tc_does(heir: World, fam: Family) -> None:

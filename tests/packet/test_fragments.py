@@ -137,7 +137,8 @@ def as_tcp(fam: Family, packet: bytes) -> bytes:
     """Return a fragment as one of TCP; its checksum is not looked at."""
     changed = bytearray(packet)
     changed[9 if fam.version == 4 else 40] = TCP
-    changed[(20 if fam.version == 4 else 48) + 13] = 0x10  # ACK
+    header = 20 if fam.version == 4 else 48
+    changed[header + 12 : header + 14] = 0x50, 0x10  # five words, ACK
     return bytes(changed)
 
 

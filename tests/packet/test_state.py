@@ -93,6 +93,22 @@ def test_tcp_from_syn_to_close(world: World, fam: Family, hook: str, *, local: b
     assert talk.state == CLOSING
 
 
+@pytest.mark.parametrize(("end", "fin"), [("FA", 1), ("<FA", 2)], ids=["client", "backend"])
+@pytest.mark.parametrize("before", ["FA <FA A", "R", "FA <R", "<FA R"])
+def test_a_port_used_again_is_half_closed_by_one_side(
+    world: World, fam: Family, hook: str, before: str, end: str, fin: int, *, local: bool
+) -> None:
+    """How the connection before ended says nothing of the new one."""
+    talk = Talk(world, fam, hook, TCP, local=local)
+    for word in ["S", "<SA", "A", *before.split()]:
+        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+    assert talk.state == CLOSING
+    for word in ("S", "<SA", "A", end, "<A", "A"):
+        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+    flow = table.only(world, fam)
+    assert (flow.state, flow.fin) == (EST, fin)
+
+
 @pytest.mark.parametrize("who", ["client", "backend"])
 def test_rst_closes(world: World, fam: Family, hook: str, who: str, *, local: bool) -> None:
     """A RST of either side closes the flow and is passed on."""

@@ -119,12 +119,13 @@ AI u16 ct_flow_service(const struct ct_flow *f)
 	return SEEN_SERVICE(f->seen_at);
 }
 
-/* Returns the index of the next hop towards the client, 0 = not learned. */
+/* Returns the index of the next hop towards the client, 0 = not learned. Of a flow that a RST has ended AFTER_RST may be beside it:
+ * nexthop_read() takes the index alone. */
 AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
 	u64 word = SEEN_NEXTHOP(f->seen_at);
 
-	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word & (NEXTHOPS - 1);
+	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word;
 }
 
 /* Returns 0 if nothing has come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of
