@@ -81,6 +81,11 @@ class NeighbourKeeper:
         self.left_out = 0  # wanted neighbours beyond MAX_MANAGED
         self.table_full = False  # the kernel's: it refused an entry
 
+    @property
+    def kept(self) -> Collection[Hop]:
+        """The neighbours that the kernel was asked to keep resolved."""
+        return self._kept
+
     async def keep(self, wanted: Iterable[Hop], kernel: KernelNeighbours, now: float) -> float | None:
         """Have exactly these kept resolved, the first ones if they are too many. Raises OSError.
 

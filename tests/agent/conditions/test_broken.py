@@ -57,6 +57,10 @@ class Patient:
         wait_for(lambda: not self.conditions(), f"health, not {self.conditions()}", WITHIN_S)
         assert self.agent.cli("status").returncode == 0
 
+    def neighbour(self, address: str) -> str:
+        """The kernel's entry."""
+        return run("ip", "-n", self.box.node.name, "-d", "neigh", "show", address)
+
     def attached(self) -> list[str]:
         (found,) = [each for each in self.status()["devices"] if each["name"] == "eth0"]
         return found["hooks"]
@@ -181,6 +185,16 @@ def test_a_next_hop_without_neighbour(patient: Patient) -> None:
     patient.box.peer.ip("addr add 10.7.0.77/24 dev eth0")
     patient.box.write("web.json", *web("10.7.0.2"))
     patient.recovers()
+
+
+def test_a_next_hop_whose_service_is_deleted(patient: Patient) -> None:
+    """With the Service end the condition, the mark of the neighbour and the requests for it; nobody answered ever."""
+    patient.box.write("dead.json", service("dead", "10.96.0.11"), endpoints("dead", "10.7.0.78"))
+    patient.falls_ill("next-hop-unresolved", "10.7.0.78 on eth0")
+    assert "managed" in patient.neighbour("10.7.0.78")
+    (patient.box.manifests / "dead.json").unlink()
+    patient.recovers()
+    wait_for(lambda: "managed" not in patient.neighbour("10.7.0.78"), "the mark to go", WITHIN_S)
 
 
 def test_a_backend_without_a_usable_route(patient: Patient) -> None:
