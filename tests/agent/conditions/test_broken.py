@@ -43,10 +43,11 @@ class Patient:
         began = time.monotonic()
         wait_for(lambda: self.conditions(name), f"the condition {name}", WITHIN_S)
         shown = self.box.agent.cli("status", check=False)
-        assert shown.returncode == 1, shown.stdout
+        found = self.conditions(name)[0]
+        assert shown.returncode == (found["severity"] == "fault"), shown.stdout
+        assert self.box.agent.cli("status", "--strict", check=False).returncode == 1
         assert time.monotonic() - began < WITHIN_S
         assert self.metric(name) > 0
-        found = self.conditions(name)[0]
         assert found["mended"] is mended, found
         assert found["text"] in shown.stdout
         for word in words:
