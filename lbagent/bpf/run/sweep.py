@@ -117,16 +117,20 @@ class Sweeper:
         """Sweep for ever."""
         while True:
             began = time.monotonic()
-            try:
-                async with self.busy:
-                    await self.sweep()
-                self._watch_full()
-                self.failure = ""
-            except LbError as error:
-                if str(error) != self.failure:
-                    log.error("the flow tables could not be swept", extra={"error": str(error)})
-                self.failure = str(error)
+            await self.turn()
             await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
+
+    async def turn(self) -> None:
+        """Sweep once, and note what is full, or why it failed."""
+        try:
+            async with self.busy:
+                await self.sweep()
+            self._watch_full()
+            self.failure = ""
+        except LbError as error:
+            if str(error) != self.failure:
+                log.error("the flow tables could not be swept", extra={"error": str(error)})
+            self.failure = str(error)
 
     async def count(self, max_age_s: float) -> None:
         """Sweep once more, unless flows were counted at most `max_age_s` ago. What fails is said by the next sweep of `run`."""

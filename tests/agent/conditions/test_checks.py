@@ -151,7 +151,7 @@ def test_a_failed_sweep_has_a_name_of_its_own() -> None:
 
 def test_severities() -> None:
     """What anyone who may write objects causes is degraded; every other name is a fault."""
-    degraded = {name.value for name in ConditionName if Condition(name, "").severity is Severity.DEGRADED}
+    degraded = {name.value for name in ConditionName if Condition(name, "", "").severity is Severity.DEGRADED}
     assert degraded == {
         "next-hop-unresolved",
         "path-unusable",
@@ -159,7 +159,7 @@ def test_severities() -> None:
         "objects-refused",
         "objects-mismatch",
     }
-    assert Condition(ConditionName.DROPS_GROW, "", own_severity=Severity.DEGRADED).severity is Severity.DEGRADED
+    assert Condition(ConditionName.DROPS_GROW, "", "", own_severity=Severity.DEGRADED).severity is Severity.DEGRADED
 
 
 def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
