@@ -384,6 +384,27 @@ def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, 
     assert "box/web" in box.agent.cli("svc", "list").stdout
 
 
+def test_newer_maps_win_over_older_copies(box: Box) -> None:
+    """The state folder could not be written when two backends went; then the agent is restarted without the folder of manifests."""
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6", "10.7.0.7"))
+    box.agent.start()
+    (place,) = wait_for(lambda: list((box.folder / "state" / "manifests").rglob("web.json")), "a copy of the manifest")
+    old = place.read_text()
+    box.write("web.json", *web("10.7.0.6"))
+    box.until_dump(lambda lines: not any("SLOT=2 " in line for line in lines), "one slot")
+    before = box.agent.dump()
+    box.agent.kill()
+    place.write_text(old)
+    shutil.move(box.manifests, box.folder / "away")
+    box.agent.start(wait=False)
+    wait_for(lambda: box.socket.exists() and "nothing is removed yet" in box.agent.log.read_text(), "the first pass")
+    assert box.agent.dump() == before
+    assert "box/web" in box.agent.cli("svc", "list").stdout
+    shutil.move(box.folder / "away", box.manifests)
+    box.agent.wait_ready()
+    assert box.agent.dump() == before
+
+
 def test_a_file_that_does_not_parse_keeps_its_last_objects_and_is_named(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
     box.agent.start()

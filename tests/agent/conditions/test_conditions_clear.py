@@ -201,12 +201,16 @@ def a_bad_configuration(patient: Patient) -> Generator[None]:
 @of_agent(ConditionName.LINK_DETACHED, 1)
 def a_link_that_is_detached(patient: Patient) -> Generator[None]:
     detach(patient.pins / "link" / "eth0-tc_egress")
+    wait_for(
+        lambda: patient.conditions("link-detached"), "the condition, before others have links made again", WITHIN_S
+    )
     yield
 
 
 @of_agent(ConditionName.PIN_MISSING, 1)
 def a_pin_that_is_removed(patient: Patient) -> Generator[None]:
     (patient.pins / "lb6_service").unlink()
+    wait_for(lambda: patient.conditions("pin-missing"), "the condition, before others have pins made again", WITHIN_S)
     yield
 
 
@@ -238,8 +242,6 @@ def a_device_that_is_renamed(patient: Patient) -> Generator[None]:
 
 @of_agent(ConditionName.BPFFS_UNMOUNTED, 1)
 def no_bpf_file_system(patient: Patient) -> Generator[None]:
-    for name in ("link-detached", "pin-missing"):  # mended with the file system they would not be seen
-        wait_for(lambda name=name: patient.conditions(name), name, WITHIN_S)  # type: ignore[misc]
     run("umount", "-l", str(patient.box.bpffs.parent))
     yield
 
