@@ -215,6 +215,34 @@ def test_cleanup_is_refused_while_an_agent_runs_and_leaves_nothing_after(box: Bo
     assert box.run("cleanup", "--bpffs", str(box.bpffs)).returncode == 0
 
 
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+def test_cleanup_elsewhere_says_which_neighbours_stay(box: Box, attach: str) -> None:
+    """In another network namespace the neighbours are not found: they are named. In the agent's nothing is left."""
+    box.write("web.json", *web("10.7.0.2", "10.7.0.5"))
+    box.agent.attach = attach
+    words = ["cleanup", "--bpffs", str(box.bpffs), "--state-dir", str(box.folder / "state")]
+
+    def managed() -> bool:
+        return (
+            "10.7.0.5"
+            in subprocess.run(["ip", "-n", box.node.name, "neigh"], capture_output=True, text=True, check=True).stdout
+        )
+
+    for space in (box.peer, box.node):
+        box.agent.start()
+        wait_for(managed, "the neighbour")
+        box.agent.stop()
+        done = subprocess.run(space.command([*program(), *words]), capture_output=True, text=True, check=True)
+        left = [line for line in done.stdout.splitlines() if line.startswith("left 2 neighbours")]
+        if space is box.node:
+            assert left == []
+            assert "released 2 neighbours" in done.stdout
+        else:
+            assert "in the network namespace of eth0, which is not this one" in left[0]
+            assert "asking for 10.7.0.2, 10.7.0.5: `ip neigh del ADDRESS dev DEVICE` there" in left[0]
+            box.node.ip("link set eth0 down", "link set eth0 up", "route add default via 10.7.0.2")
+
+
 def test_ready_is_told_to_the_supervisor(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
     path = box.folder / "notify"
