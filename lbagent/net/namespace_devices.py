@@ -1,4 +1,4 @@
-"""Whether an agent's devices are in this network namespace. An index and a name alone are in many namespaces, MAC addresses are not."""
+"""Whether an agent's devices are in this network namespace: a name and an index are in many, a MAC address in one."""
 
 from __future__ import annotations
 

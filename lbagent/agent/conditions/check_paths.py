@@ -72,18 +72,21 @@ class PathsCheck:
         self._lasting: Lasting[tuple[bytes, str]] = Lasting()
 
     def __call__(self, components: AgentComponents) -> Iterator[Condition]:
-        """Name each backend to which this node has no usable route."""
+        """Name each backend to which this node has no usable route. A device that is down is the node's."""
         unusable = components.network.finder.unusable
         # the finder remembers what it was asked; not all of it need still be a backend
         backends = {b.address.address for b in each_backend(components.bpf.state)} if unusable else set()
         found = self._lasting.of(sorted((address, why) for address, why in unusable.items() if address in backends))
         for address, why in found[:MOST_NAMED]:
-            text = format_ip(address)
+            text, route = format_ip(address), components.network.network.route(address)
+            link = components.network.network.links.get(route.ifindex) if route else None
+            is_down = link is not None and not link.up
             yield Condition(
                 ConditionName.PATH_UNUSABLE,
                 text,
                 f"backend {text} cannot be reached: {why}",
                 f"see `ip route get {text}`; add the route, or take the backend out of its slice",
+                own_severity=Severity.FAULT if is_down else None,
             )
         if len(found) > MOST_NAMED:
             more = f"{len(found) - MOST_NAMED} more backends cannot be reached"

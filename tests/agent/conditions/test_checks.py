@@ -192,11 +192,18 @@ def test_backends_without_a_route_are_named_when_that_lasts(monkeypatch: pytest.
     backend = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
     services = (SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("shop", "web"), selectable=(backend,)),)
     unusable = {bytes([10, 0, 0, 1]): "no route", bytes([10, 0, 0, 2]): "no route"}
-    components = Some(network=Some(finder=Some(unusable=unusable)), bpf=Some(state=State(1, services)))
+    network = Some(finder=Some(unusable=unusable), network=node_network())
+    components = Some(network=network, bpf=Some(state=State(1, services)))
     check = PathsCheck()
     assert brief(check(components)) == []
     now += 3
-    assert brief(check(components)) == [("path-unusable", "10.0.0.1")]
+    (found,) = check(components)
+    assert brief([found]) == [("path-unusable", "10.0.0.1")]
+    assert found.severity is Severity.DEGRADED
+    up = node_network()
+    network.network = replace(up, links={index: replace(link, up=False) for index, link in up.links.items()})
+    (found,) = check(components)
+    assert found.severity is Severity.FAULT, "the device of its route is down"
     unusable.clear()
     assert brief(check(components)) == []
     unusable[bytes([10, 0, 0, 1])] = "its device is down"
