@@ -62,6 +62,7 @@ from lbagent.sources.kube.kube_client import KubeClient
 from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
 from lbagent.sync.loop import SyncLoop
+from lbagent.sync.target.backends import each_backend
 from lbagent.sync.target.bpf_target import BpfTarget
 
 log = logging.getLogger(__name__)
@@ -222,6 +223,8 @@ class Agent:
         for source in components.sources:
             group.create_task(source.run(loop.inbox.feed(source)))
         components.network.on_paths = bpf.paths_changed
+        # a frontend that could not be written still has backends of an earlier State
+        components.network.backends_in_use = lambda: None if bpf.failing else each_backend(bpf.state)
         group.create_task(components.network.run())
         group.create_task(loop.run())
         components.datapath = await loading

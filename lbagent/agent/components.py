@@ -52,7 +52,7 @@ class AgentComponents:
     further: FurtherSources = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows know
     lock: AgentLock | None = None  # of the folder of the pins
     mounted_bpffs: bool = False  # this agent mounted the bpf file system of its pins
-    problems: list[str] = field(default_factory=list)  # what no other part reports
+    problems: dict[str, str] = field(default_factory=dict)  # settings that are not in force -> why
 
     @property
     def ready(self) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.conditions.check_devices import reverse_path_problems
+from lbagent.agent.conditions import check_services_of_node
+from lbagent.agent.conditions.check_devices import check_reverse_path
 from lbagent.agent.device_keeper import cgroup_hooks
-from lbagent.agent.operator_states import OperatorStates, unwritable
+from lbagent.agent.operator_states import OperatorStates
 from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
 from lbagent.api.bgp_peers import BgpPeerRow
@@ -252,7 +253,15 @@ class AgentFacade:
     def _conditions(self) -> list[ConditionStatus]:
         monitor = self._components.conditions
         return [
-            ConditionStatus(each.name.value, each.subject, each.text, each.remedy, standing.since, each.mended)
+            ConditionStatus(
+                each.name.value,
+                each.subject,
+                each.text,
+                each.remedy,
+                standing.since,
+                each.mended,
+                each.severity.value,
+            )
             for standing in (monitor.standing if monitor else ())
             for each in (standing.condition,)
         ]
@@ -281,15 +290,17 @@ class AgentFacade:
         if components.devices:
             shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
             out += [text for name, text in components.devices.problems.items() if name not in shown]
-        out += reverse_path_problems(components)
+        out += [each.text for each in check_reverse_path(components)]
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        if reason := unwritable(components.config.state_dir):
-            folder = components.config.state_dir
-            out.append(f"--state-dir {folder} {reason}: set-state is refused, and no copies of good manifests are kept")
-        out += components.announcer.problems() if components.announcer else ()
-        return out + components.problems
+        for check in (
+            check_services_of_node.check_state_dir,
+            check_services_of_node.check_announcing,
+            check_services_of_node.check_settings,
+        ):
+            out += [each.text for each in check(components)]
+        return out
 
     def vips(self) -> Sequence[VipRow]:
         """Return the addresses that are to be announced."""
@@ -339,6 +350,7 @@ class AgentFacade:
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
+                severities=components.conditions.severities() if components.conditions else {},
                 failing=len(components.bpf.failing),
                 restored=components.bpf.retained,
                 conflicts=sum(not message.warning for message in components.loop.messages),

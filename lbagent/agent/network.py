@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lbagent.agent.send_watch import SendWatch
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
+from lbagent.model.cooperative import run_cooperatively
 from lbagent.net.near_clients import NearClients
 from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
@@ -23,6 +24,8 @@ from lbagent.net.xdp_output import refusing_devices
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
 RETRY_S = 1.0  # after the kernel could not be asked at all
+RECOUNT_PAUSE_S = 1.0  # at least, between two recounts of what the backends need
+RECOUNT_SHARE = 20  # a recount takes one part in so many of the time, whatever the number of backends
 
 
 class NetworkFollower:
@@ -39,6 +42,8 @@ class NetworkFollower:
         self.finder = PathFinder(self.watcher.network, settings, self.table.index_of)
         self.on_paths: Callable[[], None] = lambda: None
         self.on_network: Callable[[NodeNetwork], None] = lambda _network: None
+        # the backends that the maps hold; None while that is not sure, or nothing is to be released
+        self.backends_in_use: Callable[[], Iterable[Backend] | None] = lambda: None
         self._known = self.watcher.network
         self._planned: frozenset[Hop] = frozenset()  # next hops of backends, as of the last plan
         self._asked: frozenset[Hop] = frozenset()
@@ -53,6 +58,7 @@ class NetworkFollower:
         self._gateways_of: tuple[object, ...] = ()
         self._xdp_in_use = asyncio.Event()
         self._hops_wanted = asyncio.Event()
+        self._plan_written = asyncio.Event()
         self.watcher.on_forgotten = self._hops_wanted.set
         self._network_changed = asyncio.Event()
 
@@ -89,6 +95,7 @@ class NetworkFollower:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watcher.run(self._changed))
             group.create_task(self._keep_neighbours())
+            group.create_task(self._recount_needs())
             await self._xdp_in_use.wait()  # tc finds out by itself
             group.create_task(self.send_watch.run())
 
@@ -137,7 +144,12 @@ class NetworkFollower:
         return refusing_devices(network, native) | (self.send_watch.refusing if native else {})
 
     def paths_planned(self) -> None:
-        """Take note that paths were asked for: the neighbours to keep resolved may have changed."""
+        """Take note that a plan is written: the neighbours to keep resolved, and the backends in use, may have changed."""
+        self.finder.settle()
+        self._use_hops()
+        self._plan_written.set()
+
+    def _use_hops(self) -> None:
         self._planned = frozenset(self.finder.hops)
         if self._planned != self._asked:
             self._hops_wanted.set()
@@ -187,6 +199,19 @@ class NetworkFollower:
     def frames_not_taken(self, now: float) -> dict[str, str]:
         """Return a sentence for each device that did not take frames of XDP a moment ago, by its name."""
         return self.send_watch.problems(self._known.links, now)
+
+    async def _recount_needs(self) -> None:
+        """After each plan, forget for ever what only backends needed that are gone."""
+        while True:
+            await self._plan_written.wait()
+            self._plan_written.clear()
+            began, finder, backends = time.monotonic(), self.finder, self.backends_in_use()
+            if backends is None:
+                continue  # the next plan is another occasion
+            await run_cooperatively(finder.recounting(backends), time.monotonic)
+            if finder is self.finder:  # else the paths are planned again
+                self._use_hops()
+            await asyncio.sleep(max(RECOUNT_PAUSE_S, RECOUNT_SHARE * (time.monotonic() - began)))
 
     async def _keep_neighbours(self) -> None:
         """Ask for what is wanted: after every change, and again after the keeper's pauses."""

@@ -46,7 +46,7 @@ class Reloader:
             self._asked.clear()
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                self._components.problems[:] = await self.reload(self._load())
+                self._components.problems = await self.reload(self._load())
             except LbError as error:
                 text, again = f"the new configuration was not applied: {error}", is_unfinished(self._components.maps)
                 if again:
@@ -54,12 +54,12 @@ class Reloader:
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
                     )
                     asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
-                self._components.problems[:] = [text]
+                self._components.problems = {"configuration": text}
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")
 
-    async def reload(self, new: Config) -> list[str]:
-        """Take over a configuration; return what could not be done though it is in force.
+    async def reload(self, new: Config) -> dict[str, str]:
+        """Take over a configuration; return what of it is not in force, and why.
 
         Raises what makes it unusable, before anything is changed where that can be seen.
         """
@@ -91,11 +91,11 @@ class Reloader:
         log.info("configuration applied", extra={"keys": keys(changed & RELOADABLE)})
         return problems
 
-    async def _programs(self, sizes: Sizes, settings: Settings) -> list[str]:
+    async def _programs(self, sizes: Sizes, settings: Settings) -> dict[str, str]:
         datapath, maps, sweeper = self._components.datapath, self._components.maps, self._components.sweeper
         if datapath is None:
-            return []
-        devices, outcome = self._components.devices, ResizeOutcome(sizes, [])
+            return {}
+        devices, outcome = self._components.devices, ResizeOutcome(sizes, {})
         async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
             try:
                 if is_unfinished(maps):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 from lbagent.agent.lock import AgentLock
 from lbagent.announce import vip_map
 from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.announce.leader.former_leaders import Place
-from lbagent.bpf.load import datapath
+from lbagent.bpf.load import attach, clsact, datapath
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
 from lbagent.kernel.kernel_error import kernel_error
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.pins import pin_dir
+from lbagent.model.address import format_ip
 from lbagent.net import neighbours
+from lbagent.net.namespace_devices import are_here, device_macs
 from lbagent.net.paths import Hop
+
+MOST_NAMED = 8  # neighbours
 
 
 def cleanup(bpffs: str, state_dir: str) -> list[str]:
@@ -49,14 +54,41 @@ def _end_bird(state_dir: str) -> list[str]:
 
 
 def _remove(root: Path) -> list[str]:
-    hops = _owned_neighbours(root)
+    hops, devices, filters = _owned_neighbours(root), attach.attached_indexes(root), clsact.marked_indexes(root)
+    is_elsewhere = bool(devices) and not are_here(devices, _macs(root))
     announced = _announced(root)
     gone = remove_pins(root)
     vip_map.release(announced)
-    count = asyncio.run(neighbours.release(hops)) if hops else 0
-    if count:
-        gone.append(f"released {count} neighbours")
+    released = asyncio.run(neighbours.release(hops)) if hops else set()
+    if released:
+        gone.append(f"released {len(released)} neighbours")
+    if is_elsewhere:
+        gone += _left_elsewhere(hops - released, devices, filters)
     return gone
+
+
+def _macs(root: Path) -> dict[int, bytes]:
+    """Return the MAC addresses of devices as the next hops of the agent have them, by index."""
+    try:
+        with KernelMaps.open(root.parent, create=False) as maps:
+            return device_macs(maps)
+    except LbError:
+        return {}
+
+
+def _left_elsewhere(hops: Collection[Hop], devices: Collection[str], filters: Collection[str]) -> list[str]:
+    """Say what stays where the agent's devices are, as they are not in this network namespace."""
+    where = f"in the network namespace of {', '.join(sorted(devices)) or 'the agent'}, which is not this one"
+    out = []
+    if filters:
+        what = f"left the tc filters on {', '.join(sorted(filters))} {where}"
+        out.append(f"{what}: `tc qdisc del dev DEVICE clsact` there removes them")
+    if hops:
+        named = sorted(format_ip(address) for _, address in hops)
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        what = f"left {len(hops)} neighbours {where}; the kernel keeps asking for {', '.join(named[:MOST_NAMED])}{more}"
+        out.append(f"{what}: `ip neigh del ADDRESS dev DEVICE` there ends that")
+    return out
 
 
 def _owned_neighbours(root: Path) -> set[Hop]:

@@ -448,10 +448,15 @@ class Announcer:
 
     def problems(self) -> list[str]:
         """Return what stands in the way of announcing, a sentence each."""
-        out = [f"addresses could not be announced: {self.problem}"] if self.problem else []
+        return [text for _, text in self.faults()]
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return the same with what each is about: words that stay while it lasts."""
+        out = [("addresses", f"addresses could not be announced: {self.problem}")] if self.problem else []
         if self.election is not None and self.election.failure:
-            out.append(f"Leases cannot be used: {self.election.failure}; what is announced stays announced")
-        return [*out, *(self.routes.problems() if self.routes else ())]
+            text = f"Leases cannot be used: {self.election.failure}; what is announced stays announced"
+            out.append(("Leases", text))
+        return [*out, *(self.routes.faults() if self.routes else ())]
 
     @property
     def objects(self) -> ObjectSnapshot:

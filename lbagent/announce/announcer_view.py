@@ -19,8 +19,8 @@ class RouteAnnouncer(Protocol):
     def refusal(self) -> str:
         """Return why no router is told of the routes, '' when one is."""
 
-    def problems(self) -> list[str]:
-        """Return what is wrong, one sentence each."""
+    def faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong: with what, and a sentence."""
 
 
 class NodeView(NamedTuple):

@@ -26,9 +26,14 @@ def target_status(runner: TargetRunner) -> TargetStatus:
     )
 
 
+def problem_of_target(runner: TargetRunner) -> str:
+    """Return what is wrong with a target; '' when nothing is."""
+    return runner.error or runner.target.waiting
+
+
 def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
     """Yield what is wrong with the targets that have no lines of their own in the status."""
     for runner in runners:
-        text = runner.error or runner.target.waiting
+        text = problem_of_target(runner)
         if text and runner.target is not bpf:
             yield f"target {runner.target.name}: {text}"

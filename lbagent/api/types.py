@@ -164,6 +164,9 @@ class ConditionStatus(Struct):
     remedy: str = ""  # what to do
     since: float = 0.0  # seconds since the epoch
     mended: bool = False
+    severity: str = (
+        "fault"  # degraded: of objects that anyone may write; fault: of the node, `lbagent status` ends with 1
+    )
 
 
 class Status(Struct):
@@ -189,8 +192,8 @@ class Status(Struct):
     outputs: list[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     failing: list[FailingService] = field(default_factory=list)
-    conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now; `lbagent status` ends with 1
-    problems: list[str] = field(default_factory=list)  # everything else a person should look at
+    conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now
+    problems: list[str] = field(default_factory=list)  # sentences a person should look at; some are conditions, too
 
 
 class VipRow(Struct):

@@ -18,6 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Tables": (
         "flow-table-size", "flow6-table-size", "snat-table-size", "snat6-table-size", "max-service-slots", "max-backends",
         "max-source-ranges", "max-affinities", "max-spilled-flows", "max-fragments", "maglev-table-size",
+        "max-frontends-per-service", "max-endpoints-per-namespace",
     ),
     "Times": ("timeout-new", "timeout-tcp", "timeout-udp", "timeout-closing", "resync-interval", "sweep-interval"),
     "Files, logs and metrics": ("socket", "bpffs", "state-dir", "artifact", "log-format", "log-level", "metrics-address"),

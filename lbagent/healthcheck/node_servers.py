@@ -78,13 +78,13 @@ class NodeServers:
             for listeners in (self._healthz, self._metrics, self.services):
                 await listeners.close()
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (which port, why it is not open)."""
+    def problems(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield (which port, why it is not open, whether a Service asks for it)."""
         for what, listeners in (("/healthz", self._healthz), ("metrics", self._metrics)):
             for address, why in (listeners.problems if listeners else {}).items():
-                yield f"{what} {address}", why
+                yield f"{what} {address}", why, False
         for name, address, why in self.services.problems():
-            yield f"health check node port of {name} {address}", why
+            yield f"health check node port of {name} {address}", why, True
 
     def _progress(self) -> SyncProgress:
         return SyncProgress(self._runner.in_force_at, self._runner.pending_since)

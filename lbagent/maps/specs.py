@@ -98,7 +98,7 @@ class MapSpec:
 class Sizes:
     """Everything an operator can size. Powers of two where noted (p2)."""
 
-    flow4: int = 1 << 20  # p2, entries; 8 ways and two buckets a flow: use half of it
+    flow4: int = 1 << 20  # p2, entries; a flow has two buckets of four ways: use half of it
     flow6: int = 1 << 19  # p2
     snat4: int = 1 << 20  # p2, slots
     snat6: int = 1 << 19  # p2

@@ -81,6 +81,11 @@ class NeighbourKeeper:
         self.left_out = 0  # wanted neighbours beyond MAX_MANAGED
         self.table_full = False  # the kernel's: it refused an entry
 
+    @property
+    def kept(self) -> Collection[Hop]:
+        """The neighbours that the kernel was asked to keep resolved."""
+        return self._kept
+
     async def keep(self, wanted: Iterable[Hop], kernel: KernelNeighbours, now: float) -> float | None:
         """Have exactly these kept resolved, the first ones if they are too many. Raises OSError.
 
@@ -193,17 +198,17 @@ def owned(maps: LBMaps) -> set[Hop]:
     return out
 
 
-async def release(hops: Collection[Hop]) -> int:
-    """Take the marks of these neighbours away (for `cleanup`); the entries age out as any other. Returns how many there were.
+async def release(hops: Collection[Hop]) -> set[Hop]:
+    """Take the marks of these neighbours away (for `cleanup`); the entries age out as any other. Returns those that had one.
 
     They are not deleted: another agent may need one of them as well, and asks for the mark again when it is gone.
     """
-    count = 0
+    found = set()
     async with AsyncIPRoute() as ipr:
         for hop in sorted(hops):
             if await _flags(ipr, hop, "NDA_FLAGS_EXT") & NTF_EXT_MANAGED:
                 await _request(ipr, hop, managed=False)
-                count += 1
+                found.add(hop)
             elif await _flags(ipr, hop, "NDA_PROTOCOL") == OUR_PROTOCOL:
-                count += 1  # asked for by NTF_USE
-    return count
+                found.add(hop)  # asked for by NTF_USE
+    return found

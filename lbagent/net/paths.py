@@ -6,13 +6,14 @@ when its address is one of this node's own or its route leaves through a --pod-d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
+from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.net.routes import Route, contains
@@ -24,6 +25,7 @@ UNKNOWN_HOP = 0  # the program asks the kernel's FIB
 NO_OUTPUT = 0  # no index of a device: packets stay on this node
 ANY_DEVICE = -1  # no index of a device
 RECENT = 1024  # answers kept: the ports of an address are asked for one soon after the other
+BETWEEN_YIELDS = 64  # backends
 LOOPBACK = 1  # the index of `lo` in every network namespace
 
 Hop = tuple[int, bytes]  # (ifindex, neighbour address)
@@ -44,23 +46,38 @@ class PathSettings(msgspec.Struct, frozen=True):
         return bool(self.pod_devices) and not self.masquerade_all
 
 
+class PathNeeds(msgspec.Struct):
+    """What the paths to a set of backends need, and the backends of it that have no usable path."""
+
+    hops: set[Hop] = msgspec.field(default_factory=set)  # neighbours
+    unusable: dict[bytes, str] = msgspec.field(default_factory=dict)  # addresses that cannot be reached, and why
+    forwards: set[Family] = msgspec.field(default_factory=set)  # families of backends beyond this node's own sockets
+    outputs: set[int] = msgspec.field(default_factory=set)  # devices by which remote backends are reached
+
+    def update(self, other: PathNeeds) -> None:
+        """Add what another set of backends needs."""
+        self.hops |= other.hops
+        self.unusable |= other.unusable
+        self.forwards |= other.forwards
+        self.outputs |= other.outputs
+
+
 class PathFinder:
     """Answer `finder(backend)` for one snapshot of the network.
 
-    `hops` collects the neighbours the answers need, so that nexthop.py can keep exactly those resolved. Equal answers are one
-    object: 100,000 backends behind a few gateways cost a few records.
+    `needs` collects what the answers need, so that nexthop.py can keep exactly those neighbours resolved. `recounting` removes
+    from it what only backends needed that are gone. Equal answers are one object: 100,000 backends behind a few gateways cost a
+    few records.
     """
 
     def __init__(self, network: NodeNetwork, settings: PathSettings, index_of: Callable[[Hop], int]) -> None:
         """`index_of` gives the next-hop index of a neighbour (0 = unknown)."""
         self.network = network
         self.settings = settings
-        self.hops: set[Hop] = set()
-        self.unusable: dict[bytes, str] = {}  # addresses of backends that cannot be reached, and why
-        self.forwards: set[Family] = (
-            set()
-        )  # families of which a backend is no socket of this node: the kernel must forward
-        self.outputs: set[int] = set()  # devices by which remote backends are reached: their replies come in there
+        self.needs = PathNeeds()
+        self._pending = PathNeeds()  # of the answers since `settle`
+        self._recount: PathNeeds | None = None  # while backends are recounted
+        self._noting: tuple[PathNeeds, ...] = (self.needs, self._pending)  # where an answer is noted
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
         self._recent: dict[tuple[bytes, str], PathInfo] = {}  # of the backends asked for last, by address and node
@@ -72,6 +89,51 @@ class PathFinder:
         self._sources: dict[tuple[int, Route | None], bytes] = {}
         self._kept: dict[tuple[int, int], frozenset[bytes]] = {}  # by width and device, ANY_DEVICE: of the whole node
         self._further: dict[int, tuple[FurtherAddress, ...]] = {}  # by width
+
+    @property
+    def hops(self) -> set[Hop]:
+        """The neighbours that backends need."""
+        return self.needs.hops
+
+    @property
+    def unusable(self) -> dict[bytes, str]:
+        """Addresses of backends that cannot be reached, and why."""
+        return self.needs.unusable
+
+    @property
+    def forwards(self) -> set[Family]:
+        """Families of which a backend is no socket of this node: the kernel must forward."""
+        return self.needs.forwards
+
+    @property
+    def outputs(self) -> set[int]:
+        """Devices by which remote backends are reached: their replies come in there."""
+        return self.needs.outputs
+
+    def settle(self) -> None:
+        """Take note that a plan is written: from now on a recount of the backends in use covers every answer so far."""
+        self._pending = PathNeeds()
+        self._forget_answers()
+
+    def recounting(self, backends: Iterable[Backend]) -> Cooperative[None]:
+        """Make `needs` those of `backends`, the ones in use, and of the answers since `settle`: a plan may be under way."""
+        self._recount = recount = PathNeeds()
+        recount.update(self._pending)
+        self._forget_answers()
+        for number, backend in enumerate(backends):
+            self._noting = (recount,)
+            self._find_path(backend)
+            if number % BETWEEN_YIELDS == 0:
+                self._forget_answers()  # what a plan needs is noted as needed by it
+                yield
+        self.needs, self._recount = recount, None
+        self._forget_answers()
+
+    def _forget_answers(self) -> None:
+        """Find each path again, so that what it needs is noted: always, for the plan under way, in the recount if there is one."""
+        self._noting = (self.needs, self._pending, *([self._recount] if self._recount else []))
+        self._recent.clear()
+        self._behind.clear()
 
     def __call__(self, backend: Backend) -> PathInfo:
         """Return the path to this backend."""
@@ -88,12 +150,13 @@ class PathFinder:
         if network.is_own(address):
             return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))
         route = network.route(address)
-        self.forwards.add(backend.address.family)
+        for needs in self._noting:
+            needs.forwards.add(backend.address.family)
         why = self._faults.get(id(route))
         if why is None:
             why = self._faults[id(route)] = self._fault(route)
-        if why:
-            self.unusable[address] = why
+        for needs in self._noting if why else ():
+            needs.unusable[address] = why
         local = self._is_on_this_node(backend, route)
         if local or route is None or not route.gateway:
             return self._share(self._find(address, route, local=local))
@@ -105,7 +168,7 @@ class PathFinder:
     def output(self, backend: Backend) -> int | None:
         """Return the device by which packets leave to a backend, NO_OUTPUT for one on this node, None where no packet can.
 
-        Of a route with several next hops it is the first one's. Nothing is noted in `hops` and the other fields.
+        Of a route with several next hops it is the first one's. Nothing is noted in `needs`.
         """
         route = self.network.route(backend.address.address)
         if self.network.is_own(backend.address.address) or self._is_on_this_node(backend, route):
@@ -140,7 +203,8 @@ class PathFinder:
             # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
             return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further, kept=kept)
         if link is not None:
-            self.outputs.add(link.index)
+            for needs in self._noting:
+                needs.outputs.add(link.index)
         hop = self._hop(address, route, link)
         keeps = self.settings.keeps_pods
         return PathInfo(source, hop, mtu, local=False, host=False, keeps_pod=keeps, further=further, kept=kept)
@@ -151,7 +215,8 @@ class PathFinder:
         if not _sends_frames(link):
             return UNKNOWN_HOP
         hop = (link.index, route.gateway or address)
-        self.hops.add(hop)
+        for needs in self._noting:
+            needs.hops.add(hop)
         return self._index_of(hop)
 
     @staticmethod

@@ -35,6 +35,10 @@ class Source(Protocol):
         """Whether it gave a whole list since it began: what that holds is as it says, also when what it lacks is in doubt."""
 
     @property
+    def remembered(self) -> bool:
+        """Whether its objects are those that it remembers of an earlier agent: what the maps hold is at least as new."""
+
+    @property
     def remedy(self) -> str:
         """What an operator can do about a source that is not trusted."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from lbagent.objects.records import (
     FIELD_OF_KIND,
@@ -53,6 +53,19 @@ class Store:
             found |= _services_of_slices(kinds)
             found.update(obj.key for kind in ("Service", "Endpoints", "Pod") for obj in kinds[kind].values())
         return found
+
+    def held_only_by(self, sources: Collection[str]) -> tuple[set[str], set[str]]:
+        """Return the keys of the Services (and Pods), and of those with endpoints, that no other source holds."""
+        if not sources:
+            return set(), set()
+        services: dict[bool, set[str]] = {True: set(), False: set()}
+        endpoints: dict[bool, set[str]] = {True: set(), False: set()}
+        for source, kinds in self._objects.items():
+            is_one = source in sources
+            pods = {obj.key for obj in kinds["Pod"].values()}
+            services[is_one] |= pods | {obj.key for obj in kinds["Service"].values()}
+            endpoints[is_one] |= pods | _services_of_slices(kinds) | {obj.key for obj in kinds["Endpoints"].values()}
+        return services[True] - services[False], endpoints[True] - endpoints[False]
 
     def services_with_endpoints(self) -> set[str]:
         """Return the keys of the Services whose endpoints any source names, also when there are none."""

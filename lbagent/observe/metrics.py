@@ -62,6 +62,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     map_writes: int = 0
     sources: tuple[SourceSample, ...] = ()
     conditions: Mapping[str, int] = {}  # how many hold, by name
+    severities: Mapping[str, int] = {}  # the same, by severity
     devices: Mapping[str, bool] = {}  # by name: whether it takes traffic
     send_errors: Mapping[str, int] = {}  # by device: frames that XDP sent and it did not take
     bgp_sessions: Mapping[str, bool] = {}  # by peer: whether it is established
@@ -103,6 +104,9 @@ def _agent(s: Snapshot) -> Iterator[MetricFamily]:
     by_name = [((("name", name),), number) for name, number in s.conditions.items()]
     text = "Conditions that hold now, by name; `lbagent status` says which and what to do."
     yield MetricFamily("lbagent_condition", "gauge", text, by_name)
+    by_severity = [((("severity", severity),), number) for severity, number in s.severities.items()]
+    text = "Conditions that hold now, by severity: degraded (of objects) or fault (of the node)."
+    yield MetricFamily("lbagent_conditions", "gauge", text, by_severity)
     yield _one("process_resident_memory_bytes", "gauge", "Resident memory of the agent.", s.resident_bytes)
     yield _one("process_cpu_seconds_total", "counter", "CPU time used, in seconds.", s.cpu_s)
     yield _one("process_start_time_seconds", "gauge", "Start of the agent, in seconds since the epoch.", s.started_at)

@@ -35,6 +35,7 @@ class OperatorSource:
 
     name = OPERATOR
     trusted = listed = True
+    remembered = False
     remedy, held = "", 0
 
     def __init__(self, state_dir: str) -> None:

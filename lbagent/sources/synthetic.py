@@ -48,6 +48,7 @@ class SyntheticSource:
 
     name = SOURCE
     trusted = listed = True
+    remembered = False
     remedy, held = "", 0
 
     def __init__(self, services: int, backends: int) -> None:

@@ -129,9 +129,14 @@ class SyncLoop:
         if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
             return None
         unlisted = tuple(source.name for source in self._sources if not (source.trusted or source.listed))
+        remembering = tuple(source.name for source in self._sources if source.remembered)
         store = self.inbox.store
         return Provenance(
-            untrusted, store.services_of(unlisted), store.services_with_endpoints(), self._resolver.overrides()
+            untrusted,
+            store.services_of(unlisted),
+            store.services_with_endpoints(),
+            self._resolver.overrides(),
+            *store.held_only_by(remembering),
         )
 
     def _adopt(self, resolution: Resolution) -> None:

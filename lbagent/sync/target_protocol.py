@@ -25,13 +25,16 @@ class Provenance(Struct, frozen=True):
 
     `untrusted` are the sources whose last list was not good; `services_of_unlisted` are the keys of the Services (and Pods) of
     which those hold a part that gave no whole list yet, `services_with_endpoints` those whose endpoints any source names.
-    `overrides` are the states set by the operator and by health checks.
+    `remembered_services` are the keys of the Services (and Pods), and `remembered_endpoints` of those with endpoints, that only
+    sources hold which remember them of an earlier agent. `overrides` are the states set by the operator and by health checks.
     """
 
     untrusted: tuple[str, ...]
     services_of_unlisted: Collection[str]
     services_with_endpoints: Collection[str]
     overrides: Mapping[L3n4Addr, BackendState]
+    remembered_services: Collection[str] = frozenset()
+    remembered_endpoints: Collection[str] = frozenset()
 
 
 class Desired(Struct, frozen=True):

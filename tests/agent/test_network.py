@@ -135,6 +135,25 @@ def test_what_the_kernel_was_made_to_forget_is_asked_for_again(node: Node, how: 
     follow(node, steps)
 
 
+def test_a_neighbour_that_no_backend_needs_any_more_is_released(node: Node) -> None:
+    """The kernel asks for it no longer; one that a gateway route needs stays, and one of a backend that is there."""
+
+    async def steps(here: Following) -> None:
+        keeper, in_use = here.follower.keeper, [*NEAR, "10.9.0.77"]
+        here.follower.backends_in_use = lambda: [backend(address, "elsewhere") for address in in_use]
+        here.want(*in_use)
+        await here.until(lambda: keeper.kept == here.hops(*in_use))
+        in_use[:] = NEAR[:1]
+        here.follower.paths_planned()
+        await here.until(lambda: keeper.kept == here.hops(*NEAR[:1]))
+        assert here.follower.finder.hops == here.hops(*NEAR[:1])
+        if keeper.managed:
+            await here.until(lambda: "managed" not in str(node.entries().get("10.9.0.77")))
+            assert "managed" in str(node.entries()[NEAR[0]])
+
+    follow(node, steps)
+
+
 @pytest.mark.parametrize("end", ["ours", "theirs"])
 def test_a_link_that_flaps_is_back_within_a_second(node: Node, end: str) -> None:
     space, device = (node.space, "v0") if end == "ours" else (node.peer, "v1")  # theirs: the carrier alone is lost

@@ -215,6 +215,34 @@ def test_cleanup_is_refused_while_an_agent_runs_and_leaves_nothing_after(box: Bo
     assert box.run("cleanup", "--bpffs", str(box.bpffs)).returncode == 0
 
 
+@pytest.mark.parametrize("attach", ["tc", "xdp-generic"])
+def test_cleanup_elsewhere_says_which_neighbours_stay(box: Box, attach: str) -> None:
+    """In another network namespace the neighbours are not found: they are named. In the agent's nothing is left."""
+    box.write("web.json", *web("10.7.0.2", "10.7.0.5"))
+    box.agent.attach = attach
+    words = ["cleanup", "--bpffs", str(box.bpffs), "--state-dir", str(box.folder / "state")]
+
+    def managed() -> bool:
+        return (
+            "10.7.0.5"
+            in subprocess.run(["ip", "-n", box.node.name, "neigh"], capture_output=True, text=True, check=True).stdout
+        )
+
+    for space in (box.peer, box.node):
+        box.agent.start()
+        wait_for(managed, "the neighbour")
+        box.agent.stop()
+        done = subprocess.run(space.command([*program(), *words]), capture_output=True, text=True, check=True)
+        left = [line for line in done.stdout.splitlines() if line.startswith("left 2 neighbours")]
+        if space is box.node:
+            assert left == []
+            assert "released 2 neighbours" in done.stdout
+        else:
+            assert "in the network namespace of eth0, which is not this one" in left[0]
+            assert "asking for 10.7.0.2, 10.7.0.5: `ip neigh del ADDRESS dev DEVICE` there" in left[0]
+            box.node.ip("link set eth0 down", "link set eth0 up", "route add default via 10.7.0.2")
+
+
 def test_ready_is_told_to_the_supervisor(box: Box) -> None:
     box.write("web.json", *web("10.7.0.5"))
     path = box.folder / "notify"
@@ -382,6 +410,27 @@ def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, 
     assert box.agent.dump() == before
     assert box.agent.cli("svc", "list").stderr == ""
     assert "box/web" in box.agent.cli("svc", "list").stdout
+
+
+def test_newer_maps_win_over_older_copies(box: Box) -> None:
+    """The state folder could not be written when two backends went; then the agent is restarted without the folder of manifests."""
+    box.write("web.json", *web("10.7.0.5", "10.7.0.6", "10.7.0.7"))
+    box.agent.start()
+    (place,) = wait_for(lambda: list((box.folder / "state" / "manifests").rglob("web.json")), "a copy of the manifest")
+    old = place.read_text()
+    box.write("web.json", *web("10.7.0.6"))
+    box.until_dump(lambda lines: not any("SLOT=2 " in line for line in lines), "one slot")
+    before = box.agent.dump()
+    box.agent.kill()
+    place.write_text(old)
+    shutil.move(box.manifests, box.folder / "away")
+    box.agent.start(wait=False)
+    wait_for(lambda: box.socket.exists() and "nothing is removed yet" in box.agent.log.read_text(), "the first pass")
+    assert box.agent.dump() == before
+    assert "box/web" in box.agent.cli("svc", "list").stdout
+    shutil.move(box.folder / "away", box.manifests)
+    box.agent.wait_ready()
+    assert box.agent.dump() == before
 
 
 def test_a_file_that_does_not_parse_keeps_its_last_objects_and_is_named(box: Box) -> None:

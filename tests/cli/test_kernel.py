@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +152,19 @@ def test_cleanup(lb: Run, bpffs: Path) -> None:
     assert "removed map lb4_service" in done.out
     assert lb("map", "dump", "--bpffs", str(bpffs)).code == 3
     assert "nothing to clean up" in lb("cleanup", "--bpffs", str(bpffs)).err
+
+
+def test_cleanup_names_the_state_folder_that_stays(lb: Run, bpffs: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    words = ("cleanup", "--bpffs", str(bpffs), "--state-dir", str(state))
+    state.mkdir()
+    (state / "operator.json").write_text("{}")
+    out = lb(*words).out
+    assert f"left {state}, with the states that were set and the copies of manifests; `rm -r` removes it\n" in out
+    assert (state / "operator.json").exists()
+    assert f"left {state}" in lb(*words).err
+    shutil.rmtree(state)
+    assert "left" not in lb(*words).err
 
 
 def test_cleanup_takes_no_ordinary_files_away(lb: Run, tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
-from lbagent.api.types import ConditionStatus, DeviceStatus, FailingService, MapUsage
+from lbagent.api.client import AgentClient
+from lbagent.api.types import ConditionStatus, DeviceStatus, FailingService, MapUsage, Status
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -67,11 +70,55 @@ def test_a_condition_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.Mo
     monkeypatch.setattr(agent, "status", lambda: bad)
     done = lb("status")
     assert done.code == 1
-    assert "problem    IPv4 forwarding is off; sysctl -w net.ipv4.ip_forward=1" in done.out
+    assert "fault      IPv4 forwarding is off; sysctl -w net.ipv4.ip_forward=1" in done.out
     assert "mended     its link was detached; attached again (12 s ago)" in done.out
     assert json.loads(lb("status", "-o", "json").out)["conditions"][1]["name"] == "forwarding-off"
     assert lb("status", "-o", "json").code == 1
     assert lb("status", "--wait", "5s").code == 0
+
+
+def test_what_is_degraded_does_not_hide_a_fault(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead endpoint of a tenant is a line and exit code 0; a fault beside it comes first and ends with 1; --strict counts both."""
+    dead = ConditionStatus(
+        "next-hop-unresolved", "10.7.0.9 eth0", "next hop 10.7.0.9 does not answer", severity="degraded"
+    )
+    off = ConditionStatus("forwarding-off", "IPv4", "IPv4 forwarding is off")
+    found = [dead]
+    monkeypatch.setattr(agent, "status", partial(_with_conditions, agent.status(), found))
+    done = lb("status")
+    assert done.code == 0
+    assert "degraded   next hop 10.7.0.9 does not answer" in done.out
+    assert (lb("status", "--strict").code, lb("status", "-o", "json", "--strict").code) == (1, 1)
+    assert json.loads(lb("status", "-o", "json").out)["conditions"][0]["severity"] == "degraded"
+    assert (lb("status", "--wait", "5s").code, lb("status", "--wait", "5s", "--strict").code) == (0, 1)
+    found.append(off)
+    done = lb("status")
+    assert done.code == 1
+    assert done.out.index("fault      IPv4") < done.out.index("degraded ")
+    found.clear()
+    assert (lb("status").code, lb("status", "--strict").code) == (0, 0)
+
+
+def _with_conditions(status: Status, found: list[ConditionStatus]) -> Status:
+    return replace(status, conditions=list(found))
+
+
+def test_a_sentence_is_shown_once(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`problems` has the text of some conditions, too."""
+    full = ConditionStatus("state-dir-unusable", "/var/lib/x", "--state-dir /var/lib/x cannot be written", "make room")
+    bad = replace(agent.status(), conditions=[full], problems=[full.text, "another sentence"])
+    monkeypatch.setattr(agent, "status", lambda: bad)
+    out = lb("status").out
+    assert out.count(full.text) == 1
+    assert "problem    another sentence" in out
+
+
+def test_a_condition_of_an_earlier_agent_is_a_fault(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives no severity."""
+    off = {"name": "forwarding-off", "subject": "IPv4", "text": "off", "remedy": "", "since": 0.0, "mended": False}
+    answer = to_builtins(agent.status()) | {"conditions": [off]}
+    monkeypatch.setattr(AgentClient, "status", lambda _self: answer)
+    assert lb("status").code == 1
 
 
 def test_not_ready(lb: Run, agent: Agent) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lbagent.agent.conditions.condition import ConditionName
+from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.api.types import TargetStatus
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
@@ -105,8 +105,10 @@ def test_log_events_exist() -> None:
 
 
 def test_every_condition_has_a_line() -> None:
-    """In the order in which `status` shows them, each with what is so, why, and what to do."""
+    """In the order in which `status` shows them, each with its severity, what is so, why, and what to do."""
     table = TEXT.split("## What is wrong")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|(.*)\|$", table, re.MULTILINE)
     assert [name for name, _ in rows] == list(ConditionName)
-    assert all(len(rest.split(" | ")) == 3 for _, rest in rows)
+    assert all(len(rest.split(" | ")) == 4 for _, rest in rows)
+    severities = {name: rest.split(" | ")[0].strip().partition(";")[0] for name, rest in rows}
+    assert severities == {name.value: Condition(name, "", "").severity.value for name in ConditionName}

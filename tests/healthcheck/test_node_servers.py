@@ -121,8 +121,8 @@ async def test_a_port_that_is_taken_is_a_problem_until_it_is_free(monkeypatch: p
     with socket.create_server(("127.0.0.1", world.healthz)), socket.create_server(("127.0.0.1", world.metrics)):
         async with world.running():
             assert list(world.servers.problems()) == [
-                (f"/healthz 127.0.0.1:{world.healthz}", "Address already in use"),
-                (f"metrics 127.0.0.1:{world.metrics}", "Address already in use"),
+                (f"/healthz 127.0.0.1:{world.healthz}", "Address already in use", False),
+                (f"metrics 127.0.0.1:{world.metrics}", "Address already in use", False),
             ]
     async with world.running():
         assert not list(world.servers.problems())

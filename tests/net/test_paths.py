@@ -8,8 +8,10 @@ import pytest
 
 from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
+from lbagent.model.cooperative import run_whole
+from lbagent.model.family import Family
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
-from lbagent.net.paths import LOOPBACK, NO_OUTPUT, RECENT, Hop, PathFinder, PathSettings, gateways
+from lbagent.net.paths import LOOPBACK, NO_OUTPUT, RECENT, Hop, PathFinder, PathNeeds, PathSettings, gateways
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {
@@ -241,3 +243,50 @@ def test_few_answers_are_kept() -> None:
     for number in range(3 * RECENT):
         assert found(backend(f"192.0.{number >> 8}.{number & 255}")).nexthop == 11
     assert len(found._recent) <= RECENT
+
+
+def test_what_no_backend_needs_any_more_is_forgotten() -> None:
+    """Hops, devices, families and addresses without a way; what a plan under way asks meanwhile stays."""
+    find = finder()
+    near, dark, six = backend("10.0.0.7"), backend("203.0.113.9"), backend("2001:db8::9")
+    for each in (near, dark, six, backend("10.81.0.9"), backend("10.61.0.9")):
+        find(each)
+    find.settle()
+    whole = PathNeeds(set(find.hops), dict(find.unusable), set(find.forwards), set(find.outputs))
+    run_whole(find.recounting([near, dark, six, backend("10.81.0.9"), backend("10.61.0.9")]))
+    assert find.needs == whole
+    work = find.recounting([near])
+    next(work)
+    assert find.needs == whole, "nothing is forgotten before the recount is complete"
+    find(six)
+    run_whole(work)
+    assert find.hops == {(ETH0, ip("10.0.0.7")), (ETH0, ip("fe80::1"))}
+    assert find.forwards == {Family.IPV4, Family.IPV6}
+    assert find.unusable == {}
+    find.settle()
+    run_whole(find.recounting([near]))
+    assert find.needs == PathNeeds({(ETH0, ip("10.0.0.7"))}, {}, {Family.IPV4}, {ETH0})
+
+
+def test_a_plan_that_began_before_the_recount_is_covered() -> None:
+    """Its backends are not in use yet when the recount reads those that are."""
+    find = finder()
+    find(backend("10.0.0.7"))
+    find.settle()
+    find(backend("10.81.0.9"))
+    planned = set(find.hops)
+    run_whole(find.recounting([backend("10.0.0.7")]))
+    assert find.hops == planned
+
+
+def test_a_plan_that_ends_during_the_recount_is_covered() -> None:
+    find = finder()
+    find(backend("10.0.0.7"))
+    find.settle()
+    find(backend("10.81.0.9"))
+    planned = set(find.hops)
+    work = find.recounting([backend("10.0.0.7")])
+    next(work)
+    find.settle()
+    run_whole(work)
+    assert find.hops == planned

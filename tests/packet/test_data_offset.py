@@ -29,10 +29,11 @@ def segment(
     """Return a frame of the client whose data offset has so many words."""
     ip = fam.ip(fam.client, dst or fam.vip)
     if shape == "headers":
-        if fam.version == 4:
-            ip = fam.ip(fam.client, dst or fam.vip, options=[IPOption_NOP()] * 4)
-        else:
-            ip = ip / IPv6ExtHdrDestOpt()
+        ip = (
+            fam.ip(fam.client, dst or fam.vip, options=[IPOption_NOP()] * 4)
+            if fam.version == 4
+            else ip / IPv6ExtHdrDestOpt()
+        )
     packet = ip / TcpLayer(sport=40000, dport=dport, flags=flags, dataofs=words, ack=1) / Raw(bytes(load))
     return craft.frame(packet, vlans=(7,) if shape == "tagged" else ())
 

@@ -38,7 +38,7 @@ class ListSource:
     def __init__(self, name: str = "list") -> None:
         self.name = name
         self.synced = asyncio.Event()
-        self.trusted, self.listed = True, False
+        self.trusted, self.listed, self.remembered = True, False, False
         self.remedy, self.held = "", 0
         self.changed = lambda _changes: None
         self.objects: dict[tuple[str, str], object] = {}

@@ -58,15 +58,19 @@ def check_outputs(components: AgentComponents) -> Iterator[Condition]:
         yield Condition(ConditionName.DEVICE_NOT_ATTACHED, f"output {name}", text, f"add --device {name}")
 
 
-def reverse_path_problems(components: AgentComponents) -> list[str]:
-    """Return what a strict reverse path filter breaks, one sentence at most. Reads /proc of this network namespace."""
+def check_reverse_path(components: AgentComponents) -> Iterator[Condition]:
+    """Name what a strict reverse path filter breaks. Reads /proc of this network namespace."""
     if components.config.has_socket_programs:
-        return []  # a backend's answers to the node's own processes come as what they are
+        return  # a backend's answers to the node's own processes come as what they are
     network, devices = components.network.network, components.devices
     names = {item.target.name for item in devices.attached} if devices else set()
     by_default = {network.links[index].name for index in network.routes4.default_devices if index in network.links}
     strict = strict_devices(sorted(names - by_default)) if by_default else []
-    if not strict:
-        return []
-    text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
-    return [text + " whose backends are behind it; sysctl -w net.ipv4.conf.DEVICE.rp_filter=2"]
+    if strict:
+        text = f"strict reverse path filter on {', '.join(strict)}: processes of this node get no answer from IPv4 Services"
+        yield Condition(
+            ConditionName.REVERSE_PATH_STRICT,
+            "devices",
+            f"{text} whose backends are behind it",
+            "sysctl -w net.ipv4.conf.DEVICE.rp_filter=2",
+        )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lbagent.agent.conditions.condition import Condition, ConditionName
+from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
 from lbagent.maps.reasons import INTENDED_DROPS, Reason, label
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _ADVICE = {
     Reason.DROP_FOREIGN_SOURCE: "do replies come back by another way than the routes say? then --strict-source must be off",
     Reason.DROP_FRAGMENT: "raise --max-fragments, or find out why first fragments do not come this way",
 }
+# What one Service's endpoints cause; the rest of the traffic is served.
+_OF_OBJECTS = {Reason.DROP_NO_NEIGHBOR, Reason.DROP_SNAT_EXHAUSTED, Reason.DROP_REPLY_CLASH}
 _REPORT = "this must not happen: `lbagent verify` looks at the maps; please report it with its output"
 
 
@@ -44,4 +46,6 @@ class DropsCheck:
         for reason, count, was in zip(_UNWANTED, counts, before, strict=True):
             if count - was > _TOLERATED.get(reason, 0):
                 text = f"{count - was} packets were dropped in the last {max(1.0, now - began):.0f} s: {label(reason)}"
-                yield Condition(ConditionName.DROPS_GROW, label(reason), text, _ADVICE.get(reason, _REPORT))
+                severity = Severity.DEGRADED if reason in _OF_OBJECTS else None
+                remedy = _ADVICE.get(reason, _REPORT)
+                yield Condition(ConditionName.DROPS_GROW, label(reason), text, remedy, own_severity=severity)

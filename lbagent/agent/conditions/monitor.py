@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lbagent.agent.conditions.condition import Condition, ConditionName
+from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
 from lbagent.errors import LbError
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class ConditionMonitor:
         found = Counter(each.condition.name for each in self._standing.values())
         return {name.value: found[name] for name in ConditionName}
 
+    def severities(self) -> dict[str, int]:
+        """Return how many conditions of each severity there are, of every severity."""
+        found = Counter(each.condition.severity for each in self._standing.values())
+        return {severity.value: found[severity] for severity in Severity}
+
     async def run(self) -> None:
         """Look for ever."""
         while True:
@@ -105,5 +110,6 @@ class ConditionMonitor:
 
 
 def _fields(condition: Condition) -> dict[str, str]:
-    fields = {"condition": condition.name.value, "subject": condition.subject, "what": condition.text}
+    fields = {"condition": condition.name.value, "severity": condition.severity.value}
+    fields |= {"subject": condition.subject, "what": condition.text}
     return fields | ({"remedy": condition.remedy} if condition.remedy else {})

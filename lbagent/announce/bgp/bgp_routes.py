@@ -37,9 +37,9 @@ class BgpRoutes:
         """Return why no router is told of the routes, '' when one is."""
         return self._speaker.refusal()
 
-    def problems(self) -> list[str]:
-        """Return what is wrong with BIRD or a session, one sentence each."""
-        return self._speaker.problems()
+    def faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong: with BIRD or which session, and a sentence."""
+        return self._speaker.faults()
 
     async def run(self) -> None:
         """Bring to BIRD what is wanted, until cancelled; BIRD goes on."""

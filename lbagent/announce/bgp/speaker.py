@@ -81,9 +81,14 @@ class BgpSpeaker:
 
     def problems(self) -> list[str]:
         """Return what is wrong now, one sentence each."""
+        return [text for _, text in self.faults()]
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return the same with what each is about: BIRD, or a peer."""
         now = asyncio.get_running_loop().time()
-        down = (f"BGP peer {peer}: {why}" for peer, (since, why) in self._down.items() if now - since >= SETTLE_S)
-        return [*self._problems, *down]
+        down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SETTLE_S}
+        out = [("BGP", "; ".join(self._problems))] if self._problems else []
+        return [*out, *((peer, f"{peer}: {why}") for peer, why in down.items())]
 
     def refusal(self) -> str:
         """Return why no router is told of the routes, '' when one is."""

@@ -54,6 +54,7 @@ class NativeSource:
     name = SOURCE
     remedy = "bring the pool files back; an empty folder says that there are no pools"
     held = 0
+    remembered = False  # what it keeps is written before it is served
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 FIELDS = {"lb4_flow": "flow4", "lb6_flow": "flow6", "lb4_snat": "snat4", "lb6_snat": "snat6"}
+SIZES = "map sizes"  # of which a problem is that no map's alone is
 SPILL_SHARE = 4  # a smaller flow table may push as many flows into a quarter of the spill map (two rows a flow)
 
 
@@ -41,9 +42,9 @@ def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact],
     try:
         present = pins.pinned_sizes(bpffs)
     except NotFound:
-        return ResizeOutcome(wanted, [])
+        return ResizeOutcome(wanted, {})
     if present == wanted or present.maglev_size != wanted.maglev_size:
-        return ResizeOutcome(wanted, [])
+        return ResizeOutcome(wanted, {})
     with KernelMaps.open(bpffs, present) as maps:
         outcome = resize(maps, wanted, artifact, settings)
     outcome.close()
@@ -68,7 +69,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         change = SizeChange.anew(maps, fitting, settings)
     except LbError as error:
         log.error("the maps keep their sizes", extra={"error": str(error)})
-        return ResizeOutcome(maps.sizes, [f"the maps keep their sizes: {error}"])
+        return ResizeOutcome(maps.sizes, {SIZES: f"the maps keep their sizes: {error}"})
     log.info("map sizes are being changed; flows are kept", extra={"maps": change.names})
     try:
         change.load(built)
@@ -76,9 +77,9 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         change.close()
         drop_stage(stage)
         log.error("the maps keep their sizes", extra={"error": str(error)})
-        return ResizeOutcome(maps.sizes, [f"the maps keep their sizes: {error}"])
+        return ResizeOutcome(maps.sizes, {SIZES: f"the maps keep their sizes: {error}"})
     outcome = change.run()
-    outcome.problems[:0] = problems
+    outcome.problems.update(problems)
     log.info("map sizes were changed", extra={"flows": change.flows, "ms": round(1000 * (time.monotonic() - began))})
     return outcome
 
@@ -136,9 +137,9 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
             )
 
 
-def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, list[str]]:
+def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, dict[str, str]]:
     """Return `wanted` with the old size of each smaller table that live flows do not fit into, and a sentence for each."""
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     seeds = generation.pinned_seeds(pins.pin_dir(maps.bpffs))
     old = maps.sizes
     while seeds and any(getattr(wanted, field) < getattr(old, field) for field in FIELDS.values()):
@@ -153,7 +154,7 @@ def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Sett
             text = (
                 f"{name} keeps its {before} entries: {flows} live flows have no room in {after} ({SIZE_OPTION[name]})"
             )
-            problems.append(text)
+            problems[name] = text
             log.warning(text)
             wanted = replace(wanted, **{FIELDS[name]: before})
     return wanted, problems

@@ -37,10 +37,13 @@ _COPY_BYTES = 1 << 20
 
 
 class ResizeOutcome(Struct):
-    """`sizes` are those the maps have now, `problems` say why they are not the wanted ones; `programs` are installed on them."""
+    """`sizes` are those the maps have now, `problems` say, by map, why they are not the wanted ones.
+
+    `programs` are installed on them.
+    """
 
     sizes: Sizes
-    problems: list[str]
+    problems: dict[str, str]
     fds: Mapping[str, int] = {}
     programs: Datapath | None = None
 
@@ -137,7 +140,6 @@ class SizeChange:
 
     def _run(self) -> ResizeOutcome:
         assert self._after is not None
-        problems: list[str] = []
         attached = bool(attach.attached(self._root))
         if attached and self._before is not None:
             self._before.install()
@@ -149,7 +151,6 @@ class SizeChange:
             self.flows = sum(item.flows + item.spilled for item in moved.values())
             lost = sum(item.lost + item.again for item in moved.values())
             if lost:
-                problems.append(f"{lost} flows found no room in the new tables and were lost")
                 log.warning("flows found no room in the new tables and were lost", extra={"flows": lost})
         if attached:
             self._after.install()
@@ -158,7 +159,7 @@ class SizeChange:
         for item in (self._before, self._both):
             if item is not None:
                 item.close()
-        return ResizeOutcome(self._sizes, problems, self._made, self._after)
+        return ResizeOutcome(self._sizes, {}, self._made, self._after)
 
     def _mark(self, name: str) -> None:
         (self._root / STAGE / name).mkdir(exist_ok=True)

@@ -99,7 +99,7 @@ class Sweeper:
         self._seen: dict[Reason | Event, int] | None = None
         self._full: dict[Reason | Event, float] = {}  # until when it counts as a problem
         self._logged_until: dict[Reason | Event, float] = {}
-        self._error = ""
+        self.failure = ""  # why the last sweep failed
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return (live flows, entries) of the flow tables; of a half-done change of sizes those of both."""
@@ -108,30 +108,29 @@ class Sweeper:
             entries[family] += count
         return {family.map("flow"): (flows, entries[family]) for family, flows in self._flows.items()}
 
-    def problems(self) -> list[str]:
-        """Return what is full now, and why sweeping fails."""
+    def full(self) -> list[Reason | Event]:
+        """Return what turned flows away in the last minute (`FULL_REASONS`)."""
         now = time.monotonic()
-        out = [
-            f"{FULL_REASONS[reason][0]}: raise {FULL_REASONS[reason][1]}"
-            for reason, until in self._full.items()
-            if until > now
-        ]
-        return [*out, self._error] if self._error else out
+        return [reason for reason, until in self._full.items() if until > now]
 
     async def run(self) -> None:
         """Sweep for ever."""
         while True:
             began = time.monotonic()
-            try:
-                async with self.busy:
-                    await self.sweep()
-                self._watch_full()
-                self._error = ""
-            except LbError as error:
-                if str(error) != self._error:
-                    log.error("the flow tables could not be swept", extra={"error": str(error)})
-                self._error = f"the flow tables are not swept: {error}"
+            await self.turn()
             await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
+
+    async def turn(self) -> None:
+        """Sweep once, and note what is full, or why it failed."""
+        try:
+            async with self.busy:
+                await self.sweep()
+            self._watch_full()
+            self.failure = ""
+        except LbError as error:
+            if str(error) != self.failure:
+                log.error("the flow tables could not be swept", extra={"error": str(error)})
+            self.failure = str(error)
 
     async def count(self, max_age_s: float) -> None:
         """Sweep once more, unless flows were counted at most `max_age_s` ago. What fails is said by the next sweep of `run`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from lbagent.cli.options import bpffs_option
@@ -16,10 +18,13 @@ from lbagent.defaults import DEFAULT_STATE_DIR
     show_default=True,
     envvar="LBAGENT_STATE_DIR",
     metavar="DIR",
-    help="Folder of the agent's state, where its BIRD is found.",
+    help="Folder of the agent's state, where its BIRD is found. It stays.",
 )
 def cleanup(bpffs: str, state_dir: str) -> None:
     """Remove programs, links, maps and pins from the kernel, and end BIRD. Connections through them end.
+
+    Run it in the agent's network namespace: only there are the neighbours found that the agent has the kernel keep resolved.
+    The state folder (states that were set, copies of manifests) is named and stays.
 
     Exit code 4: an agent is running, and nothing was removed.
     """
@@ -30,3 +35,6 @@ def cleanup(bpffs: str, state_dir: str) -> None:
         click.echo(line)
     if not gone:
         click.echo(f"nothing to clean up at {bpffs}", err=True)
+    if os.path.isdir(state_dir):
+        what = "the states that were set and the copies of manifests"
+        click.echo(f"left {state_dir}, with {what}; `rm -r` removes it", err=not gone)

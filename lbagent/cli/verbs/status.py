@@ -14,6 +14,7 @@ from lbagent.errors import AgentUnreachable, LbError, TimedOut
 
 POLL_S = 0.1
 ATTEMPT_S = 2.0  # for one answer while waiting
+FAULT = "fault"
 FULL = 0.8  # maps fuller than this are shown without -o wide
 
 
@@ -23,12 +24,14 @@ FULL = 0.8  # maps fuller than this are shown without -o wide
 @click.option(
     "--wait", "wait_s", type=Duration(), metavar="TIME", help="Wait this long for the first full sync, like 30s."
 )
+@click.option("--strict", is_flag=True, help="Exit code 1 also for what is degraded.")
 @form_option("table", "wide", "json", "yaml")
-def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
+def status(socket: str, bpffs: str, wait_s: float | None, strict: bool, form: str) -> int:
     """Show the state of the agent; when none answers, what the kernel still serves.
 
-    Exit code 0: ready and nothing is wrong. 1: not ready, a service could not be written, or something is wrong that is
-    shown as a problem with what to do (with --wait only the first two count). 5: no agent answers. 6: not ready in time.
+    Exit code 0: ready, and no fault is shown (lines `degraded` are about single Services: a dead endpoint, a refused
+    field). 1: not ready, a service could not be written, or a line `fault` or `mended` is shown; with --strict also for
+    `degraded`. With --wait the conditions count only with --strict. 5: no agent answers. 6: not ready in time.
     """
     try:
         found = _wait(AgentClient(socket, ATTEMPT_S), wait_s) if wait_s is not None else AgentClient(socket).status()
@@ -40,8 +43,17 @@ def status(socket: str, bpffs: str, wait_s: float | None, form: str) -> int:
         document(found, form)
     else:
         click.echo("\n".join(lines(found, wide=form == "wide", now=time.time())))
-    wrong = wait_s is None and found.get("conditions")
-    return 0 if found["ready"] and not found["failing"] and not wrong else 1
+    return 0 if found["ready"] and not found["failing"] and not _counts(found, wait_s is not None, strict) else 1
+
+
+def _counts(found: dict[str, Any], waited: bool, strict: bool) -> bool:
+    """Return whether a condition holds that the exit code tells."""
+    severities = {_severity(item) for item in found.get("conditions", ())}
+    return bool(severities) if strict else FAULT in severities and not waited
+
+
+def _severity(item: dict[str, Any]) -> str:
+    return str(item.get("severity", FAULT))  # an agent of an earlier version gives none
 
 
 def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
@@ -114,14 +126,17 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
                 f"{item['frontend']} {item['service']}: {item['error']}; next try in {item['retry_in_s']:.0f} s",
             )
         )
-    out += [_condition(item, now) for item in found.get("conditions", ())]
-    return out + [_fact("problem", text) for text in found["problems"]]
+    conditions = found.get("conditions", ())
+    for item in sorted(conditions, key=lambda item: _severity(item) != FAULT):
+        out.append(_condition(item, now))
+    shown = {item["text"] for item in conditions}
+    return out + [_fact("problem", text) for text in found["problems"] if text not in shown]
 
 
 def _condition(item: dict[str, Any], now: float) -> str:
     if item["mended"]:
         return _fact("mended", f"{item['text']} ({_age(now - item['since'])} ago)")
-    return _fact("problem", f"{item['text']}; {item['remedy']}" if item["remedy"] else item["text"])
+    return _fact(_severity(item), f"{item['text']}; {item['remedy']}" if item["remedy"] else item["text"])
 
 
 def _fact(name: str, text: str) -> str:

@@ -1,18 +1,24 @@
 """Copies of manifests as they were when they were good, so that a file broken while the agent restarts keeps its objects.
 
-Written in a thread, a moment after the file was read: without a copy such a file has no objects until it is good again.
+Written in a thread, a moment after the file was read: without a copy such a file has no objects until it is good again. A copy
+that cannot be brought up to date is deleted: no copy is better than one that says what held earlier.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lbagent.kernel.private_folder import make_private
 from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
 
+log = logging.getLogger(__name__)
 DELAY_S = 1.0  # good files are copied so long after they were read
+RETRY_S = 10.0  # copies that could not be written are tried again
+DRAFT = ".new"
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
 
@@ -31,7 +37,24 @@ class ManifestCopies:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._noted: dict[str, Signature | None] = {}  # path -> as it was when it was good; None = deleted
+        self._failed: Mapping[str, str] = {}  # path -> why its copy is not up to date
         self._is_behind = asyncio.Event()
+
+    @property
+    def folder(self) -> str:
+        """Where the copies are."""
+        return self._folder
+
+    def failure(self) -> str:
+        """Return which copies are not up to date, and why; '' when all are."""
+        if not self._failed:
+            return ""
+        path, why = next(iter(self._failed.items()))
+        more = f", and {len(self._failed) - 1} more" if len(self._failed) > 1 else ""
+        return (
+            f"copies of good manifests cannot be written to {self._folder}: {os.path.basename(path)}: {why}{more};"
+            " a file of these that is broken or away at a restart has no objects"
+        )
 
     def recall(self, path: str) -> str | None:
         """Return the last good text of a manifest, if there is a copy."""
@@ -54,25 +77,51 @@ class ManifestCopies:
 
     async def run(self) -> None:
         """Copy good files a moment after they were read, when reading the others is done, until cancelled."""
+        await asyncio.to_thread(self.remove_drafts)
         while True:
-            await self._is_behind.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if self._noted else None):
+                    await self._is_behind.wait()
             await asyncio.sleep(DELAY_S)
             self._is_behind.clear()
-            await asyncio.to_thread(self.save, self.take())
+            noted = self.take()
+            failed = await asyncio.to_thread(self.save, noted)
+            self._take_failures(dict(noted), failed)
+
+    def _take_failures(self, tried: Mapping[str, Signature | None], failed: Mapping[str, str]) -> None:
+        """Try again what failed, unless the file was noted again meanwhile."""
+        for path in failed:
+            self._noted.setdefault(path, tried[path])
+        if failed and not self._failed:
+            log.error("copies of manifests could not be written", extra={"folder": self._folder, "files": len(failed)})
+        self._failed = failed
 
     def take(self) -> list[tuple[str, Signature | None]]:
         """Return what was noted, for `save`, and forget it."""
         noted, self._noted = list(self._noted.items()), {}
         return noted
 
-    def save(self, noted: Iterable[tuple[str, Signature | None]]) -> None:
-        """Bring the copies up to date; called in a thread. What cannot be written is left."""
-        try:
-            make_private(self._folder)
-            for path, signature in noted:
+    def remove_drafts(self) -> None:
+        """Remove what an agent that ended in the middle of a copy left."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._folder):
+                if name.endswith(DRAFT):
+                    os.unlink(os.path.join(self._folder, name))
+
+    def save(self, noted: Iterable[tuple[str, Signature | None]]) -> dict[str, str]:
+        """Bring the copies up to date; called in a thread. Return the files whose copies are not, and why."""
+        failed: dict[str, str] = {}
+        for path, signature in noted:
+            try:
+                make_private(self._folder)
                 self._save(path, signature)
-        except OSError:
-            return
+            except OSError as error:
+                failed[path] = error.strerror or str(error)
+                if kept := self._delete_outdated(path, signature):
+                    failed[path] += f" (the outdated copy cannot be deleted: {kept})"
+        with contextlib.suppress(OSError):
+            _sync(self._folder)  # the renames
+        return failed
 
     def _save(self, path: str, signature: Signature | None) -> None:
         copy = self._copy(path)
@@ -80,21 +129,50 @@ class ManifestCopies:
             if os.path.lexists(copy):
                 os.unlink(copy)
             return
-        known = signature_of(copy)
-        if known and known[2] == signature[2]:
+        if self._is_current(copy, signature):
             return
         try:
             text = read_text(path)
         except UnreadableManifest:
             return
-        draft = f"{copy}.new"
-        with open(draft, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.utime(draft, ns=(signature[2], signature[2]))
-        if signature_of(path) == signature:  # else it is not what was found to be good
-            os.replace(draft, copy)
-        else:
-            os.unlink(draft)
+        draft = f"{copy}{DRAFT}"
+        try:
+            with open(draft, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.utime(draft, ns=(signature[2], signature[2]))
+            if signature_of(path) == signature:  # else it is not what was found to be good
+                os.replace(draft, copy)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+
+    @staticmethod
+    def _is_current(copy: str, signature: Signature) -> bool:
+        known = signature_of(copy)
+        return known is not None and known[2] == signature[2]
+
+    def _delete_outdated(self, path: str, signature: Signature | None) -> str:
+        """Delete a copy that could not be brought up to date; return why that failed."""
+        copy = self._copy(path)
+        if signature is not None and self._is_current(copy, signature):
+            return ""
+        try:
+            os.unlink(copy)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _copy(self, path: str) -> str:
         return os.path.join(self._folder, os.path.basename(path))
+
+
+def _sync(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

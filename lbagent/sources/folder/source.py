@@ -78,6 +78,20 @@ class FolderSource:
         """As `trusted`: copies of manifests stand in for a folder that is away, and may be older than it."""
         return self.trusted
 
+    @property
+    def remembered(self) -> bool:
+        """Whether the objects are those of the copies."""
+        return self._resumed
+
+    @property
+    def copies_folder(self) -> str:
+        """Where copies of good manifests are; '' without any."""
+        return self._copies.folder if self._copies else ""
+
+    def copies_failure(self) -> str:
+        """Return which copies are not up to date, and why; '' when all are."""
+        return self._copies.failure() if self._copies else ""
+
     def snapshot(self) -> ObjectSnapshot:
         """Return every object that holds."""
         return self._files.snapshot()

@@ -92,6 +92,8 @@ class KubeSource:
 
     # --- the protocol of a source ---
 
+    remembered = False  # it remembers names alone
+
     @property
     def trusted(self) -> bool:
         """Whether every resource was listed, is followed, and nothing waits for a confirmation."""

@@ -2,7 +2,8 @@
 
 Nothing is taken away then that may come from the untrusted source: a frontend that no object names stays as it is in the
 maps; one whose Service, or a part of it, comes from a source that has given no whole list yet, or has no slice yet, keeps the
-backends it had beside those that are known. What a list holds whose gaps are in doubt is known whole. All else is as always:
+backends it had beside those that are known. What a source only remembers of an earlier agent gives names to what the maps hold,
+and no more: the maps are at least as new. What a list holds whose gaps are in doubt is known whole. All else is as always:
 what trusted sources hold whole is written whole, and they alone decide on it from then on.
 """
 
@@ -53,7 +54,11 @@ class Retention(Struct):
     def add_to(self, known: State, provenance: Provenance) -> State:
         """Return what is known with what may not be taken away."""
         overrides = provenance.overrides
-        services = [self._with_rest(svc, provenance) for svc in known.services]
+        services = [
+            self._with_rest(svc, provenance)
+            for svc in known.services
+            if svc.frontend in self.found or str(svc.name) not in provenance.remembered_services
+        ]
         by_frontend = known.by_frontend
         kept = [_overridden(svc, overrides) for frontend, svc in self.found.items() if frontend not in by_frontend]
         self.kept = sum(not svc.wildcard for svc in kept)
@@ -65,6 +70,10 @@ class Retention(Struct):
             self.found.pop(svc.frontend, None)
             self.found.pop(svc.frontend.with_scope(Scope.INTERNAL), None)  # a row of its own where it needs one
             return svc
+        if old is not None and name in provenance.remembered_services:
+            svc = _named(old, svc)
+        if old is not None and name in provenance.remembered_endpoints:
+            return _with_backends_of(svc, _overridden(old, provenance.overrides))
         if old is None or not old.backends:
             return svc
         mine = {backend.address for backend in svc.backends}
@@ -86,6 +95,34 @@ class Retention(Struct):
             unselectable=(*behind, *svc.unselectable, *groups[1]),
             slotless=(*svc.slotless, *groups[2]),
         )
+
+
+def _named(old: SVC, svc: SVC) -> SVC:
+    """Return a restored frontend with what the maps do not hold, and the backends of `svc`."""
+    return replace(
+        old,
+        name=svc.name,
+        port_name=svc.port_name,
+        created=svc.created,
+        health_check_node_port=svc.health_check_node_port,
+        health_check_addresses=svc.health_check_addresses,
+        l7_lb_frontend_ports=svc.l7_lb_frontend_ports,
+        selectable=svc.selectable,
+        unselectable=svc.unselectable,
+        slotless=svc.slotless,
+    )
+
+
+def _with_backends_of(svc: SVC, old: SVC) -> SVC:
+    """Return a frontend with exactly the backends, and their states, of a restored one; what else is known of each is kept."""
+    known = {backend.address: backend for backend in svc.backends}
+
+    def of(group: Sequence[Backend]) -> tuple[Backend, ...]:
+        return tuple(
+            replace(known[each.address], state=each.state) if each.address in known else each for each in group
+        )
+
+    return replace(svc, selectable=of(old.selectable), unselectable=of(old.unselectable), slotless=of(old.slotless))
 
 
 def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:

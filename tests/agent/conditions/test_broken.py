@@ -43,10 +43,11 @@ class Patient:
         began = time.monotonic()
         wait_for(lambda: self.conditions(name), f"the condition {name}", WITHIN_S)
         shown = self.box.agent.cli("status", check=False)
-        assert shown.returncode == 1, shown.stdout
+        found = self.conditions(name)[0]
+        assert shown.returncode == (found["severity"] == "fault"), shown.stdout
+        assert self.box.agent.cli("status", "--strict", check=False).returncode == 1
         assert time.monotonic() - began < WITHIN_S
         assert self.metric(name) > 0
-        found = self.conditions(name)[0]
         assert found["mended"] is mended, found
         assert found["text"] in shown.stdout
         for word in words:
@@ -56,6 +57,10 @@ class Patient:
     def recovers(self) -> None:
         wait_for(lambda: not self.conditions(), f"health, not {self.conditions()}", WITHIN_S)
         assert self.agent.cli("status").returncode == 0
+
+    def neighbour(self, address: str) -> str:
+        """The kernel's entry."""
+        return run("ip", "-n", self.box.node.name, "-d", "neigh", "show", address)
 
     def attached(self) -> list[str]:
         (found,) = [each for each in self.status()["devices"] if each["name"] == "eth0"]
@@ -181,6 +186,16 @@ def test_a_next_hop_without_neighbour(patient: Patient) -> None:
     patient.box.peer.ip("addr add 10.7.0.77/24 dev eth0")
     patient.box.write("web.json", *web("10.7.0.2"))
     patient.recovers()
+
+
+def test_a_next_hop_whose_service_is_deleted(patient: Patient) -> None:
+    """With the Service end the condition, the mark of the neighbour and the requests for it; nobody answered ever."""
+    patient.box.write("dead.json", service("dead", "10.96.0.11"), endpoints("dead", "10.7.0.78"))
+    patient.falls_ill("next-hop-unresolved", "10.7.0.78 on eth0")
+    assert "managed" in patient.neighbour("10.7.0.78")
+    (patient.box.manifests / "dead.json").unlink()
+    patient.recovers()
+    wait_for(lambda: "managed" not in patient.neighbour("10.7.0.78"), "the mark to go", WITHIN_S)
 
 
 def test_a_backend_without_a_usable_route(patient: Patient) -> None:

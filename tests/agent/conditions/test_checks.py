@@ -8,25 +8,31 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.agent.conditions import check_drops, check_paths
-from lbagent.agent.conditions.check_capacity import check_maps, check_tables
+from lbagent.agent.conditions.check_capacity import check_maps, check_sweeps, check_tables
 from lbagent.agent.conditions.check_conflicts import check_conflicts
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_sources
-from lbagent.agent.conditions.condition import Condition
+from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
 from lbagent.announce.strangers import Conflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.reasons import INTENDED_DROPS, Reason
-from lbagent.model.address import L3n4Addr
+from lbagent.maps.specs import Sizes, map_specs
+from lbagent.model.address import L3n4Addr, format_ip
 from lbagent.model.backend import Backend
 from lbagent.model.further_sources import FurtherSources
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
+from lbagent.net.paths import gateways
 from lbagent.net.snapshot import EMPTY, Link
 from lbagent.objects.records import Message
+from lbagent.sync.target.bpf_target import BpfTarget
+from tests.net.builders import network as node_network
+from tests.sync.rig import SMALL, FixedPaths
 
 ETH0, ETH1 = Link(2, "eth0", b"\2" * 6, 1500, True), Link(3, "eth1", b"\3" * 6, 1500, True)
 
@@ -65,10 +71,13 @@ def test_drops_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     maps.packets[Reason.DROP_RACE] += 3
     (found,) = check(components)
     assert brief([found]) == [("drops-grow", "drop_no_neighbor")]
+    assert found.severity is Severity.DEGRADED, "a dead endpoint of one Service"
     assert found.text == "2 packets were dropped in the last 3 s: drop_no_neighbor"
     maps.packets[Reason.DROP_RACE] += 30
     now += 3
-    assert brief(check(components)) == [("drops-grow", "drop_race"), ("drops-grow", "drop_no_neighbor")]
+    found = list(check(components))
+    assert brief(found) == [("drops-grow", "drop_race"), ("drops-grow", "drop_no_neighbor")]
+    assert [each.severity for each in found] == ["fault", "degraded"]
     for _ in range(12):
         now += 3
         left = brief(check(components))
@@ -84,23 +93,75 @@ def test_a_map_that_is_nearly_full() -> None:
     assert found[0].text == "map lb4_service is nearly full: 90 of 100 entries (90%)"
     assert (found[0].remedy, found[1].remedy) == (
         "raise --max-service-slots",
-        "raise --flow-table-size, --flow6-table-size",
+        "raise --flow6-table-size",
     )
     assert list(check_tables(components)) == []
 
 
-def test_a_table_that_turned_flows_away() -> None:
-    sweeper = Some(
-        problems=lambda: [
-            "no SNAT port was free for new flows: raise --snat-ports",
-            "the flow tables are not swept: why",
-        ]
+def test_every_map_that_may_be_nearly_full_says_what_is_true_of_its_size() -> None:
+    """An option is named only where it sizes the map; what has a fixed size says so."""
+    usage = {**BpfTarget.open(MemoryMaps(SMALL), FixedPaths(), "me").usage(), "lb_nexthop": (1, 1)}
+    full = {name: (size, size) for name, (_, size) in usage.items()} | {"lb4_flow": (9, 9), "lb6_flow": (9, 9)}
+    advice = {each.subject: each.remedy for each in check_maps(Some(usage=lambda: full))}
+    assert advice.keys() == full.keys()
+    before, after = (
+        Sizes(),
+        Sizes(flow4=1 << 21, flow6=1 << 21, services=1 << 20, backends=1 << 18, source_ranges=1 << 17),
     )
-    found = list(check_tables(Some(sweeper=sweeper)))
-    assert [(each.text, each.remedy) for each in found] == [
-        ("no SNAT port was free for new flows", "raise --snat-ports"),
-        ("the flow tables are not swept: why", ""),
+    is_sized = {
+        name: f"--{spec}" for name, spec in (
+            ("lb4_flow", "flow-table-size"), ("lb6_flow", "flow6-table-size"), ("lb4_service", "max-service-slots"),
+            ("lb6_service", "max-service-slots"), ("lb_affinity_match", "max-service-slots"),
+            ("lb4_backend", "max-backends"), ("lb6_backend", "max-backends"),
+            ("lb4_source_range", "max-source-ranges"), ("lb6_source_range", "max-source-ranges"),
+        )
+    }  # fmt: skip
+    for name, remedy in advice.items():
+        assert remedy == f"raise {is_sized[name]}" if name in is_sized else "fixed" in remedy and "--" not in remedy
+        if name in map_specs(before):
+            specs = [map_specs(sizes)[name] for sizes in (before, after)]
+            assert (specs[0] != specs[1]) is (name in is_sized), name
+    assert advice["lb4_reverse_nat"].startswith("65,536 service ids, fixed")
+
+
+def test_a_table_that_turned_flows_away() -> None:
+    components = Some(
+        sweeper=Some(full=lambda: [Reason.FWD_NO_STATE, Reason.DROP_SNAT_EXHAUSTED], failure="why: raise --x")
+    )
+    found = list(check_tables(components))
+    assert brief(found) == [("table-overflows", "fwd_no_state"), ("table-overflows", "drop_snat_exhausted")]
+    assert [(each.text, each.remedy, each.severity) for each in found] == [
+        ("the flow table had no room for new flows", "raise --flow-table-size", "fault"),
+        (
+            "no SNAT port was free for new flows",
+            "raise --snat-ports or --snat-table-size, or give a further --snat-address",
+            "degraded",
+        ),
     ]
+
+
+def test_a_failed_sweep_has_a_name_of_its_own() -> None:
+    """The error is text, whatever it says; the subject stays."""
+    components = Some(sweeper=Some(full=list, failure="test run of sweep4: raise --x: Bad file descriptor"))
+    (found,) = check_sweeps(components)
+    assert brief([found]) == [("sweep-failed", "flow tables")]
+    assert found.text == "the flow tables are not swept: test run of sweep4: raise --x: Bad file descriptor"
+    assert list(check_tables(components)) == []
+    components.sweeper.failure = ""
+    assert list(check_sweeps(components)) == []
+
+
+def test_severities() -> None:
+    """What anyone who may write objects causes is degraded; every other name is a fault."""
+    degraded = {name.value for name in ConditionName if Condition(name, "", "").severity is Severity.DEGRADED}
+    assert degraded == {
+        "next-hop-unresolved",
+        "path-unusable",
+        "snat-ports-short",
+        "objects-refused",
+        "objects-mismatch",
+    }
+    assert Condition(ConditionName.DROPS_GROW, "", "", own_severity=Severity.DEGRADED).severity is Severity.DEGRADED
 
 
 def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +176,7 @@ def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch
     (found,) = check(components)
     assert brief([found]) == [("next-hop-unresolved", "10.7.0.9 eth0")]
     assert "ip neigh show 10.7.0.9" in found.remedy
+    assert found.severity is Severity.DEGRADED
     components.network.finder.hops = {there}
     assert brief(check(components)) == []
     components.network.finder.hops = {(2, bytes([10, 7, 1, number])) for number in range(25)}
@@ -132,11 +194,18 @@ def test_backends_without_a_route_are_named_when_that_lasts(monkeypatch: pytest.
     backend = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
     services = (SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("shop", "web"), selectable=(backend,)),)
     unusable = {bytes([10, 0, 0, 1]): "no route", bytes([10, 0, 0, 2]): "no route"}
-    components = Some(network=Some(finder=Some(unusable=unusable)), bpf=Some(state=State(1, services)))
+    network = Some(finder=Some(unusable=unusable), network=node_network())
+    components = Some(network=network, bpf=Some(state=State(1, services)))
     check = PathsCheck()
     assert brief(check(components)) == []
     now += 3
-    assert brief(check(components)) == [("path-unusable", "10.0.0.1")]
+    (found,) = check(components)
+    assert brief([found]) == [("path-unusable", "10.0.0.1")]
+    assert found.severity is Severity.DEGRADED
+    up = node_network()
+    network.network = replace(up, links={index: replace(link, up=False) for index, link in up.links.items()})
+    (found,) = check(components)
+    assert found.severity is Severity.FAULT, "the device of its route is down"
     unusable.clear()
     assert brief(check(components)) == []
     unusable[bytes([10, 0, 0, 1])] = "its device is down"
@@ -193,6 +262,9 @@ def test_sources() -> None:
     (found,) = source(odd, bad, bad)
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
+    assert found.severity is Severity.FAULT, "a file that does not count is the operator's"
+    (found,) = source(replace(bad, subject="Service shop/web"), replace(bad, subject="Service shop/api"))
+    assert found.severity is Severity.DEGRADED, "a field of an object is that of whoever wrote it"
     assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
 
 
@@ -239,3 +311,19 @@ def test_an_address_that_another_host_claims_or_has() -> None:
     assert "it is not announced" in taken.text
     assert brief(check_conflicts(Some(announcer=Some(conflicts=list)))) == []
     assert brief(check_conflicts(Some(announcer=None))) == []
+
+
+def test_a_gateway_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the node's; and it is named however many endpoints are dead beside it."""
+    now = 100.0
+    monkeypatch.setattr(check_paths.time, "monotonic", lambda: now)
+    network = replace(node_network(), neighbours={})
+    (gateway, *_) = gateways(network)
+    dead = {(gateway[0], bytes([1, 7, 0, number])) for number in range(25)}
+    components = Some(network=Some(network=network, finder=Some(hops={gateway, *dead})))
+    check = NextHopsCheck()
+    list(check(components))
+    now += 3
+    found = list(check(components))
+    assert [each.severity for each in found] == ["fault"] + ["degraded"] * 20
+    assert found[0].subject.startswith(format_ip(gateway[1]))

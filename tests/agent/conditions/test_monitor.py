@@ -46,6 +46,7 @@ async def test_a_condition_holds_from_one_look_to_the_next(caplog: pytest.LogCap
     assert names(monitor) == [("forwarding-off", "IPv4"), ("map-nearly-full", "lb4_service")]
     assert monitor.counts()["forwarding-off"] == 1
     assert monitor.counts()["link-detached"] == 0
+    assert monitor.severities() == {"fault": 2, "degraded": 0}
     assert [record.message for record in caplog.records] == ["a condition began"] * 2
     assert {record.remedy for record in caplog.records} == {"sysctl -w net.ipv4.ip_forward=1", "raise it"}  # type: ignore[attr-defined]
     since = monitor.standing[0].since

@@ -406,3 +406,74 @@ async def test_the_doubt_lasts_when_nothing_is_left_to_keep(caplog: pytest.LogCa
         await asyncio.wait_for(target.ready.wait(), 5)
     said = [record for record in caplog.records if record.message == "nothing is removed yet"]
     assert len(said) == len({vars(record)["reason"] for record in said}) >= 1
+
+
+def remembering(*objects) -> ListSource:  # type: ignore[no-untyped-def]
+    """A source without its folder, which remembers these of an earlier agent."""
+    source = ListSource("folder")
+    source.trusted, source.remembered = False, True
+    source.remembered_objects = objects  # type: ignore[attr-defined]
+    return source
+
+
+async def resumed(maps, source: ListSource, *others: ListSource) -> list[str]:
+    """Start an agent over the maps; return what they hold after its first pass."""
+    loop, target, _ = make(maps, source, *others)
+    async with running(loop):
+        source.first_list(*source.remembered_objects)  # type: ignore[attr-defined]
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        await loop.settled()
+        assert check(maps) == []
+        source.known = {str(svc.frontend): str(svc.name) for svc in target.state.services if not svc.wildcard}  # type: ignore[attr-defined]
+        return dump(maps)
+
+
+@pytest.mark.parametrize("then", [(2,), (), (2, 4)], ids=["fewer", "none", "another"])
+async def test_what_a_source_remembers_changes_nothing_that_the_maps_hold(then: tuple[int, ...]) -> None:
+    """A copy that is older than the maps: its endpoints of then do not come back, and its settings do not hold. Its names do."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1, affinity_timeout_s=60), endpoints(1, *then), service(2), endpoints(2, 1))
+    before = dump(maps)
+    source = remembering(service(1), endpoints(1, 1, 2, 3), service(2), endpoints(2, 1))
+    assert await resumed(maps, source) == before
+    assert source.known == {"10.96.0.1:80": "default/s1", "10.96.0.2:80": "default/s2"}  # type: ignore[attr-defined]
+
+
+async def test_a_service_that_was_deleted_does_not_come_back_from_a_copy() -> None:
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(2), endpoints(2, 1))
+    before = dump(maps)
+    assert await resumed(maps, remembering(service(1), endpoints(1, 1), service(2), endpoints(2, 1))) == before
+
+
+async def test_endpoints_of_another_source_count_beside_a_remembered_service() -> None:
+    """They are known now; the Service has a name, and the settings of the maps."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 1, 2))
+    good = ListSource("good")
+    source = remembering(service(1, affinity_timeout_s=60))
+    loop, target, _ = make(maps, good, source)
+    async with running(loop):
+        good.first_list(endpoints(1, 2, 3))
+        source.first_list(service(1, affinity_timeout_s=60))
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        await loop.settled()
+        assert hosts(maps, 1) == {"1", "2", "3"}, "nothing is removed while a source is missing"
+        assert not any("affinity" in line.lower() for line in dump(maps))
+
+
+async def test_a_trusted_service_with_remembered_endpoints() -> None:
+    """Its settings are those of now, its backends those of the maps."""
+    maps = MemoryMaps(SMALL)
+    await serve_first(maps, service(1), endpoints(1, 2))
+    good, source = ListSource("good"), remembering(endpoints(1, 1, 2, 3))
+    loop, target, _ = make(maps, good, source)
+    async with running(loop):
+        good.first_list(service(1, affinity_timeout_s=60))
+        source.first_list(endpoints(1, 1, 2, 3))
+        await asyncio.wait_for(target.first_pass.wait(), 5)
+        await loop.settled()
+        assert hosts(maps, 1) == {"2"}
+        (svc,) = [svc for svc in target.state.services if not svc.wildcard]
+        assert svc.session_affinity_timeout_s == 60
+        assert check(maps) == []

@@ -1,0 +1,39 @@
+"""Whether an agent's devices are in this network namespace: a name and an index are in many, a MAC address in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lbagent.iproute import IPRoute
+from lbagent.maps import layout
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.net import nexthop
+
+
+def are_here(devices: Mapping[str, int], macs: Mapping[int, bytes]) -> bool:
+    """Return whether one of these devices (index by name) is in this network namespace; `macs` are those known, by index."""
+    with IPRoute() as netlink:
+        present = {
+            link["index"]: (link.get_attr("IFLA_IFNAME"), link.get_attr("IFLA_ADDRESS") or "")
+            for link in netlink.get_links()
+        }
+    for name, index in devices.items():
+        found_name, mac = present.get(index, ("", ""))
+        if bytes.fromhex(mac.replace(":", "")) == macs[index] if index in macs else found_name == name:
+            return True
+    return False
+
+
+def device_macs(maps: LBMaps) -> dict[int, bytes]:
+    """Return the MAC addresses of the devices by which published next hops are reached, by index."""
+    record = nexthop.RECORD
+    with maps.window(nexthop.MAP, 0, layout.NEXTHOPS * record.size) as view:
+        data = bytes(view)
+    out: dict[int, bytes] = {}
+    for at in range(record.size, len(data), record.size):
+        _, smac, ifindex = record.unpack(data[at : at + record.size])
+        assert isinstance(smac, bytes)
+        assert isinstance(ifindex, int)
+        if ifindex:
+            out[ifindex & ~layout.NEXTHOP_NO_XDP] = smac
+    return out
