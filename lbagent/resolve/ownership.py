@@ -1,78 +1,210 @@
-"""Which Service gets a frontend that several want: the older one (creationTimestamp, then namespace/name).
+"""Which Service gets a frontend that several claim: first by the kind of claim, then by age.
 
-A Service without a creationTimestamp counts as younger than any that has one. Order of events does not matter.
+Kinds: ClusterIP and NodePort (and the bind address of a pool, which is this host's own), then LoadBalancer ingress, then
+externalIPs: whoever may write a Service can claim any address by externalIPs, so these never take what another Service was given.
+Age is the creationTimestamp, of one age namespace/name. Where one of the two has none, the Service that is served keeps the
+frontend; the first decision about a frontend takes those with a creationTimestamp first, then namespace/name.
+
+A pass is `update` for each changed Service, then `decide`. The order of the updates does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
-from lbagent.objects.records import Service
+from lbagent.model.service import SVCType
+from lbagent.objects.records import Message, Service
+from lbagent.resolve.frontends import WantedFrontend
+
+RANKS = {
+    SVCType.CLUSTER_IP: 0,
+    SVCType.NODE_PORT: 0,
+    SVCType.HOST_PORT: 0,  # of a Service: `Service.binds`. HostPorts of Pods come after all Services (host_ports.py)
+    SVCType.LOAD_BALANCER: 1,
+    SVCType.EXTERNAL_IPS: 2,
+}
+_KIND_TEXTS = {
+    SVCType.CLUSTER_IP: "ClusterIP",
+    SVCType.NODE_PORT: "NodePort",
+    SVCType.HOST_PORT: "bind address",
+    SVCType.LOAD_BALANCER: "LoadBalancer address",
+    SVCType.EXTERNAL_IPS: "externalIP",
+}
+OwnerOf = Callable[[L3n4Addr], str | None]  # key of the Service that has a frontend
 
 
-def seniority(service: Service) -> tuple[bool, float, str, str]:
-    """Return the sort key of age: the smaller is the older."""
-    return (not service.created, service.created, service.namespace, service.name)
+class Claim(NamedTuple):
+    """What a Service claims frontends of one kind by. The smaller claim precedes."""
+
+    rank: int
+    is_undated: bool  # no creationTimestamp
+    created: float
+    namespace: str
+    name: str
+    type: SVCType
+
+    @classmethod
+    def of(cls, service: Service, kind: SVCType) -> Claim:
+        """Return the claim of a Service to its frontends of a kind."""
+        return cls(RANKS[kind], not service.created, service.created, service.namespace, service.name, kind)
+
+    @property
+    def key(self) -> str:
+        """The key of the Service."""
+        return f"{self.namespace}/{self.name}"
+
+    def reason_against(self, loser: Claim) -> str:
+        """Return why this claim holds a frontend and not the other one, as the end of a sentence about the frontend."""
+        winner = f"Service {self.key}"
+        if self.rank != loser.rank:
+            return f"held by {winner} as its {_KIND_TEXTS[self.type]}: it precedes any {_KIND_TEXTS[loser.type]}"
+        if self.is_undated or loser.is_undated:
+            return f"served by {winner} (not both have a creationTimestamp to compare)"
+        if self.created != loser.created:
+            return f"held by the older {winner}"
+        return f"held by {winner}, which is of the same age and the first by namespace/name"
+
+
+class Contest(Struct, frozen=True, gc=False):
+    """A frontend that one Service claims and another one has. Further frontends of the same field are not listed."""
+
+    frontend: L3n4Addr
+    loser: str  # key of a Service
+    winner: str
+    message: Message
+
+
+_Claims = tuple[tuple[Claim, tuple[L3n4Addr, ...]], ...]  # of one Service, by kind
+
+
+def _nothing_served(_frontend: L3n4Addr) -> str | None:
+    return None
 
 
 class Ownership:
-    """The frontends that Services want, by frontend; most are wanted by one."""
+    """The frontends that Services claim; most are claimed by one."""
 
     def __init__(self) -> None:
-        self._wanted: dict[str, tuple[L3n4Addr, ...]] = {}  # service key -> what it wants
-        self._owner: dict[L3n4Addr, str] = {}  # the only, or the winning, service key
-        self._contested: dict[
-            L3n4Addr, dict[str, tuple[bool, float, str, str]]
-        ] = {}  # every Service that wants it, with its age
-        self._age: dict[str, tuple[bool, float, str, str]] = {}
+        self.version = 0  # counts the changes that `undated_claims` or `contested_owners` show
+        self._previous_owner: OwnerOf = _nothing_served
+        self._is_first_pass = True
+        self._claims: dict[str, _Claims] = {}  # by service key
+        self._owner: dict[L3n4Addr, Claim] = {}  # the only claim, or the one that won
+        self._contested: dict[L3n4Addr, dict[str, Claim]] = {}  # every claim to it, by service key
+        # of one pass:
+        self._new: set[L3n4Addr] = set()  # frontends that no Service claimed before
+        self._undecided: dict[L3n4Addr, Claim | None] = {}  # contested frontends -> what was served before
+
+    def set_previous_owner(self, previous_owner: OwnerOf) -> None:
+        """Name the Service that had each frontend before; it counts for the first pass."""
+        self._previous_owner = previous_owner
 
     def owner(self, frontend: L3n4Addr) -> str | None:
-        """Return the key of the Service that has the frontend."""
+        """Return the key of the Service that has the frontend; before the first decision of the one that had it."""
+        claim = self._owner.get(frontend)
+        if claim is not None:
+            return claim.key
+        return self._previous_owner(frontend) if self._is_first_pass else None
+
+    def winning_claim(self, frontend: L3n4Addr) -> Claim | None:
+        """Return the claim that holds the frontend."""
         return self._owner.get(frontend)
 
-    def update(self, key: str, service: Service | None, frontends: Iterable[L3n4Addr]) -> set[str]:
-        """Replace what a Service wants; return the other Services that won or lost a frontend by it."""
-        new = tuple(frontends)
-        old = self._wanted.get(key, ())
-        age = seniority(service) if service else None
-        if new == old and age == self._age.get(key):
-            return set()
-        touched: set[str] = set()
-        kept = set(new)
-        for frontend in old:
-            if frontend not in kept:
-                touched |= self._leave(frontend, key)
-        if age is not None:
-            self._age[key] = age
-            for frontend in new:
-                touched |= self._enter(frontend, key, age)
-        if new:
-            self._wanted[key] = new
-        else:
-            self._wanted.pop(key, None)
-            self._age.pop(key, None)
-        touched.discard(key)
-        return touched
+    def undated_claims(self) -> dict[str, tuple[L3n4Addr, ...]]:
+        """Return what Services without a creationTimestamp claim, by their keys: what they are served depends on the past."""
+        return {
+            key: tuple(frontend for _, frontends in claims for frontend in frontends)
+            for key, claims in self._claims.items()
+            if claims[0][0].is_undated
+        }
 
-    def _leave(self, frontend: L3n4Addr, key: str) -> set[str]:
+    def contested_owners(self) -> dict[L3n4Addr, str]:
+        """Return the Service that has each frontend which more than one claims."""
+        return {frontend: self._owner[frontend].key for frontend in self._contested}
+
+    def update(self, key: str, service: Service | None, wanted: Iterable[WantedFrontend]) -> None:
+        """Replace what a Service claims."""
+        old = self._claims.get(key, ())
+        new = _claims_of(service, wanted) if service else ()
+        if new == old:
+            return
+        if any(claims and claims[0][0].is_undated for claims in (old, new)):
+            self.version += 1
+        kept = {frontend for _, frontends in new for frontend in frontends} if old else frozenset()
+        for _, frontends in old:
+            for frontend in frontends:
+                if frontend not in kept:
+                    self._leave(frontend, key)
+        for claim, frontends in new:
+            for frontend in frontends:
+                self._enter(frontend, key, claim)
+        if new:
+            self._claims[key] = new
+        else:
+            self._claims.pop(key, None)
+
+    def _leave(self, frontend: L3n4Addr, key: str) -> None:
         rivals = self._contested.get(frontend)
         if rivals is None:
             del self._owner[frontend]
-            return set()
+            return
+        self._note(frontend)
         del rivals[key]
-        self._owner[frontend] = min(rivals, key=rivals.__getitem__)
-        if len(rivals) == 1:
-            del self._contested[frontend]
-        return set(rivals)
 
-    def _enter(self, frontend: L3n4Addr, key: str, age: tuple[bool, float, str, str]) -> set[str]:
-        holder = self._owner.setdefault(frontend, key)
-        if holder == key and frontend not in self._contested:
-            return set()
-        rivals = self._contested.setdefault(frontend, {holder: self._age[holder]})
-        if rivals.get(key) == age:
-            return set()
-        rivals[key] = age
-        self._owner[frontend] = min(rivals, key=rivals.__getitem__)
-        return set(rivals)
+    def _enter(self, frontend: L3n4Addr, key: str, claim: Claim) -> None:
+        holder = self._owner.get(frontend)
+        rivals = self._contested.get(frontend)
+        if rivals is None:
+            if holder is None:
+                self._owner[frontend] = claim
+                if not self._is_first_pass:
+                    self._new.add(frontend)
+                return
+            if holder.key == key:
+                self._owner[frontend] = claim
+                return
+            rivals = self._contested[frontend] = {holder.key: holder}
+        self._note(frontend)
+        rivals[key] = claim
+
+    def _note(self, frontend: L3n4Addr) -> None:
+        """Note that the frontend is to be decided, and what was served before this pass."""
+        if frontend not in self._undecided:
+            is_new = self._is_first_pass or frontend in self._new
+            self._undecided[frontend] = None if is_new else self._owner[frontend]
+
+    def decide(self) -> set[str]:
+        """Decide what the updates of this pass concern; return the Services whose frontends, or messages, it changes."""
+        changed: set[str] = set()
+        for frontend, before in self._undecided.items():
+            rivals = self._contested[frontend]
+            if len(rivals) < 2:
+                del self._contested[frontend]
+            if not rivals:
+                del self._owner[frontend]
+                continue
+            served = before.key if before else self._previous_owner(frontend) if self._is_first_pass else None
+            winner = self._owner[frontend] = _winner(rivals.values(), rivals.get(served or ""))
+            if winner != before:
+                changed.update(rivals)
+                self.version += 1
+        self._undecided, self._new = {}, set()
+        self._is_first_pass, self._previous_owner = False, _nothing_served
+        return changed
+
+
+def _winner(claims: Iterable[Claim], served: Claim | None) -> Claim:
+    """Return the claim that gets a frontend; `served` is that of the Service which has it, if it still claims it."""
+    best = min(claims)
+    return served if served is not None and served.rank == best.rank and served.is_undated else best
+
+
+def _claims_of(service: Service, wanted: Iterable[WantedFrontend]) -> _Claims:
+    by_kind: dict[SVCType, list[L3n4Addr]] = {}
+    for want in wanted:
+        by_kind.setdefault(want.type, []).append(want.frontend)
+    return tuple((Claim.of(service, kind), tuple(frontends)) for kind, frontends in by_kind.items())

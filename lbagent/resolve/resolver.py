@@ -1,5 +1,8 @@
 """resolve: all objects + who this node is -> State + messages. Pure; any order of events gives the same State.
 
+One thing depends on the past: which Service has a contested frontend where no creationTimestamp decides (ownership.py). Who had it
+is an input.
+
 `Resolver` keeps the rows of each Service and builds again only what a change touches: the Service itself, those that contest
 a frontend with it, those that share a backend with it. `resolve` is the same from nothing.
 """
@@ -17,7 +20,7 @@ from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot, Service
+from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE, LocalNode, WantedFrontend, wanted_frontends
@@ -25,7 +28,7 @@ from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
-from lbagent.resolve.ownership import Ownership
+from lbagent.resolve.ownership import Contest, OwnerOf, Ownership
 from lbagent.resolve.service_builder import ServiceBuilder
 
 RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
@@ -60,12 +63,15 @@ class Resolution(Struct, frozen=True):
 
     state: State
     messages: tuple[Message, ...] = ()
+    contests: tuple[Contest, ...] = ()  # claims that are not served because another Service has the frontend
 
 
-def resolve(objects: ObjectSnapshot, options: Options) -> Resolution:
-    """Return the State of all objects, from nothing."""
+def resolve(objects: ObjectSnapshot, options: Options, previous_owner: OwnerOf | None = None) -> Resolution:
+    """Return the State of all objects, from nothing; `previous_owner` names the Service that had a frontend before."""
     resolver = Resolver(options)
     resolver.replace(objects)
+    if previous_owner is not None:
+        resolver.set_previous_owner(previous_owner)
     return resolver.resolve()
 
 
@@ -84,6 +90,7 @@ class Resolver:
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
+        self._contests: dict[str, tuple[Contest, ...]] = {}  # by the Service that lost
         self._pod_owners: set[str] = set()
         # of one run:
         self._context: BuildContext
@@ -101,6 +108,14 @@ class Resolver:
     def set_restored_backends(self, addresses: Iterable[L3n4Addr]) -> None:
         """Name the backends that have rows in the maps from before; it counts until the next `resolve`."""
         self._restored = frozenset(addresses)
+
+    def set_previous_owner(self, previous_owner: OwnerOf) -> None:
+        """Name the Service that had each frontend before the first `resolve`: of contested ones it may keep it (ownership.py)."""
+        self._ownership.set_previous_owner(previous_owner)
+
+    def owner_of(self, frontend: L3n4Addr) -> str | None:
+        """Return the key of the Service that has a frontend; before the first `resolve` of the one that had it."""
+        return self._ownership.owner(frontend)
 
     @property
     def node_name(self) -> str:
@@ -157,7 +172,8 @@ class Resolver:
         self._wanted = {}
         self._restored = frozenset()
         self._filtered_out.clear()
-        self._last = Resolution(self._rows.state(self._last.state.generation + 1), self._all_messages())
+        state = self._rows.state(self._last.state.generation + 1)
+        self._last = Resolution(state, self._all_messages(), self._all_contests())
         return self._last
 
     def _has_row(self, address: L3n4Addr) -> bool:
@@ -191,9 +207,9 @@ class Resolver:
         for key in dirty:
             service = self._index.services.get(key)
             wanted = self._wanted[key] = wanted_frontends(service, self._context.node) if service else []
-            concerned |= self._ownership.update(key, service, [want.frontend for want in wanted])
+            self._ownership.update(key, service, wanted)
             yield
-        return concerned
+        return concerned | self._ownership.decide()
 
     # --- rows ---
 
@@ -205,22 +221,22 @@ class Resolver:
         return built
 
     def _build_service(self, key: str) -> tuple[SVC, ...]:
-        services, owner = self._index.services, self._ownership.owner
-        service = services.get(key)
+        service = self._index.services.get(key)
         if service is None:
             self._messages.pop(key, None)
+            self._contests.pop(key, None)
             return ()
         wanted = self._wanted.get(key)
         if wanted is None:
             wanted = wanted_frontends(service, self._context.node)
 
-        def lost_to(frontend: L3n4Addr) -> Service | None:
-            winner = owner(frontend)
-            return None if winner is None or winner == key else services[winner]
-
         rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
-        built = rows.build(wanted, lost_to)
+        built = rows.build(wanted, self._ownership.winning_claim)
         self._set_messages(key, rows.messages)
+        if rows.contests:
+            self._contests[key] = tuple(rows.contests)
+        else:
+            self._contests.pop(key, None)
         self._filtered_out[key] = rows.filtered_out
         return built
 
@@ -247,6 +263,10 @@ class Resolver:
             self._messages[owner] = tuple(messages)
         else:
             self._messages.pop(owner, None)
+
+    def _all_contests(self) -> tuple[Contest, ...]:
+        owners = self._rows.owners() if self._contests else ()
+        return tuple(contest for owner in owners for contest in self._contests.get(owner, ()))
 
     def _all_messages(self) -> tuple[Message, ...]:
         owners = self._rows.owners() if self._messages else ()

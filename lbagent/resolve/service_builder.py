@@ -6,7 +6,7 @@ flags, scopes, source ranges, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
+from lbagent.resolve.ownership import Claim, Contest
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 
 
@@ -69,6 +70,7 @@ class ServiceBuilder:
         self.messages: list[Message] = []
         # Filtered out for some frontend; kept for its live flows as soon as another Service gives it a row.
         self.filtered_out: set[L3n4Addr] = set()
+        self.contests: list[Contest] = []
         self._service = service
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._context = context
@@ -78,16 +80,18 @@ class ServiceBuilder:
         self._plain: dict[Family, PlainEndpoints | None] = {}
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
 
-    def build(self, wanted: Sequence[WantedFrontend], lost_to: Callable[[L3n4Addr], Service | None]) -> tuple[SVC, ...]:
-        """Return the rows of the frontends that are not another Service's; `lost_to` names that one."""
+    def build(
+        self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], Claim | None]
+    ) -> tuple[SVC, ...]:
+        """Return the rows of the frontends that are not another Service's; `winning_claim` names who has each."""
         rows: list[SVC] = []
-        reported: set[tuple[str, str]] = set()
+        reported: set[tuple[str, str, str]] = set()
         for want in wanted:
-            winner = lost_to(want.frontend)
-            if winner is not None:
-                field = path_text(want.field)
-                if not want.is_wildcard and (field, str(want.frontend.l4)) not in reported:
-                    reported.add((field, str(want.frontend.l4)))
+            winner = winning_claim(want.frontend)
+            if winner is not None and winner.key != self._service.key:
+                part = (path_text(want.field), str(want.frontend.l4), winner.key)
+                if not want.is_wildcard and part not in reported:
+                    reported.add(part)
                     self._report_lost(want, winner)
             elif want.port is None:
                 rows.append(_wildcard(want.frontend, self._name))
@@ -299,12 +303,12 @@ class ServiceBuilder:
         subject, origin = f"Service {service.key}", service.origin
         self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line))
 
-    def _report_lost(self, want: WantedFrontend, winner: Service) -> None:
+    def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
         service = self._service
-        problem = f"{want.frontend.with_protocol()} is held by the older Service {winner.key}"
-        field, kept = path_text(want.field), "the other frontends stay"
-        subject = f"Service {service.key}"
-        self.messages.append(Message(problem, kept, field, subject, service.origin.file, service.origin.line))
+        reason = winner.reason_against(Claim.of(service, want.type))
+        problem = f"{want.frontend.with_protocol()} is {reason}"
+        self._report(path_text(want.field), problem, "the other frontends stay")
+        self.contests.append(Contest(want.frontend, service.key, winner.key, self.messages[-1]))
 
     def _report_share(self) -> None:
         node, service = self._context.node, self._service

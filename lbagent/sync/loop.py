@@ -19,6 +19,7 @@ from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.overrides import Overrides
+from lbagent.resolve.ownership import Contest
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.pacer import Pacer
@@ -37,6 +38,7 @@ class SyncLoop:
         self.runners = [TargetRunner(target) for target in targets]
         self.state = State()  # what the objects mean, without ids; its generation never repeats
         self.messages: tuple[Message, ...] = ()  # what is wrong with the objects together
+        self.contests: tuple[Contest, ...] = ()  # claims to frontends that another Service has
         self.waiting = ""  # why nothing was resolved yet
         self.on_messages: Callable[[Sequence[Message]], None] = lambda _messages: None  # called when they change
         self.on_objects: Callable[[], None] = lambda: (
@@ -113,6 +115,7 @@ class SyncLoop:
         restored = frozenset().union(*[runner.target.restored_backends() for runner in self.runners])
         if self._next_resolver is not None:
             restored = restored.union(self.state.backends)
+            self._next_resolver.set_previous_owner(self._resolver.owner_of)
             self._resolver, self._next_resolver = self._next_resolver, None
             self._resolver.replace(self.inbox.store.snapshot())
         else:
@@ -146,6 +149,7 @@ class SyncLoop:
         self._resolution = resolution
         new = resolution.state
         self.state = State(next_generation(self.state, new), new.services, new.delta)
+        self.contests = resolution.contests
         if resolution.messages is not self.messages:
             self._message_log.update(resolution.messages)
             self.messages = resolution.messages

@@ -11,6 +11,7 @@ from ipaddress import ip_address, ip_network
 
 ZONE = "topology.kubernetes.io/zone"
 OF_OTHERS = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
+RANK = {"ClusterIP": 0, "NodePort": 0, "LoadBalancer": 1, "ExternalIPs": 2}  # which claim to a frontend comes first
 ALIVE = ("active", "terminating", "quarantined", "maintenance")
 
 
@@ -191,11 +192,18 @@ class Reference:
     def run(self):
         """Return (lines, whether something was refused)."""
         taken = {}
-        for service in sorted(filter(is_served, self.kinds["Service"]), key=age):
+        served = sorted(filter(is_served, self.kinds["Service"]), key=age)
+        for rank in sorted(set(RANK.values())):
+            for service in served:
+                for kind, ip, number, port in self._wanted(service):
+                    if RANK[kind] == rank:
+                        protocol = port_key(port)[1] if port else "ANY"
+                        taken.setdefault((ip, number, protocol), in_namespace(service, service["metadata"]["name"]))
+        for service in served:
             name = in_namespace(service, service["metadata"]["name"])
             for kind, ip, number, port in self._wanted(service):
                 protocol = port_key(port)[1] if port else "ANY"
-                holder = taken.setdefault((ip, number, protocol), name)
+                holder = taken[ip, number, protocol]
                 if port is None:
                     self.lines.add(f"WILD {host(ip)}")
                 elif holder != name:

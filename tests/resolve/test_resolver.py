@@ -54,7 +54,7 @@ class Dice:
         pick = self.rng.choice
         port = ServicePort("http", pick((L4Type.TCP, L4Type.TCP, L4Type.UDP)), 80, pick((0, 30080)))
         return Service(
-            "d", name or pick(NAMES), self.origin(), pick((0.0, 1.0, 2.0)), pick(("", "", "", "headless")), "LoadBalancer", (4,),
+            "d", name or pick(NAMES), self.origin(), pick((1.0, 2.0, 3.0)), pick(("", "", "", "headless")), "LoadBalancer", (4,),
             self.some(VIPS), self.some(VIPS), self.some(VIPS), (port,), pick((True, False)), pick((True, False)),
             algorithm=pick((Algorithm.RANDOM, Algorithm.MAGLEV)),
         )  # fmt: skip

@@ -8,10 +8,9 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC
 from lbagent.model.state import StateDelta
-from lbagent.objects.records import Origin, Service
+from lbagent.objects.records import Origin
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.ordered_rows import OrderedRows
-from lbagent.resolve.ownership import Ownership
 
 ACTIVE, TERMINATING = BackendState.ACTIVE, BackendState.TERMINATING
 QUARANTINED, MAINTENANCE = BackendState.QUARANTINED, BackendState.MAINTENANCE
@@ -225,45 +224,3 @@ def test_a_row_that_is_equal_stays_the_object_it_was() -> None:
     one, _ = rows.state(1).services
     rows.set_rows("a", (row(1, be(X)), row(2, be(Y))))
     assert rows.state(2).services[0] is one
-
-
-# --- who has a frontend ---
-
-
-def aged(name: str, created: float) -> Service:
-    return Service("shop", name, created=created)
-
-
-def test_the_older_one_has_a_frontend_and_the_next_inherits_it() -> None:
-    held = Ownership()
-    old, new, undated = aged("old", 1.0), aged("new", 2.0), aged("undated", 0.0)
-    assert held.update("undated", undated, [X]) == set()
-    assert held.update("new", new, [X, Y]) == {"undated"}
-    assert held.update("old", old, [X]) == {"new", "undated"}
-    assert (held.owner(X), held.owner(Y), held.owner(Z)) == ("old", "new", None)
-    assert held.update("old", old, [X]) == set(), "as before"
-    assert held.update("old", old, [X, Z]) == set(), "what it contests is as before"
-    assert held.update("new", new, [Y]) == {"old", "undated"}
-    assert held.update("old", old, [Z]) == {"undated"}
-    assert held.owner(X) == "undated"
-    assert held.update("undated", None, []) == set()
-    assert held.owner(X) is None
-    assert held.update("old", None, []) == set()
-    assert held.owner(Z) is None
-    assert held.owner(Y) == "new"
-
-
-def test_another_age_is_another_order() -> None:
-    held = Ownership()
-    held.update("one", aged("one", 1.0), [X])
-    held.update("two", aged("two", 2.0), [X])
-    assert held.owner(X) == "one"
-    assert held.update("one", aged("one", 3.0), [X]) == {"two"}
-    assert held.owner(X) == "two"
-
-
-def test_names_decide_between_services_of_one_age() -> None:
-    held = Ownership()
-    held.update("b", aged("b", 1.0), [X])
-    assert held.update("a", aged("a", 1.0), [X]) == {"b"}
-    assert held.owner(X) == "a"

@@ -88,11 +88,12 @@ class Agent:
         self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.said.items())
 
     def restart(self) -> None:
-        found = restore(self.maps)
+        found, before = restore(self.maps), self.resolver
         self._start(found.shadow)
         self.book.service_ids.restore(found.service_ids)
         self.book.backend_ids.restore(found.backend_ids)
         self.resolver.set_restored_backends(address for address, _ in found.backend_ids)
+        self.resolver.set_previous_owner(before.owner_of)
 
     def set_state(self, state: str, text: str) -> None:
         pod = parse_pod_reference(text) if is_pod_reference(text) else ""

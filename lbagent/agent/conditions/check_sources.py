@@ -44,8 +44,9 @@ def check_sources(components: AgentComponents) -> Iterator[Condition]:
 
 
 def check_objects(components: AgentComponents) -> Iterator[Condition]:
-    """Say so when objects that are good by themselves do not fit together. Warnings do not count."""
-    found = [message for message in components.loop.messages if not message.warning]
+    """Say so when objects that are good by themselves do not fit together. Warnings and contests do not count."""
+    contested = {contest.message for contest in components.loop.contests}
+    found = [message for message in components.loop.messages if not message.warning and message not in contested]
     if found:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
         text = f"objects do not fit together: {found[0]}{more}"

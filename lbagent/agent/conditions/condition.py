@@ -45,6 +45,7 @@ class ConditionName(StrEnum):
     SOURCE_UNTRUSTED = "source-untrusted"
     OBJECTS_REFUSED = "objects-refused"
     OBJECTS_MISMATCH = "objects-mismatch"
+    FRONTEND_CONTESTED = "frontend-contested"
     CHECK_FAILED = "check-failed"
 
 

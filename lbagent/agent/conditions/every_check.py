@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lbagent.agent.conditions.check_capacity import check_maps, check_sweeps, check_tables
 from lbagent.agent.conditions.check_conflicts import check_conflicts
+from lbagent.agent.conditions.check_contests import check_contests
 from lbagent.agent.conditions.check_devices import check_devices, check_outputs, check_reverse_path
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_forwarding import check_forwarding
@@ -57,4 +58,5 @@ def every_check() -> Sequence[Check]:
         check_copies,
         check_sources,
         check_objects,
+        check_contests,
     )

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from lbagent.agent.conditions import check_drops, check_paths
 from lbagent.agent.conditions.check_capacity import check_maps, check_sweeps, check_tables
 from lbagent.agent.conditions.check_conflicts import check_conflicts
+from lbagent.agent.conditions.check_contests import check_contests
 from lbagent.agent.conditions.check_devices import check_devices
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
-from lbagent.agent.conditions.check_sources import check_sources
+from lbagent.agent.conditions.check_sources import check_objects, check_sources
 from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
 from lbagent.announce.strangers import Conflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
@@ -30,6 +31,7 @@ from lbagent.model.state import State
 from lbagent.net.paths import gateways
 from lbagent.net.snapshot import EMPTY, Link
 from lbagent.objects.records import Message
+from lbagent.resolve.ownership import Contest
 from lbagent.sync.target.bpf_target import BpfTarget
 from tests.net.builders import network as node_network
 from tests.sync.rig import SMALL, FixedPaths
@@ -327,3 +329,28 @@ def test_a_gateway_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPat
     found = list(check(components))
     assert [each.severity for each in found] == ["fault"] + ["degraded"] * 20
     assert found[0].subject.startswith(format_ip(gateway[1]))
+
+
+def test_a_contest_names_both_services_and_its_frontend() -> None:
+    def contest(number: int, loser: str, winner: str) -> Contest:
+        frontend = L3n4Addr(bytes((10, 96, 0, number)), 80)
+        problem = f"{frontend.with_protocol()} is held by Service {winner} as its ClusterIP"
+        return Contest(frontend, loser, winner, Message(problem, subject=f"Service {loser}"))
+
+    contests = [contest(1, "evil/a", "t/one"), contest(2, "evil/a", "t/one"), contest(3, "evil/a", "t/two")]
+    other = Message("it has no endpoints")
+    components = Some(loop=Some(contests=contests, messages=[*(each.message for each in contests), other]))
+    found = list(check_contests(components))
+    assert brief(found) == [("frontend-contested", "evil/a t/one"), ("frontend-contested", "evil/a t/two")]
+    assert found[0].severity is Severity.FAULT
+    assert found[0].text == (
+        "a claim of Service evil/a is not served: 10.96.0.1:80/TCP is held by Service t/one as its ClusterIP, and 1 more"
+    )
+    (mismatch,) = check_objects(components)
+    assert mismatch.text == "objects do not fit together: it has no endpoints", "a contest is not counted twice"
+    components.loop.contests = [contest(1, f"evil/s{number:02}", "t/one") for number in range(25)]
+    found = list(check_contests(components))
+    assert len(found) == 21
+    assert (found[-1].subject, found[-1].text) == ("more", "5 more Services claim frontends that another Service has")
+    components.loop.contests = []
+    assert list(check_contests(components)) == []

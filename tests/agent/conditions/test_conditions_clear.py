@@ -143,6 +143,11 @@ def a_port_that_no_slice_has(patient: Patient) -> Generator[None]:
     (patient.box.manifests / "odd.json").unlink()
 
 
+@of_agent(ConditionName.FRONTEND_CONTESTED)
+def an_externalip_that_is_the_clusterip_of_another_service(patient: Patient) -> Generator[None]:
+    yield from serving(patient, "taker", "10.96.1.8", "10.7.0.2", externalIPs=["10.96.0.10"])
+
+
 @of_agent(ConditionName.OBJECTS_REFUSED)
 def a_file_that_does_not_parse(patient: Patient) -> Generator[None]:
     (patient.box.manifests / "bad.json").write_text("{")
