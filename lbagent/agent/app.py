@@ -23,6 +23,7 @@ from lbagent.agent.conditions.every_check import every_check
 from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper, expected_hooks, require_devices
 from lbagent.agent.facade import AgentFacade
+from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
@@ -174,7 +175,10 @@ class Agent:
         if bpf.restored:
             for source in sources:
                 source.resume()
-        loop = SyncLoop(Resolver(layer_settings.resolve_options(config)), sources, targets=[bpf])
+        resolver, owners = Resolver(layer_settings.resolve_options(config)), FrontendOwners(config.state_dir)
+        resolver.set_previous_owner(owners.read())
+        loop = SyncLoop(resolver, sources, targets=[bpf])
+        loop.on_owners = owners.changed
         events = event_sinks(sources)
         loop.on_messages = MessageEvents(events).update
         log.info(
@@ -186,7 +190,7 @@ class Agent:
             },
         )
         components = AgentComponents(
-            config, maps, network, sources, operator, loop, bpf, events=events,
+            config, maps, network, sources, operator, loop, bpf, owners, events=events,
             further=further, lock=lock, mounted_bpffs=mounted, problems=resized.problems,
         )  # fmt: skip
         if announced is not None:
@@ -227,6 +231,8 @@ class Agent:
         components.network.backends_in_use = lambda: None if bpf.failing else each_backend(bpf.state)
         group.create_task(components.network.run())
         group.create_task(loop.run())
+        if components.owners is not None:
+            group.create_task(components.owners.run(loop))
         components.datapath = await loading
         self._closing.callback(components.datapath.close)
         await wait_at_start(bpf.first_pass, "the first full list of every source")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lbagent.agent.conditions.monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper
+from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.lock import AgentLock
 from lbagent.agent.network import NetworkFollower
 from lbagent.announce.announcer import Announcer
@@ -38,6 +39,7 @@ class AgentComponents:
     operator: OperatorSource
     loop: SyncLoop
     bpf: BpfTarget  # one of the targets of the loop: the maps that packets meet
+    owners: FrontendOwners | None = None  # the file that says who had a frontend
     datapath: Datapath | None = None
     devices: DeviceKeeper | None = None
     sweeper: Sweeper | None = None

@@ -81,6 +81,22 @@ class Contest(Struct, frozen=True, gc=False):
 _Claims = tuple[tuple[Claim, tuple[L3n4Addr, ...]], ...]  # of one Service, by kind
 
 
+class OwnedFrontends(NamedTuple):
+    """Who has which frontend, at one moment."""
+
+    claims: dict[str, _Claims]
+    contested: dict[L3n4Addr, str]  # who has each of these
+
+    def by_service(self) -> dict[str, list[str]]:
+        """Return the frontends of each Service without a creationTimestamp: those that depend on who was served before."""
+        found = {}
+        for key, claims in self.claims.items():
+            if claims[0][0].is_undated:
+                frontends = (each for _, group in claims for each in group if self.contested.get(each, key) == key)
+                found[key] = [each.with_protocol() for each in frontends]
+        return found
+
+
 def _nothing_served(_frontend: L3n4Addr) -> str | None:
     return None
 
@@ -89,7 +105,7 @@ class Ownership:
     """The frontends that Services claim; most are claimed by one."""
 
     def __init__(self) -> None:
-        self.version = 0  # counts the changes that `undated_claims` or `contested_owners` show
+        self.version = 0  # counts the changes of what `owned` returns
         self._previous_owner: OwnerOf = _nothing_served
         self._is_first_pass = True
         self._claims: dict[str, _Claims] = {}  # by service key
@@ -114,17 +130,10 @@ class Ownership:
         """Return the claim that holds the frontend."""
         return self._owner.get(frontend)
 
-    def undated_claims(self) -> dict[str, tuple[L3n4Addr, ...]]:
-        """Return what Services without a creationTimestamp claim, by their keys: what they are served depends on the past."""
-        return {
-            key: tuple(frontend for _, frontends in claims for frontend in frontends)
-            for key, claims in self._claims.items()
-            if claims[0][0].is_undated
-        }
-
-    def contested_owners(self) -> dict[L3n4Addr, str]:
-        """Return the Service that has each frontend which more than one claims."""
-        return {frontend: self._owner[frontend].key for frontend in self._contested}
+    def owned(self) -> OwnedFrontends:
+        """Return what the past decides about, in little time: it is worked out later, also in another thread."""
+        contested = {frontend: self._owner[frontend].key for frontend in self._contested}
+        return OwnedFrontends(dict(self._claims), contested)
 
     def update(self, key: str, service: Service | None, wanted: Iterable[WantedFrontend]) -> None:
         """Replace what a Service claims."""

@@ -28,7 +28,7 @@ from lbagent.resolve.host_ports import host_port_rows
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
-from lbagent.resolve.ownership import Contest, OwnerOf, Ownership
+from lbagent.resolve.ownership import Contest, OwnedFrontends, OwnerOf, Ownership
 from lbagent.resolve.service_builder import ServiceBuilder
 
 RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
@@ -116,6 +116,15 @@ class Resolver:
     def owner_of(self, frontend: L3n4Addr) -> str | None:
         """Return the key of the Service that has a frontend; before the first `resolve` of the one that had it."""
         return self._ownership.owner(frontend)
+
+    @property
+    def owners_version(self) -> int:
+        """A number that changes with what `owned_frontends` returns."""
+        return self._ownership.version
+
+    def owned_frontends(self) -> OwnedFrontends:
+        """Return who has which frontend, for a later `set_previous_owner`."""
+        return self._ownership.owned()
 
     @property
     def node_name(self) -> str:

@@ -19,7 +19,7 @@ from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.overrides import Overrides
-from lbagent.resolve.ownership import Contest
+from lbagent.resolve.ownership import Contest, OwnedFrontends
 from lbagent.resolve.resolver import Resolution
 from lbagent.sync.inbox import Inbox
 from lbagent.sync.pacer import Pacer
@@ -44,6 +44,8 @@ class SyncLoop:
         self.on_objects: Callable[[], None] = lambda: (
             None
         )  # called after each pass: objects or their sources may have changed
+        self.on_owners: Callable[[], None] = lambda: None  # called when `owned_frontends` has changed
+        self._owners_version = -1
         self._resolver = resolver
         self._next_resolver: Resolver | None = None
         self._resolution: Resolution | None = None
@@ -61,6 +63,10 @@ class SyncLoop:
     def local_node(self) -> LocalNode:
         """Return what is known of this node."""
         return self._resolver.local_node()
+
+    def owned_frontends(self) -> OwnedFrontends:
+        """Return who has which frontend."""
+        return self._resolver.owned_frontends()
 
     def replace_resolver(self, resolver: Resolver) -> None:
         """Resolve by other options from now on (SIGHUP)."""
@@ -98,6 +104,9 @@ class SyncLoop:
         self._update_resolver(changes)
         before, provenance = self._provenance, self._find_provenance()
         resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
+        if self._resolver.owners_version != self._owners_version:
+            self._owners_version = self._resolver.owners_version
+            self.on_owners()
         if resolution is not self._resolution or provenance is not before:
             generation = self.state.generation
             self._adopt(resolution)
@@ -116,6 +125,7 @@ class SyncLoop:
         if self._next_resolver is not None:
             restored = restored.union(self.state.backends)
             self._next_resolver.set_previous_owner(self._resolver.owner_of)
+            self._owners_version = -1
             self._resolver, self._next_resolver = self._next_resolver, None
             self._resolver.replace(self.inbox.store.snapshot())
         else:

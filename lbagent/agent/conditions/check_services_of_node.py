@@ -45,7 +45,10 @@ def check_state_dir(components: AgentComponents) -> Iterator[Condition]:
 
 
 def check_copies(components: AgentComponents) -> Iterator[Condition]:
-    """Name the folder whose copies of good manifests cannot be brought up to date, and a file."""
+    """Name the folder whose copies of good manifests cannot be brought up to date, and the file of who has which frontend."""
+    if components.owners and (text := components.owners.failure):
+        remedy = "make room on that file system, or make it writable; it is tried again"
+        yield Condition(ConditionName.COPIES_NOT_WRITTEN, components.owners.path, text, remedy)
     for source in components.sources:
         if isinstance(source, FolderSource) and (text := source.copies_failure()):
             folder = source.copies_folder
