@@ -325,6 +325,7 @@ def build_announcer(components: AgentComponents, pools: PoolsFile) -> Announcer:
     return Announcer(
         config.name_of_node, pools, components.maps, around,
         election=election, events=components.events, external_ips=config.external_ips,
+        external_ip_ranges=layer_settings.external_ip_ranges(config),
     )  # fmt: skip
 
 

@@ -99,9 +99,15 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         node_port_addresses=node_port_addresses(config, network),
         node_port_primary=config.nodeport_addresses == (PRIMARY,),
         external_ips=config.external_ips,
+        external_ip_ranges=external_ip_ranges(config),
         host_addresses=host_addresses(network) if config.apilb else (),
         max_frontends=config.max_frontends_per_service,
     )
+
+
+def external_ip_ranges(config: Config) -> tuple[CIDR, ...]:
+    """Return --external-ip-cidr."""
+    return tuple(map(CIDR.parse, config.external_ip_cidr))
 
 
 def host_addresses(network: NodeNetwork) -> tuple[bytes, ...]:

@@ -81,6 +81,10 @@ class Reloader:
         network = components.network.network
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
+        if components.announcer is not None and changed & {"external_ips", "external_ip_cidr"}:
+            components.announcer.use_external_ips(
+                external_ips=merged.external_ips, external_ip_ranges=layer_settings.external_ip_ranges(merged)
+            )
         reconfigure_sources(components.sources, merged)
         components.bpf.limit_endpoints(merged.max_endpoints_per_namespace)
         components.bpf.resync_s = merged.resync_interval

@@ -30,6 +30,7 @@ from lbagent.announce.wire.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
+from lbagent.model.service import CIDR
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import ObjectSnapshot
@@ -57,6 +58,7 @@ class Announcer:
         election: LeaseElection | None = None,
         events: Sequence[EventSink] = (),
         external_ips: bool = True,
+        external_ip_ranges: tuple[CIDR, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without an `election` this node announces whatever no stranger has."""
@@ -70,7 +72,7 @@ class Announcer:
         self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
         self.takeovers = 0
         self.problem = ""
-        self._wanted_vips = WantedVips(external_ips=external_ips)
+        self._wanted_vips = WantedVips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self._served = ServedAddresses()
         self._withheld: frozenset[bytes] = frozenset()  # not served here, although the objects admit it
         self._undecided: set[bytes] = set()  # addresses of which that is not known yet
@@ -122,6 +124,11 @@ class Announcer:
         self._map.restart_grace_s = self._former_map.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
             machine.settings = self._settings()
+        self.objects_changed()
+
+    def use_external_ips(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...]) -> None:
+        """Announce other externalIPs from now on: those that are served."""
+        self._wanted_vips.use_external_ips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self.objects_changed()
 
     def _settings(self) -> Settings:

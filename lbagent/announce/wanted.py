@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lbagent.model.family import Family
 from lbagent.model.select import can_serve
+from lbagent.model.service import CIDR, is_in_any
 from lbagent.objects.records import EndpointSlice, Node, ObjectSnapshot, Service
 from lbagent.pools.announcement import BGP, L2, L2Settings
 from lbagent.pools.pool import Pool
@@ -59,21 +60,26 @@ class _Use(NamedTuple):
 class WantedVips:
     """What is to be announced, by address, followed: a look costs little more than what changed since the one before."""
 
-    def __init__(self, *, external_ips: bool) -> None:
-        """`external_ips`: those of Services are served here, and so announced."""
-        self._external_ips = external_ips
+    def __init__(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...] = ()) -> None:
+        """`external_ips`: those of Services are served here (with ranges: those in one of them), and so announced."""
+        self._external_ips, self._external_ip_ranges = external_ips, external_ip_ranges
         self._begin_anew(PoolsFile())
+
+    def use_external_ips(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...]) -> None:
+        """Change which externalIPs are announced; the next look takes all objects again."""
+        self._external_ips, self._external_ip_ranges = external_ips, external_ip_ranges
+        self._is_outdated = True
 
     def _begin_anew(self, pools: PoolsFile) -> None:
         self.vips: dict[bytes, WantedVip] = {}
-        self._pools, self._objects = pools, ObjectSnapshot()
+        self._pools, self._objects, self._is_outdated = pools, ObjectSnapshot(), False
         self._users: dict[bytes, set[str]] = {}  # address -> keys of Services
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # key of a Service -> its slices by their keys
 
     def look(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
         """Take all objects as they are now; return the addresses about which something is another than before."""
         before: Collection[bytes] = ()
-        if pools is not self._pools:
+        if pools is not self._pools or self._is_outdated:
             before = self.vips
             self._begin_anew(pools)
         old, self._objects = self._objects, objects
@@ -89,7 +95,8 @@ class WantedVips:
     def _addresses(self, service: Service | None) -> set[bytes]:
         if service is None or service.ignored:
             return set()
-        return {*service.ingress, *(service.external_ips if self._external_ips else ())}
+        external = service.external_ips if self._external_ips else ()
+        return {*service.ingress, *(each for each in external if is_in_any(each, self._external_ip_ranges))}
 
     def _take_service(self, old: ObjectSnapshot, key: str) -> set[bytes]:
         """Take a Service; return its addresses, also those that it had."""

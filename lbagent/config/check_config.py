@@ -24,13 +24,7 @@ def check(config: Config, places: Mapping[str, str], fault: Callable[[str], None
         optional = BY_KEY[key].default == 0
         if not (optional and value == 0) and (value & (value - 1) or not low <= value <= high):
             refuse(key, f"{value} is not a power of two from {low} to {high}")
-    for value in config.node_ip:
-        if not _is_address(value):
-            refuse("node-ip", f"{value!r} is not an IP address")
-    if wrong := _wrong_node_port_addresses(config.nodeport_addresses):
-        refuse("nodeport-addresses", wrong)
-    if wrong := _wrong_snat_addresses(config.snat_address):
-        refuse("snat-address", wrong)
+    _check_addresses(config, refuse)
     for key, names in (("device", config.device), ("pod-device", config.pod_device)):
         for name in filter(_is_no_device, names):
             refuse(key, f"{name!r} cannot be the name of a network device")
@@ -44,6 +38,18 @@ def check(config: Config, places: Mapping[str, str], fault: Callable[[str], None
     if empty:
         refuse(empty[0], "must not be empty")
     _check_sources(config, refuse)
+
+
+def _check_addresses(config: Config, refuse: Callable[[str, str], None]) -> None:
+    for value in config.node_ip:
+        if not _is_address(value):
+            refuse("node-ip", f"{value!r} is not an IP address")
+    if wrong := _wrong_node_port_addresses(config.nodeport_addresses):
+        refuse("nodeport-addresses", wrong)
+    if wrong := _wrong_ranges(config.external_ip_cidr):
+        refuse("external-ip-cidr", wrong)
+    if wrong := _wrong_snat_addresses(config.snat_address):
+        refuse("snat-address", wrong)
 
 
 def _check_listeners(config: Config, refuse: Callable[[str, str], None]) -> None:
@@ -110,11 +116,17 @@ def _wrong_node_port_addresses(texts: Sequence[str]) -> str:
     """Return why these do not choose addresses, '' if they do."""
     if PRIMARY in texts:
         return "" if len(texts) == 1 else f"{PRIMARY} cannot be combined with ranges"
+    wrong = _wrong_ranges(texts)
+    return f"{wrong}; give ranges, or {PRIMARY} alone" if wrong else ""
+
+
+def _wrong_ranges(texts: Sequence[str]) -> str:
+    """Return why one of these is no range, '' if all are."""
     for text in texts:
         try:
             CIDR.parse(text)
         except ValueError as error:
-            return f"{error}; give ranges, or {PRIMARY} alone"
+            return str(error)
     return ""
 
 

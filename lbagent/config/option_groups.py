@@ -12,8 +12,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Devices and sockets": ("device", "pod-device", "attach", "socket-lb", "cgroup"),
     "Addresses and forwarding": (
-        "announce", "external-clusterip", "external-ips", "masquerade-all", "strict-source", "new-flows", "snat-ports",
-        "snat-address", "reject-rate",
+        "announce", "external-clusterip", "external-ips", "external-ip-cidr", "masquerade-all", "strict-source", "new-flows",
+        "snat-ports", "snat-address", "reject-rate",
     ),
     "Tables": (
         "flow-table-size", "flow6-table-size", "snat-table-size", "snat6-table-size", "max-service-slots", "max-backends",

@@ -17,7 +17,8 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
-        "external_ips", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address", "reject_rate",
+        "external_ips", "external_ip_cidr", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address",
+        "reject_rate",
         "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
         "max_frontends_per_service", "max_endpoints_per_namespace",
@@ -137,6 +138,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
         ),
     ] = True
+    external_ip_cidr: Annotated[
+        Words,
+        Meta(
+            description="CIDR of the externalIPs that are served; others are not, and a warning names them (default: all;"
+            " repeatable)."
+        ),
+    ] = ()
     announce: Annotated[
         str,
         Meta(

@@ -78,6 +78,11 @@ class CIDR(Struct, frozen=True, gc=False):
         return cls(mask(address, bits), bits)
 
 
+def is_in_any(address: bytes, ranges: tuple[CIDR, ...]) -> bool:
+    """Return whether an address is in one of the ranges; without ranges every address is."""
+    return not ranges or any(cidr.contains(address) for cidr in ranges)
+
+
 def mask(address: bytes, bits: int) -> bytes:
     """Return the address with all but its first `bits` bits zero."""
     host = len(address) * 8 - bits

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
-from lbagent.model.service import SVCType
+from lbagent.model.service import CIDR, SVCType, is_in_any
 from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Service, ServicePort
 
@@ -30,6 +30,7 @@ class LocalNode(Struct, frozen=True, gc=False):
     zone: str = ""
     node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
     external_ips: bool = True  # whether externalIPs are served here
+    external_ip_ranges: tuple[CIDR, ...] = ()  # those in one of them alone; () = all
     host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol that one Service has
 
@@ -69,7 +70,7 @@ def beyond_share(service: Service, node: LocalNode) -> tuple[WantedFrontend, int
     if first is None:
         return None
     ports = len(service.ports)
-    per_port = len(service.cluster_ips) + len(service.ingress) + len(service.external_ips if node.external_ips else ())
+    per_port = len(service.cluster_ips) + len(service.ingress) + sum(1 for _ in _served_external_ips(service, node))
     places = sum(len(node.host_addresses) + 1 if bind in UNSPECIFIED.values() else 1 for bind in service.binds)
     total = (per_port + places) * ports + sum(1 for _ in _node_ports(service, node))
     return first, total - sum(not want.is_wildcard for want in found)
@@ -100,12 +101,18 @@ def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
-    for index, address in enumerate(service.external_ips if node.external_ips else ()):
+    for index, address in _served_external_ips(service, node):
         for port in service.ports:
             frontend = L3n4Addr(address, port.port, port.protocol)
             yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
     for bind in service.binds:
         yield from _bound(bind, service.ports, node)
+
+
+def _served_external_ips(service: Service, node: LocalNode) -> Iterator[tuple[int, bytes]]:
+    for index, address in enumerate(service.external_ips if node.external_ips else ()):
+        if is_in_any(address, node.external_ip_ranges):
+            yield index, address
 
 
 def _bound(bind: bytes, ports: Iterable[ServicePort], node: LocalNode) -> Iterator[WantedFrontend]:

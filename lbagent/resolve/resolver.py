@@ -18,7 +18,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
-from lbagent.model.service import SVC
+from lbagent.model.service import CIDR, SVC
 from lbagent.model.state import State
 from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
 from lbagent.resolve.backend_states import SharedStates
@@ -41,7 +41,8 @@ class Options(Struct, frozen=True, gc=False):
     `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
     there before counts: a State may hold resting backends that a fresh one does not.
     `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
-    `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them).
+    `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them), and
+    `external_ip_ranges` in which; () = all.
     `host_addresses`: every address of the host, for Services that are bound to all of them.
     `max_frontends`: of one Service, addresses with port and protocol; the rest is left out.
     `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
@@ -54,6 +55,7 @@ class Options(Struct, frozen=True, gc=False):
     node_port_addresses: tuple[bytes, ...] | None = None
     node_port_primary: bool = False
     external_ips: bool = True
+    external_ip_ranges: tuple[CIDR, ...] = ()
     host_addresses: tuple[bytes, ...] = ()
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE
 
@@ -141,6 +143,7 @@ class Resolver:
             node,
             node_port_addresses=chosen,
             external_ips=options.external_ips,
+            external_ip_ranges=options.external_ip_ranges,
             host_addresses=options.host_addresses,
             max_frontends=options.max_frontends,
         )

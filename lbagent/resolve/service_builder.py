@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.model.address import L3n4Addr, L4Type, Scope
+from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
@@ -25,7 +25,17 @@ from lbagent.model.select import (
     filtered_state,
     select,
 )
-from lbagent.model.service import CIDR, MAX_SLOTS, SVC, Algorithm, ServiceName, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.model.service import (
+    CIDR,
+    MAX_SLOTS,
+    SVC,
+    Algorithm,
+    ServiceName,
+    SVCNatPolicy,
+    SVCTrafficPolicy,
+    SVCType,
+    is_in_any,
+)
 from lbagent.objects.field_path import path_text
 from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
@@ -33,6 +43,8 @@ from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.ownership import Claim, Contest
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
+
+MAX_NAMED = 8  # addresses in one message
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -323,8 +335,14 @@ class ServiceBuilder:
 
     def _warn_ignored(self) -> None:
         service = self._service
-        if service.external_ips and not self._context.node.external_ips:
+        node = self._context.node
+        if service.external_ips and not node.external_ips:
             self._warn("spec.externalIPs", "they are switched off (--no-external-ips)", "they have no frontend")
+        elif outside := [each for each in service.external_ips if not is_in_any(each, node.external_ip_ranges)]:
+            shown = ", ".join(map(format_ip, outside[:MAX_NAMED]))
+            more = f" and {len(outside) - MAX_NAMED} more" if len(outside) > MAX_NAMED else ""
+            word, kept = ("are", "they have") if len(outside) > 1 else ("is", "it has")
+            self._warn("spec.externalIPs", f"{shown}{more} {word} in no --external-ip-cidr", f"{kept} no frontend")
         if service.algorithm is Algorithm.RANDOM:
             for key in self._ignored_weights:
                 problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"

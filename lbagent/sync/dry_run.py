@@ -19,6 +19,7 @@ from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
+from lbagent.model.service import CIDR
 from lbagent.model.state import State
 from lbagent.objects.records import Message
 from lbagent.resolve import Options, resolve
@@ -65,6 +66,8 @@ def dry_run(
     maglev_table_size: int = DEFAULT_TABLE_SIZE,
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE,
     known_ids: KnownIds = KnownIds(),  # noqa: B008 - immutable
+    external_ips: bool = True,
+    external_ip_cidrs: tuple[str, ...] = (),
 ) -> DryRun:
     """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1 beside `known_ids`, objects in the order of the files.
 
@@ -74,7 +77,13 @@ def dry_run(
     if maglev_table_size not in TABLE_SIZES:
         sizes = ", ".join(map(str, TABLE_SIZES))
         raise ConfigError(f"--maglev-table-size: {maglev_table_size} is not a table size; one of {sizes} is possible")
-    options = Options(node_name or socket.gethostname(), _addresses(node_ips), max_frontends=max_frontends)
+    options = Options(
+        node_name or socket.gethostname(),
+        _addresses(node_ips),
+        external_ips=external_ips,
+        external_ip_ranges=_ranges(external_ip_cidrs),
+        max_frontends=max_frontends,
+    )
     loaded = _load(path)
     resolution = resolve(loaded.snapshot(), options)
     state, failed = _with_ids(resolution.state, known_ids)
@@ -89,6 +98,13 @@ def _addresses(texts: tuple[str, ...]) -> tuple[bytes, ...]:
         return tuple(dict.fromkeys(map(parse_ip, texts)))
     except ValueError as error:
         raise ConfigError(f"--node-ip: {error}") from None
+
+
+def _ranges(texts: tuple[str, ...]) -> tuple[CIDR, ...]:
+    try:
+        return tuple(map(CIDR.parse, texts))
+    except ValueError as error:
+        raise ConfigError(f"--external-ip-cidr: {error}") from None
 
 
 def _load(path: str) -> ManifestFiles:

@@ -244,6 +244,11 @@ def test_a9_kube_proxys_ports(given: dict[str, object], healthz: tuple[str, ...]
         ({"metrics_bind_address": "127.0.0.1:1", "metrics_address": "127.0.0.1:2"}, "they are one setting"),
         ({"nodeport_addresses": ("primary", "10.0.0.0/8")}, "primary cannot be combined with ranges"),
         ({"nodeport_addresses": ("10.0.0.1",)}, "--nodeport-addresses: '10.0.0.1' is not a range"),
+        ({"external_ip_cidr": ("10.0.0.0/8", "10.0.0.1")}, "--external-ip-cidr: '10.0.0.1' is not a range"),
+        (
+            {"external_ip_cidr": ("203.0.113.0/33",)},
+            "--external-ip-cidr: '203.0.113.0/33' has a prefix length outside 0-32",
+        ),
     ],
 )
 def test_kube_proxys_settings_that_are_refused(given: dict[str, object], words: str) -> None:

@@ -44,6 +44,7 @@ def test_commented_values_are_the_defaults():
         "metrics-address",
         "cgroup",
         "nodeport-addresses",
+        "external-ip-cidr",
     }  # have no useful default to show
     derived = {"flow6-table-size": 1 << 19}  # 0 stands for half of IPv4's
     for key, text in re.findall(r"^#([a-z0-9-]+): (.*)$", EXAMPLE.read_text(), re.MULTILINE):

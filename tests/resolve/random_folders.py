@@ -83,7 +83,10 @@ class Folder:
         ):
             if chance(likely):
                 spec[field] = choice(values)
-        spec["externalIPs"] = self.some(OUTSIDE, 2)
+        # now and then what others have by a better claim: a ClusterIP, an ingress address, an address of a node
+        spec["externalIPs"] = self.some(
+            (*OUTSIDE, *V4, V6[0], INGRESS[0]["ip"], "192.168.0.1") if chance(0.3) else OUTSIDE, 2
+        )
         if chance(0.4):
             spec["loadBalancerSourceRanges"] = self.some(RANGES, 3)
         meta = {"annotations": {}, "labels": {"service.kubernetes.io/service-proxy-name": "x"} if chance(0.04) else {}}

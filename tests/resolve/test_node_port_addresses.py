@@ -66,6 +66,26 @@ def test_a2_external_ips_may_be_switched_off() -> None:
         assert [message.field for message in resolution.messages] == ([] if given else ["spec.externalIPs"])
 
 
+def test_a2_external_ips_outside_of_the_ranges_are_not_served_and_are_named() -> None:
+    addresses = ("203.0.113.1", "198.51.100.7", "2001:db8::1", "2001:db8:1::1")
+    port = ServicePort("", L4Type.TCP, 80)
+    web = Service("d", "web", families=(4, 6), external_ips=tuple(map(parse_ip, addresses)), ports=(port,))
+    given = ("203.0.113.0/24", "2001:db8::/48")
+    resolver = Resolver(layer_settings.resolve_options(Config(external_ip_cidr=given)))
+    resolver.update([ObjectChange("Service", "d/web", None, web)])
+    resolution = resolver.resolve()
+    assert [str(svc.frontend) for svc in resolution.state.services] == ["203.0.113.1:80", "[2001:db8::1]:80"]
+    (message,) = resolution.messages
+    assert message.warning
+    assert str(message) == (
+        "Service d/web: spec.externalIPs: 198.51.100.7, 2001:db8:1::1 are in no --external-ip-cidr; they have no frontend"
+    )
+    many = tuple(bytes((198, 51, 100, number)) for number in range(10))
+    resolver.update([ObjectChange("Service", "d/web", web, replace(web, external_ips=many))])
+    (message,) = resolver.resolve().messages
+    assert message.problem.endswith("198.51.100.7 and 2 more are in no --external-ip-cidr")
+
+
 def test_a2_what_is_said_when_no_address_is_left() -> None:
     (message,) = resolved("203.0.113.0/24").messages
     assert str(message).startswith("Node n1: none of its addresses is in --nodeport-addresses; NodePort")

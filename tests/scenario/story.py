@@ -52,6 +52,8 @@ class Flags:
     node: str = "n1"
     node_ips: tuple[str, ...] = ()
     table_size: int = 251
+    external_ips: bool = True
+    external_ip_cidrs: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
 
@@ -65,6 +67,10 @@ def flags(words: list[str]) -> Flags:
             out.node_ips += (next(rest),)
         elif word == "--maglev-table-size":
             out.table_size = int(next(rest))
+        elif word == "--no-external-ips":
+            out.external_ips = False
+        elif word == "--external-ip-cidr":
+            out.external_ip_cidrs += (next(rest),)
         elif word == "only":
             out.only = tuple(rest)
         else:
@@ -135,8 +141,9 @@ class Story:
         elif first == "plan":
             given = flags(rest)
             result = dry_run(
-                str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size
-            )
+                str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size,
+                external_ips=given.external_ips, external_ip_cidrs=given.external_ip_cidrs,
+            )  # fmt: skip
             self.compare(block, given, result.lines, result.messages)
             assert result.exit_code == any(line.startswith("! ") for line in block.text)
         elif first == "agent":

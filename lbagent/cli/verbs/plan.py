@@ -10,6 +10,12 @@ from lbagent.cli.options import agent_pins_option, form_option, pins_of_the_agen
 from lbagent.cli.output import document
 
 
+class _CommaSeparated(click.types.StringParamType):
+    """A text, of which an environment variable has several with commas between them, as the agent's variables."""
+
+    envvar_list_splitter = ","
+
+
 @click.command()
 @click.option(
     "-f",
@@ -51,6 +57,21 @@ from lbagent.cli.output import document
     help="Frontends (address, port and protocol) that one Service has; the rest is left out and named.",
 )
 @click.option(
+    "--external-ips/--no-external-ips",
+    default=True,
+    show_default=True,
+    envvar="LBAGENT_EXTERNAL_IPS",
+    help="Whether externalIPs are served.",
+)
+@click.option(
+    "--external-ip-cidr",
+    type=_CommaSeparated(),
+    multiple=True,
+    envvar="LBAGENT_EXTERNAL_IP_CIDR",
+    metavar="CIDR",
+    help="Range of the externalIPs that are served; others are named (repeatable; default: all).",
+)
+@click.option(
     "--ids-from-maps",
     is_flag=True,
     help="Use the ids that frontends and backends have in the pinned maps, so that `diff` with `map dump` shows what differs.",
@@ -58,11 +79,14 @@ from lbagent.cli.output import document
 @agent_pins_option
 @form_option("dump", "json", "yaml")
 def plan(
+    *,
     folder: str,
     node: str,
     node_ip: tuple[str, ...],
     maglev_table_size: int,
     max_frontends: int,
+    external_ips: bool,
+    external_ip_cidr: tuple[str, ...],
     ids_from_maps: bool,
     bpffs: str,
     form: str,
@@ -76,13 +100,9 @@ def plan(
 
     known_ids = KnownIds.of_maps(bpffs or pins_of_the_agent()) if ids_from_maps else KnownIds()
     done = dry_run(
-        folder,
-        node_name=node,
-        node_ips=node_ip,
-        maglev_table_size=maglev_table_size,
-        max_frontends=max_frontends,
-        known_ids=known_ids,
-    )
+        folder, node_name=node, node_ips=node_ip, maglev_table_size=maglev_table_size, max_frontends=max_frontends,
+        known_ids=known_ids, external_ips=external_ips, external_ip_cidrs=external_ip_cidr,
+    )  # fmt: skip
     for message in done.messages:
         click.echo(str(message), err=True)
     if form == "dump":

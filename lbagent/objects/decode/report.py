@@ -223,7 +223,7 @@ def plain_ip(text: str | None) -> bytes | None:
         packed = inet_pton(AF_INET, text or "")
     except (OSError, ValueError):
         return None
-    return packed if 0 < packed[0] < 224 and packed[0] != 127 else None
+    return packed if 0 < packed[0] < 224 and packed[0] != 127 and packed[:2] != _LINK_LOCAL4 else None
 
 
 _PROTOCOLS = {"TCP": L4Type.TCP, "UDP": L4Type.UDP, "SCTP": L4Type.SCTP}
@@ -237,6 +237,8 @@ def special(address: bytes) -> str:
             return "an unspecified address"
         if first == 127:
             return "a loopback address"
+        if address[:2] == _LINK_LOCAL4:
+            return "a link-local address"
         if first >= 240:
             return "a reserved address"
         return "a multicast address" if first >= 224 else ""
@@ -250,6 +252,7 @@ def special(address: bytes) -> str:
 
 
 _LOOPBACK6 = bytes(15) + b"\x01"
+_LINK_LOCAL4 = bytes((169, 254))
 
 
 def text_of(value: Any) -> str:
