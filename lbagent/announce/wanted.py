@@ -131,7 +131,9 @@ class WantedVips:
 
     def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> WantedVip:
         services, family = self._objects.services, Family.of(address)
-        uses = [_Use(services[key], self._nodes_with_endpoints(services[key], family)) for key in users]
+        # As for frontends (resolve/ownership.py): externalIPs decide nothing about an address that a Service was given.
+        claims = [key for key in users if address in services[key].ingress] or users
+        uses = [_Use(services[key], self._nodes_with_endpoints(services[key], family)) for key in claims]
         return WantedVip(
             address,
             pool.name,

@@ -142,8 +142,13 @@ def _backend(info: EndpointInfo, state: BackendState, context: BuildContext) -> 
 
 
 def _lost(pod: Pod, frontend: L3n4Addr, service: str | None, holder: Pod) -> Message:
-    who = f"Service {service}" if service else f"the older Pod {holder.key}"
-    problem = f"{frontend.with_protocol()} is held by {who}"
+    if service:
+        who = f"held by Service {service}"
+    elif pod.created != holder.created:  # one without a time counts as the youngest
+        who = f"held by the older Pod {holder.key}"
+    else:
+        who = f"held by Pod {holder.key}, which is of the same age and the first by namespace/name"
+    problem = f"{frontend.with_protocol()} is {who}"
     subject, origin = f"Pod {pod.key}", pod.origin
     kept = "the other frontends stay"
     return Message(problem, kept, "spec.containers.ports.hostPort", subject, origin.file, origin.line, bool(service))

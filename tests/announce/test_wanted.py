@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from lbagent.announce.wanted import WantedVips, node_refusal
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
+from lbagent.model.service import CIDR
 from lbagent.objects.records import (
     FIELD_OF_KIND,
     Endpoint,
@@ -72,6 +73,31 @@ def test_external_addresses_are_wanted_where_they_are_served() -> None:
     web = service("web", external_ips=(A,))
     assert found(web).keys() == {A}
     assert found(web, external_ips=False) == {}
+
+
+def test_external_addresses_outside_of_the_ranges_are_not_wanted_also_from_the_next_look_on() -> None:
+    objects = ObjectSnapshot(services={"ns/web": service("web", external_ips=(A, B))})
+    wanted = WantedVips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.0.0/28"),))
+    wanted.look(objects, POOLS)
+    assert wanted.vips.keys() == {A}
+    wanted.use_external_ips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.1.0/28"),))
+    assert wanted.look(objects, POOLS) == {A, B}
+    assert wanted.vips.keys() == {B}
+    wanted.use_external_ips(external_ips=False, external_ip_ranges=())
+    wanted.look(objects, POOLS)
+    assert wanted.vips == {}
+    assert wanted.look(objects, POOLS) == set()
+
+
+def test_externalips_decide_nothing_about_an_address_that_another_service_was_given() -> None:
+    """Its policy Local holds, and so do the nodes of its endpoints."""
+    web = service("web", A, external_local=True)
+    evil = service("evil", external_ips=(A, B))
+    endpoint, others = piece("web", Endpoint(b"\1\2\3\4", node="a")), piece("evil", Endpoint(b"\1\2\3\5", node="b"))
+    vips = found(web, evil, endpoint, others)
+    assert vips[A].nodes == {"a"}
+    assert vips[A].services == ("ns/evil", "ns/web")
+    assert vips[B].nodes is None
 
 
 def test_a_service_of_another_proxy_is_left_to_it() -> None:

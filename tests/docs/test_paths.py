@@ -28,6 +28,7 @@ NOT_OURS = {
     "BPFFS/v1/",
     "v1/resize/",
     "cluster.sh", "e2e.sh", "baseline.txt",  # of the scripts of a cluster
+    "frontend-owners.json",  # in --state-dir
     "config.yaml", "state.yaml",  # a user's
 }  # fmt: skip
 # what docs/architecture.md says a coming capability adds; a file that is there leaves this list

@@ -177,6 +177,15 @@ def test_the_older_of_two_pods_has_a_host_port() -> None:
     assert sorted(messages) == [f"Pod d/a: {lost}", f"Pod d/c: {lost}"]
 
 
+@pytest.mark.parametrize("created", [0.0, 5.0])
+def test_of_two_pods_of_one_age_the_name_decides_and_the_message_says_so(created: float) -> None:
+    rows, (message,) = rows_of(rival("b", 2, created), rival("a", 1, created))
+    assert rows["192.0.2.1:7000"] == ["10.244.0.1"]
+    assert message.startswith(
+        "Pod d/b: spec.containers.ports.hostPort: 0.0.0.0:7000/TCP is held by Pod d/a, which is of the"
+    )
+
+
 def test_a_terminating_pod_keeps_its_flows_beside_a_new_one() -> None:
     rows, messages = rows_of(rival("a", 1, 1.0, terminating=True), rival("b", 2, 5.0))
     assert rows == {"0.0.0.0:7000": ["10.244.0.2", "10.244.0.1"], "192.0.2.1:7000": ["10.244.0.2", "10.244.0.1"]}
