@@ -86,6 +86,7 @@ def grant(
     """
     done: Grants[Key] = Grants(set(), free, dict(used), {})
     waiting, wanted = list(claims), dict(wanted)
+    resting = max(0, capacity - free - sum(used.values()))  # of keys that are gone: free at the next pass
     for claim in waiting if credit else ():
         if due := credit.get(claim.service, 0):
             credit[claim.service] = due - done.take(claim, due)
@@ -97,10 +98,14 @@ def grant(
             done.take(claim, allowed[holder] - done.counts.get(holder, 0))
             if any(key not in done.keys for key in claim.keys):
                 refused.append(claim)
-        # A namespace with room that fits none of its claims leaves it to the others.
-        stuck = {
-            holder for claim in refused if done.counts.get(holder := namespace_of(claim.service), 0) < allowed[holder]
+        # A namespace with room that fits none of its claims leaves it to the others, unless ids that rest make a claim fit.
+        room = {holder: allowed[holder] - done.counts.get(holder, 0) for holder in allowed}
+        fits_soon = {
+            holder
+            for claim in refused
+            if len(done.missing(claim)) <= min(room[holder := namespace_of(claim.service)], done.free + resting)
         }
+        stuck = {namespace_of(claim.service) for claim in refused if room[namespace_of(claim.service)] > 0} - fits_soon
         if not stuck or not done.free or (done.free == before and len(stuck) == len(wanted)):
             break
         wanted |= {holder: done.counts.get(holder, 0) for holder in stuck}

@@ -230,6 +230,17 @@ def test_what_one_frontend_cannot_use_others_may() -> None:
     assert done.keys == set(range(15))
 
 
+def test_a_new_frontend_within_its_share_waits_for_ids_that_rest() -> None:
+    """An id that a change has just freed makes it fit at the next pass: until then no other namespace takes the room."""
+    ids = assigner(12)
+    greedy, rolled = range(20, 25), (40, 41, 42, 43)
+    assign(ids, svc("b", 1, 20), svc("c", 2, *rolled, 45))
+    contents = (svc("b", 1, *greedy), svc("c", 2, *rolled, 44), svc("a", 3, 0, 1, 2))
+    assign(ids, *contents)
+    assert ids.finds_more
+    assert assign(ids, *contents) == {"s1": [20, 21, 22, 23], "s2": [*rolled, 44], "s3": [0, 1, 2]}
+
+
 # --- any history ---
 
 CAPACITY = 12

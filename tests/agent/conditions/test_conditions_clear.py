@@ -23,6 +23,7 @@ import pytest
 
 from lbagent.agent.conditions import check_drops
 from lbagent.agent.conditions.check_capacity import check_sweeps, check_tables
+from lbagent.agent.conditions.check_conflicts import check_conflicts
 from lbagent.agent.conditions.check_drops import DropsCheck
 from lbagent.agent.conditions.check_sending import check_frames
 from lbagent.agent.conditions.check_services_of_node import check_announcing, check_targets
@@ -420,6 +421,19 @@ async def a_map_of_addresses_that_is_full(_: Any) -> Any:
         world.run(25)
 
     return await ended(check_announcing, Some(announcer=world.announcer), end)
+
+
+@of_check(ConditionName.ADDRESS_CONFLICT)
+async def a_stranger_that_claims_an_address(_: Any) -> Any:
+    from tests.announce.test_announcer import IFINDEX, STRANGER, VIP, Claim, World
+
+    world = World()
+    world.serve(VIP)
+    world.run(20)
+    for _ in range(4):
+        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.run(0.5)
+    return await ended(check_conflicts, Some(announcer=world.announcer), lambda: world.run(66))
 
 
 @of_check(ConditionName.TARGET_FAILED)

@@ -331,6 +331,6 @@ def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.Mon
         wanted = Sizes(**{**vars(sizes), "flow4": 1 << 14, "flow6": 1 << 13, "snat4": 1 << 14})
         outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
         assert outcome.sizes == sizes_of(lab) == sizes
-        assert "lb4_snat" in outcome.problems[0]
+        assert "lb4_snat" in outcome.problems["map sizes"]
         assert not (lab.bpffs / "v1" / "resize").exists()
         connections.ask_all()

@@ -95,7 +95,7 @@ def test_a_start_of_another_version_with_other_sizes(monkeypatch: pytest.MonkeyP
         with cluster.load(pause_s=0.01, timeout_s=30) as load:
             wanted = replace(sizes, flow4=1 << 17, flow6=1 << 16)
             outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, lambda: newer, Settings())
-        assert (outcome.sizes, outcome.problems) == (wanted, [])
+        assert (outcome.sizes, outcome.problems) == (wanted, {})
         assert load.tally.failures == []
         assert load.tally.syns_again == 0
         assert all(each.ask() == each.first for each in talkers)
