@@ -363,6 +363,38 @@ async def test_other_options_hold_from_the_next_pass_on() -> None:
     assert [each.state.generation for each in target.given] == [1, 2]
 
 
+async def test_other_options_take_no_frontend_from_the_service_that_is_served() -> None:
+    """Neither has a creationTimestamp; a resolver of other options begins from nothing, and the copy's name sorts first."""
+    source, target = ListSource(), Asked()
+    loop = make_loop([source], target)
+    changes = 0
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    loop.on_owners = changed
+    copy = msgspec.structs.replace(service(1), name="a-copy")
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+        source.put(copy)
+        await loop.settled()
+        before = changes
+        source.put(endpoints(1, 1, 2))
+        await loop.settled()
+        assert changes == before == 2, "endpoints change nothing about who has a frontend"
+        for name in ("you", "they"):
+            loop.replace_resolver(Resolver(Options(name, keep_existing=True)))
+            await loop.settled()
+            assert {str(svc.name) for svc in loop.state.services} == {"default/s1"}
+            assert {(each.loser, each.winner) for each in loop.contests} == {("default/a-copy", "default/s1")}
+            assert {*loop.owned_frontends().by_service()} == {"default/s1", "default/a-copy"}
+        source.put(endpoints(1, 1))
+        await loop.settled()
+    assert {str(svc.name) for svc in loop.state.services} == {"default/s1"}
+
+
 @pytest.mark.parametrize(
     ("trusted", "retains", "given"),
     [(True, True, False), (False, True, True), (False, False, False), (True, False, False)],
