@@ -100,8 +100,10 @@ class Resolver:
         self._filtered_out: dict[str, set[L3n4Addr]] = {}
 
     def replace(self, objects: ObjectSnapshot) -> None:
-        """Take a whole snapshot in place of everything known."""
+        """Take a whole snapshot in place of everything known. Who has which frontend counts as before."""
+        owner_of = self._ownership.owner
         self._clear()
+        self._ownership.set_previous_owner(owner_of)
         self._index.all_dirty = True
         self.update(
             ObjectChange(kind, key, None, obj) for kind in KIND_ORDER for key, obj in objects.of_kind(kind).items()
