@@ -204,7 +204,9 @@ def test_who_was_served_before_is_an_input() -> None:
     assert {str(svc.name) for svc in new.resolve().state.services} == {"d/b"}
     assert new.owner_of(frontend) == "d/b"
     new.replace(objects)
-    assert {str(svc.name) for svc in new.resolve().state.services} == {"d/b"}, "a snapshot in place of all that is known"
+    assert {str(svc.name) for svc in new.resolve().state.services} == {"d/b"}, (
+        "a snapshot in place of all that is known"
+    )
     early = Resolver(options)
     early.set_previous_owner(lambda _: "d/b")
     early.replace(objects)

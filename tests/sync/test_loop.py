@@ -374,11 +374,11 @@ async def test_other_options_take_no_frontend_from_the_service_that_is_served() 
         changes += 1
 
     loop.on_owners = changed
-    copy = msgspec.structs.replace(service(1), name="a-copy")
+    served = msgspec.structs.replace(service(1), created=0.0)
     async with running(loop):
-        source.first_list(service(1), endpoints(1, 1))
+        source.first_list(served, endpoints(1, 1))
         await loop.settled()
-        source.put(copy)
+        source.put(msgspec.structs.replace(served, name="a-copy"))
         await loop.settled()
         before = changes
         source.put(endpoints(1, 1, 2))
