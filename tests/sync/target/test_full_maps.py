@@ -88,7 +88,7 @@ def worlds(draw) -> tuple[SVC, ...]:
     for svc in draw(states()):
         if svc.source_ranges and draw(st.booleans()):
             flags = ServiceFlags(svc.flags | ServiceFlags.SOURCE_RANGE_DENY)
-            svc = replace(svc, source_ranges_deny=True, flags=flags)  # noqa: PLW2901
+            svc = replace(svc, source_ranges_deny=True, flags=flags)
         out.append(replace(svc, check_source_range=bool(svc.source_ranges)))
     return tuple(out)
 
