@@ -91,7 +91,8 @@ class MapCapacity:
                 return False
             self._take(_MATCHES, matches)
             self._take(_RANGE_MAPS[family], ranges)
-        self._take(name, slots)
+        if slots:
+            self._take(name, slots)
         return True
 
     # --- what does not fit ---
@@ -239,7 +240,11 @@ def _entries(svc: SVC, old: FrontendEntries) -> FrontendEntries:
 
 
 def _coming_slots(old: FrontendEntries, new: FrontendEntries) -> int:
-    return len(new.slots.keys() - old.slots.keys()) if old.slots else len(new.slots)
+    """Return how many slots `new`, which has no gap, has and `old` has not; a change that broke off may leave gaps there."""
+    count, there = len(old.slots), old.slots
+    if sum(there) == count * (count - 1) // 2:  # 0, 1, 2, ... without a gap
+        return max(0, len(new.slots) - count)
+    return len(new.slots.keys() - there.keys())
 
 
 def _coming_matches(old: FrontendEntries, new: FrontendEntries) -> int:
