@@ -22,6 +22,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdAssigner
+from lbagent.model.service import SVC
 from lbagent.model.state import State, next_generation
 from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
@@ -165,7 +166,8 @@ class BpfTarget:
             self._largest = (self.state, {})
         known = self._largest[1]
         if table not in known:
-            known[table] = largest_namespaces(self.state, table)
+            written = tuple([svc for svc in self.shadow.frontends.values() if isinstance(svc, SVC)])
+            known[table] = largest_namespaces(written, table)
         return known[table]
 
     def counter_ids(self, ident: int) -> list[int]:
