@@ -99,6 +99,7 @@ class MapFull(KernelError):
         """Say it in the operator's words: the errno's own text is "Argument list too long"."""
         super().__init__(op, errno, subject, advice)
         self.args = (f"map {subject} is full" + (f": {advice}" if advice else ""),)
+        self.maps: frozenset[str] = frozenset()  # all maps without room, as a plan found before a write
 
 
 class VerifierError(LbError):

@@ -144,6 +144,11 @@ def flags_of(value: bytes) -> int:
     return value[8] | value[9] << 8
 
 
+def with_flags(value: bytes, flags: int) -> bytes:
+    """Return a slot's value with other flags."""
+    return value[:8] + bytes((flags & 0xFF, flags >> 8)) + value[10:]
+
+
 def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
     """Return the reverse NAT row of a frontend; `no_local_backend` makes the program drop where it would reject."""
     scope = frontend.scope | (REVNAT_NO_LOCAL_BACKEND if no_local_backend else 0)

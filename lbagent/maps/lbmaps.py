@@ -118,8 +118,16 @@ SIZE_OPTION = {
 }
 
 
-def map_full(map_name: str, used: int, limit: int, errno: int = 7, *, needed: int = 0) -> MapFull:
-    """Return the error of a map without room: which, how full, what to raise. `errno` defaults to E2BIG."""
+def map_full(
+    map_name: str,
+    used: int,
+    limit: int,
+    errno: int = 7,
+    *,
+    needed: int = 0,
+    kept: str = "everything already written keeps serving",
+) -> MapFull:
+    """Return the error of a map without room: which, how full, what to raise, what is kept. `errno` defaults to E2BIG."""
     more = f", {needed} more needed" if needed else ""
     option = SIZE_OPTION.get(map_name, "")
     advice = f"raise {option}; " if option else ""
@@ -127,7 +135,7 @@ def map_full(map_name: str, used: int, limit: int, errno: int = 7, *, needed: in
         "insert",
         errno,
         map_name,
-        f"{used} of {limit} entries used{more}; {advice}everything already written keeps serving",
+        f"{used} of {limit} entries used{more}; {advice}{kept}",
     )
 
 

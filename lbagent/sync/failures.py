@@ -32,6 +32,11 @@ class Failures:
         """Return the failing frontends whose retry is later."""
         return {frontend for frontend, failure in self.frontends.items() if failure.retry_at > now}
 
+    def retry_now(self, frontends: Iterable[L3n4Addr], now: float) -> None:
+        """Have failing frontends tried again at once: what they wait for is there."""
+        for frontend in frontends:
+            self.frontends[frontend].retry_at = now
+
     def written(self, frontends: Iterable[L3n4Addr]) -> None:
         """Forget the failures of frontends that were written, or are no longer asked for."""
         for frontend in frontends:

@@ -25,6 +25,13 @@ def guarded(count: int) -> dict:  # type: ignore[type-arg]
     return found | {"status": {"loadBalancer": {"ingress": [{"ip": VIP}]}}}
 
 
+def exposed(*ranges: str) -> dict:  # type: ignore[type-arg]
+    """A Service with an address for clients outside, open without ranges."""
+    spec = {"loadBalancerSourceRanges": list(ranges)} if ranges else {}
+    found = service("shop", "10.96.0.40", type="LoadBalancer", **spec)
+    return found | {"status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.8"}]}}}
+
+
 CASES = {
     "slots": (lambda: (service("big", "10.96.0.20"), endpoints("big", *crowd(70))), "--max-service-slots", 70),
     "backends": (lambda: (service("big", "10.96.0.20"), endpoints("big", *crowd(300))), "--max-backends", 300),
@@ -81,3 +88,60 @@ def test_a_frontend_that_waited_for_room_comes_when_another_leaves(box: Box) -> 
     (box.manifests / "one.json").unlink()
     box.until_dump(lambda dump: any("10.96.0.30:80/TCP SLOT=40" in line for line in dump), "its turn")
     assert not box.agent.api.status()["failing"]
+
+
+def test_a_removed_backend_gets_no_new_flow_although_no_slot_is_free(box: Box) -> None:
+    """Every Service takes a slot for its address, one for its port, and one for each backend: 59, 3 and 2 of 64."""
+    box.write("web.json", *web("10.7.0.5"))
+    box.write("one.json", service("one", "10.96.0.20"), endpoints("one", *crowd(57)))
+    box.agent = box.make_agent(*TINY, "64")
+    box.agent.start()
+    box.write("last.json", service("last", "10.96.0.50"), endpoints("last"))
+    box.until_dump(lambda dump: any("10.96.0.50:80/TCP SLOT=0" in line for line in dump), "the last slots")
+    assert not box.agent.api.status()["failing"]
+    box.write("web.json", *web("10.7.0.6", "10.7.0.7"))
+    wait_for(lambda: box.agent.api.status()["failing"], "the failing frontend")
+    slots = [line for line in box.agent.dump() if line.startswith("SVC") and "10.96.0.10:80/TCP" in line]
+    assert len(slots) == 2
+    status = box.agent.cli("status", check=False)
+    assert status.returncode == 1
+    assert (
+        "box/web: map lb4_service is full: 64 of 64 entries used, 1 more needed; raise --max-service-slots"
+        in status.stdout
+    )
+    assert "1 of its 2 backends; no new flow goes to 10.7.0.7:8080/TCP" in status.stdout
+    assert not any(line.startswith("BE") and "10.7.0.5:8080" in line for line in box.agent.dump())
+    box.write("one.json", service("one", "10.96.0.20"), endpoints("one", *crowd(56)))
+    box.until_dump(lambda dump: any("10.96.0.10:80/TCP SLOT=2" in line for line in dump), "the other backend")
+    wait_for(lambda: not box.agent.api.status()["failing"], "a status without it")
+    assert box.run("verify", "--bpffs", str(box.bpffs)).returncode == 0
+
+
+def test_a_full_map_of_source_ranges_opens_nothing(box: Box) -> None:
+    box.write("other.json", guarded(4), endpoints("big", "10.7.0.5"))
+    box.write("shop.json", exposed(), endpoints("shop", "10.7.0.6"))
+    box.agent = box.make_agent(*TINY, "64")
+    box.agent.start()
+    box.write("shop.json", exposed("192.0.2.0/24"), endpoints("shop", "10.7.0.7"))
+    wait_for(lambda: box.agent.api.status()["failing"], "the failing frontend")
+
+    def closed() -> list[str]:
+        return [line for line in box.agent.dump() if "203.0.113.8:80/TCP SLOT=" in line]
+
+    def is_closed_with_the_new_backend() -> bool:
+        dump = box.agent.dump()
+        return "check source-range" in closed()[0] and any("10.7.0.7:8080" in line for line in dump)
+
+    assert is_closed_with_the_new_backend(), closed()
+    assert not any("192.0.2.0/24" in line for line in box.agent.dump())
+    status = box.agent.cli("status", check=False)
+    assert status.returncode == 1
+    assert "box/shop: map lb4_source_range is full: 4 of 4 entries used, 1 more needed" in status.stdout
+    assert "0 of its 1 source ranges; it refuses clients of 192.0.2.0/24" in status.stdout
+    box.agent.stop()
+    box.agent = box.make_agent(*TINY, "64")
+    box.agent.start()
+    assert is_closed_with_the_new_backend(), closed()
+    box.write("other.json", guarded(3), endpoints("big", "10.7.0.5"))
+    box.until_dump(lambda dump: any("192.0.2.0/24" in line for line in dump), "the range")
+    wait_for(lambda: not box.agent.api.status()["failing"], "a status without it")

@@ -31,7 +31,10 @@ ENTRIES_AT_ONCE = 16_384  # some 10 ms in the kernel
 
 
 class Applied(Struct):
-    """What came of a plan. `failed` frontends must be planned again (with back-off); `errors` belong to no frontend."""
+    """What came of a plan. `failed` frontends must be planned again (with back-off); `errors` belong to no frontend.
+
+    A frontend of which a part is written because a map is full is among the `failed`.
+    """
 
     written: Counter[str] = field(default_factory=Counter)  # entries written or deleted, by map
     failed: dict[L3n4Addr, LbError] = field(default_factory=dict)
@@ -64,7 +67,7 @@ def applying(plan: Plan, maps: LBMaps, shadow: Shadow, now: float = 0.0, linger_
         yield from run.step(index, step)
     yield from run.commit()
     run.clear_stale_bits(now, linger_s)
-    for owner, error in run.failed.items():
+    for owner, error in (plan.shortages | run.failed).items():
         run.result.failed[plan.changes[owner].frontend] = error
     return run.result
 
@@ -224,7 +227,7 @@ class _Run:
             if not owner % BETWEEN_YIELDS:
                 yield
         if plan.services is not None:
-            unwritten = {plan.changes[owner].frontend for owner in self.failed}
+            unwritten = {plan.changes[owner].frontend for owner in (*self.failed, *plan.shortages)}
             shadow.finish_plan(plan.services, unwritten, complete=not self.result.errors)
         self._commit_filter()
 

@@ -16,12 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
-from lbagent.errors import LbError
+from lbagent.errors import LbError, MapFull
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.ids import IdAssigner
+from lbagent.model.service import SVC
 from lbagent.model.state import State, next_generation
 from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
@@ -165,7 +166,8 @@ class BpfTarget:
             self._largest = (self.state, {})
         known = self._largest[1]
         if table not in known:
-            known[table] = largest_namespaces(self.state, table)
+            written = tuple([svc for svc in self.shadow.frontends.values() if isinstance(svc, SVC)])
+            known[table] = largest_namespaces(written, table)
         return known[table]
 
     def counter_ids(self, ident: int) -> list[int]:
@@ -324,12 +326,29 @@ class BpfTarget:
             planned = await self._plan(desired)
         errors = (await self._apply(planned, now)).errors
         shadow.invalidate(postponed)
+        self._retry_where_room_is(planned, now)
         errors += await self._write_paths(desired, now)
         self._paths.paths_planned()
         errors += self._unread
         self._unread.clear()
         self._note_failures(desired, errors, now)
         self.state = desired
+
+    def _retry_where_room_is(self, planned: Plan, now: float) -> None:
+        """Plan what waits for room again at once where this plan left more room than there was while it was made."""
+        failures = self._failures
+        short = {
+            frontend: each.error.maps
+            for frontend, each in failures.frontends.items()
+            if isinstance(each.error, MapFull)
+        }
+        if not short:
+            return
+        usage = self.shadow.pressure()
+        larger = {name for name, room in planned.room.items() if usage[name][1] - usage[name][0] > room}
+        if waiting := [frontend for frontend, maps in short.items() if not maps.isdisjoint(larger)]:
+            failures.retry_now(waiting, now)
+            self.wake.set()
 
     async def _plan(self, desired: State) -> Plan:
         work = planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses())

@@ -14,19 +14,20 @@ from lbagent.errors import LbError
 from lbagent.maps import frontend_codec, prefilter
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U16, U32
-from lbagent.maps.lbmaps import PathInfo, map_full, service_counter
+from lbagent.maps.lbmaps import PathInfo, service_counter
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
-from lbagent.model.service import MAX_SLOTS, SVC
+from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
-from lbagent.sync.target.ranges import range_steps
-from lbagent.sync.target.retention import RESTORED, as_found
+from lbagent.sync.target.capacity import Fit, MapCapacity
+from lbagent.sync.target.ranges import range_steps, range_steps_in_full_map
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import map_entries, strays_of
 from lbagent.sync.target.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
+_NOTHING = Fit(None, NO_ENTRIES)
 PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
@@ -50,7 +51,7 @@ def plan(desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes
     """Return how to get from what the maps hold to `desired`, whose ids are assigned.
 
     `paths` answers how a backend is reached (net/paths.py); `snat` are the addresses this node translates to, None to
-    leave them. A service that cannot be written at all (too many slots, backend id beyond the maps) is in `refused`.
+    leave them. A new frontend that does not fit into the maps is in `refused`; what is missing of others is in `shortages`.
     """
     return run_whole(planning(desired, shadow, paths, snat))
 
@@ -67,24 +68,25 @@ def planning(
     bits: set[int] = set()
     for owner, change in enumerate(changes):
         old = map_entries(change.old) if change.old is not None else NO_ENTRIES
-        new = frontend_codec.encode(change.svc) if change.svc is not None else NO_ENTRIES
-        if change.svc is not None and change.svc.name is RESTORED:
-            new = as_found(new, old)
-        if change.svc is not None and (
-            error := _cannot(change.svc, shadow) or capacity.reserve(change.frontend, old, new)
-        ):
-            out.refused[owner] = error
+        fit = capacity.fit(change.svc, old) if change.svc is not None else _NOTHING
+        if isinstance(fit, LbError):
+            out.refused[owner] = fit
             continue
+        new = fit.entries
+        change.svc = fit.svc
+        if fit.shortage:
+            out.shortages[owner] = fit.shortage
         if not owner % BETWEEN_YIELDS:
             yield
         backends.count(owner, change, old)
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
-        _service_steps(steps, owner, change.frontend, old, new, shadow.sizes.maglev_size)
+        _service_steps(steps, owner, change.frontend, old, fit, shadow.sizes.maglev_size)
         if strays := strays_of(change.old):
             _stray_steps(steps, owner, new, strays, shadow)
         if change.svc is not None:
             bits.add(prefilter.vip_bit(change.frontend.address))
+    out.room = capacity.room()
     out.refs = yield from backends.planning()
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in prefilter.snat_bits(address))
@@ -133,71 +135,29 @@ def differences(
 
 
 def _add_dirty(desired: State, shadow: Shadow, wanted: dict[L3n4Addr, SVC], gone: list[L3n4Addr]) -> None:
+    """Add what must be planned again; room goes to frontends that are served, then to older Services."""
     already = set(gone)
+    again: list[SVC] = []
     for frontend in shadow.dirty:
         svc = desired.by_frontend.get(frontend)
         if svc is not None:
-            wanted[frontend] = svc
+            again.append(svc)
         elif frontend not in already:
             gone.append(frontend)
-
-
-def _cannot(svc: SVC, shadow: Shadow) -> LbError | None:
-    slots = frontend_codec.entry_count(svc) - 1
-    if slots > MAX_SLOTS:
-        return LbError(
-            f"{svc.frontend.with_protocol()} has {slots} backends, at most {MAX_SLOTS} fit; it stays as it was"
-        )
-    if not svc.id and not svc.wildcard:
-        raise ValueError(f"{svc.frontend.with_protocol()} has no id")
-    limit = shadow.sizes.backends
-    for group in (svc.selectable, svc.unselectable, svc.slotless):
-        for backend in group:
-            if not 0 < backend.id < limit:
-                if not backend.id:
-                    raise ValueError(f"backend {backend.address.with_protocol()} has no id")
-                return LbError(
-                    f"backend {backend.address.with_protocol()} got id {backend.id} of {limit}: raise --max-backends;"
-                    f" {svc.frontend.with_protocol()} stays as it was"
-                )
-    return None
-
-
-class MapCapacity:
-    """What still fits into the maps. A frontend that does not fit is refused whole: half of it would serve no packet.
-
-    Entries that leave with the same plan leave after the new ones came; a frontend that needs their room is planned again.
-    """
-
-    def __init__(self, shadow: Shadow) -> None:
-        self._specs = shadow.specs
-        self._used = dict(shadow.used)
-
-    def reserve(self, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> LbError | None:
-        """Reserve the entries a frontend needs beyond those it has; return why it cannot have them."""
-        family = frontend.family
-        needs = {
-            family.map("service"): len(new.slots) - len(old.slots),
-        }
-        if new.affinity or new.ranges:
-            needs["lb_affinity_match"] = len(new.affinity - old.affinity if new.id == old.id else new.affinity)
-            needs[family.map("source_range")] = len(new.ranges - old.ranges)
-        for name, needed in needs.items():
-            used, limit = self._used.get(name, 0), self._specs[name].max_entries
-            if needed > 0 and used + needed > limit:
-                return map_full(name, used, limit, needed=needed)
-        for name, needed in needs.items():
-            self._used[name] = self._used.get(name, 0) + max(0, needed)
-        return None
+    served = shadow.frontends
+    again.sort(
+        key=lambda svc: (svc.frontend not in served, svc.created, svc.name, svc.frontend.address, svc.frontend.port)
+    )
+    wanted.update({svc.frontend: svc for svc in again})
 
 
 # --- one frontend ---
 
 
 def _service_steps(
-    steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries, table_size: int
+    steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, fit: Fit, table_size: int
 ) -> None:
-    family = frontend.family
+    family, new = frontend.family, fit.entries
     if old.slots:
         if old.slots != new.slots:
             _slot_steps(steps, owner, frontend, old, new)
@@ -206,9 +166,12 @@ def _service_steps(
     if old.has_table or new.members:
         _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
     if old.affinity or new.affinity:
-        _affinity_steps(steps, owner, old, new)
+        _affinity_steps(steps, owner, old, new, leave_first=fit.matches_first)
     if old.ranges or new.ranges:  # verdicts are of ranges
-        range_steps(steps, owner, family, old, new)
+        if fit.ranges_first:
+            range_steps_in_full_map(steps, owner, frontend, old, new)
+        else:
+            range_steps(steps, owner, family, old, new)
     name, ident = family.map("reverse_nat"), U32.pack
     if new.reverse and (new.id != old.id or new.reverse != old.reverse):
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
@@ -268,13 +231,14 @@ def _table_steps(steps: Steps, owner: int, name: str, old: FrontendEntries, new:
         steps.at(Phase.TABLE_OUT, name).add(owner, U32.pack(old.id))
 
 
-def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: FrontendEntries) -> None:
+def _affinity_steps(steps: Steps, owner: int, old: FrontendEntries, new: FrontendEntries, *, leave_first: bool) -> None:
     had = frozenset(frontend_codec.affinity_match_key(old.id, ident) for ident in old.affinity)
     wanted = frozenset(frontend_codec.affinity_match_key(new.id, ident) for ident in new.affinity)
     for key in sorted(wanted - had):
         steps.at(Phase.AFFINITY_IN, "lb_affinity_match").add(owner, key, frontend_codec.PRESENT)
+    out = Phase.AFFINITY_ROOM if leave_first else Phase.AFFINITY_OUT
     for key in sorted(had - wanted):
-        steps.at(Phase.AFFINITY_OUT, "lb_affinity_match").add(owner, key)
+        steps.at(out, "lb_affinity_match").add(owner, key)
 
 
 def _stray_steps(

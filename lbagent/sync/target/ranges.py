@@ -10,6 +10,12 @@ write changes nothing for them, and for the clients that neither list names just
 
 Each client's fate changes once at most, and straight to the new one: an entry that comes has the last word on all its clients
 but those of longer ones that come too, and of the entries that go the longest that meets a client goes last.
+
+Where the map has no room for both lists, what leaves goes first, and clients are refused that neither list refuses, until the
+new list is written; none is admitted that neither list admits:
+
+    where the list names who is refused: its entries refuse by themselves -> slot 0 without "deny": all clients are refused
+    -> what is not listed any more out, shortest prefix first -> what shall be listed -> slot 0 -> plain entries again
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from __future__ import annotations
 from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import PRESENT, FrontendEntries
 from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN, U32
+from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.sync.target.steps import Phase, Steps
@@ -41,6 +48,32 @@ def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, 
     for key in sorted(has.keys() - wanted, key=U32.unpack_from):
         steps.at(out, name).add(owner, key)
     for key in sorted(wanted) if verdict != PRESENT else ():
+        steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
+
+
+def range_steps_in_full_map(
+    steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries
+) -> None:
+    """Add the steps that replace the source ranges of a frontend where its new list has no room beside its old one."""
+    name = frontend.family.map("source_range")
+    has = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts)
+    if _denies(old):
+        close = steps.at(Phase.RANGE_CLOSE, name)
+        for key in sorted(key for key, value in has.items() if value != _KEEPS_OUT):
+            close.add(owner, key, _KEEPS_OUT)
+        has = dict.fromkeys(has, _KEEPS_OUT)
+        flags = frontend_codec.flags_of(old.slots[0]) & ~ServiceFlags.SOURCE_RANGE_DENY
+        master = frontend_codec.with_flags(old.slots[0], flags)
+        key, service_map = frontend_codec.service_key(frontend, 0), frontend.family.map("service")
+        steps.at(Phase.MASTER_CLOSE, service_map).add(owner, key, master)
+        if new.slots.get(0) == old.slots[0]:  # else it is among the slots that change
+            steps.at(Phase.MASTER_IN, service_map).add(owner, key, old.slots[0])
+    for key in sorted(has.keys() - new.ranges, key=U32.unpack_from):
+        steps.at(Phase.RANGE_ROOM, name).add(owner, key)
+    verdict = _KEEPS_OUT if _denies(new) else PRESENT
+    for key in sorted(key for key in new.ranges if has.get(key) != verdict):
+        steps.at(Phase.RANGE_IN, name).add(owner, key, verdict)
+    for key in sorted(new.ranges) if verdict != PRESENT else ():
         steps.at(Phase.RANGE_PLAIN, name).add(owner, key, PRESENT)
 
 

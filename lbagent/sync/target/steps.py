@@ -34,9 +34,13 @@ class Phase(IntEnum):
     PATH_BODY = auto()
     PATH_IN = auto()
     SLOT_IN = auto()
+    AFFINITY_ROOM = auto()  # matches that leave a full map before others come
     AFFINITY_IN = auto()
     TABLE_IN = auto()
     RANGE_CLEAR = auto()  # ranges that no master asks for yet
+    RANGE_CLOSE = auto()  # a full map: before ranges leave that name who is refused, all clients are refused
+    MASTER_CLOSE = auto()
+    RANGE_ROOM = auto()  # ranges that leave a full map before others come
     RANGE_IN = auto()
     REVERSE_IN = auto()
     MASTER_IN = auto()
@@ -81,8 +85,10 @@ _KINDS = {
     Phase.ORPHAN_TABLE_OUT: Kind.TABLE_OUT,
     Phase.MASTER_OUT: Kind.DELETE,
     Phase.SLOT_OUT: Kind.DELETE,
+    Phase.AFFINITY_ROOM: Kind.DELETE,
     Phase.AFFINITY_OUT: Kind.DELETE,
     Phase.RANGE_CLEAR: Kind.DELETE,
+    Phase.RANGE_ROOM: Kind.DELETE,
     Phase.RANGE_OUT: Kind.DELETE,
     Phase.BACKEND_OUT: Kind.DELETE,
 }
@@ -158,7 +164,11 @@ class FrontendChange(Struct):
 
 
 class Plan(Struct):
-    """Everything `apply` must do, in order. `refused` are changes (by index) that cannot be written at all."""
+    """Everything `apply` must do, in order. `refused` are changes (by index) of which nothing is written.
+
+    `shortages` are changes of which a part is written: `FrontendChange.svc` is that part. `room` is what the maps have left
+    before anything leaves.
+    """
 
     changes: list[FrontendChange]
     steps: list[Step]
@@ -166,6 +176,8 @@ class Plan(Struct):
     services: tuple[SVC, ...] | None = None  # None: path writes only
     snat_bits: frozenset[int] | None = None
     refused: dict[int, LbError] = field(default_factory=dict)
+    shortages: dict[int, LbError] = field(default_factory=dict)
+    room: dict[str, int] = field(default_factory=dict)
     full_sync: bool = False
 
     @property

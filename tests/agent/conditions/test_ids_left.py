@@ -42,10 +42,10 @@ def test_the_namespaces_that_use_most_of_a_table() -> None:
         svc("10.96.0.4:80", "d"),
     )
     state = State(1, rows)
-    assert largest_namespaces(state, BACKEND_IDS) == {"a": 2, "c": 2, "b": 1}
-    assert largest_namespaces(state, "lb4_backend") == {"a": 2, "b": 1}
-    assert largest_namespaces(state, "lb6_backend") == {"c": 2}
-    assert largest_namespaces(state, SERVICE_IDS) == {"a": 2, "b": 1, "c": 1}
-    assert largest_namespaces(state, "lb4_service") == {"a": 6, "b": 2, "d": 1}
-    assert largest_namespaces(state, "lb4_source_range") == {"a": 1}
-    assert largest_namespaces(state, "lb4_flow") == {}
+    assert largest_namespaces(state.services, BACKEND_IDS) == {"a": 2, "c": 2, "b": 1}
+    assert largest_namespaces(state.services, "lb4_backend") == {"a": 2, "b": 1}
+    assert largest_namespaces(state.services, "lb6_backend") == {"c": 2}
+    assert largest_namespaces(state.services, SERVICE_IDS) == {"a": 2, "b": 1, "c": 1}
+    assert largest_namespaces(state.services, "lb4_service") == {"a": 6, "b": 2, "d": 1}
+    assert largest_namespaces(state.services, "lb4_source_range") == {"a": 1}
+    assert largest_namespaces(state.services, "lb4_flow") == {}

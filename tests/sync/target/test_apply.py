@@ -18,7 +18,7 @@ from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator
 from lbagent.model.service import CIDR, Algorithm
-from lbagent.sync.target import plan
+from lbagent.sync.target import capacity, plan
 from lbagent.sync.target.apply import apply
 from lbagent.sync.target.drift import drift
 from lbagent.sync.target.steps import NO_OWNER, Phase, Plan, Steps
@@ -54,7 +54,8 @@ def test_a_service_that_does_not_fit_fails_alone():
     assert backends_of(node.maps, big.frontend) is None, "no packet finds a service that is not complete"
 
 
-def test_a_service_that_grows_too_large_keeps_serving_as_it_was():
+def test_a_service_that_grows_too_large_has_as_many_backends_as_fit():
+    """4 and 6 of 20 entries are used: 10 of its 27 new backends fit."""
     node = sized(services=20)
     node.serve(service("10.96.0.1:80", *some(1, 3)), service("10.96.0.2:80", *some(1, 5)))
     grown, other = service("10.96.0.1:80", *some(1, 30)), service("10.96.0.2:80", *some(2, 5))
@@ -62,8 +63,10 @@ def test_a_service_that_grows_too_large_keeps_serving_as_it_was():
     done = node.sync()
     assert list(done.failed) == [grown.frontend]
     assert check(node.maps) == []
-    assert backends_of(node.maps, grown.frontend) == wanted_of(service("10.96.0.1:80", *some(1, 3)))
+    assert backends_of(node.maps, grown.frontend) == wanted_of(service("10.96.0.1:80", *some(1, 13)))
     assert backends_of(node.maps, other.frontend) == wanted_of(other)
+    assert "10 of 20 entries used, 27 more needed" in str(done.failed[grown.frontend])
+    assert "13 of its 30 backends; no new flow goes to 10.244.0.14:80/TCP" in str(done.failed[grown.frontend])
     assert grown.frontend in node.shadow.dirty
 
 
@@ -155,26 +158,32 @@ def test_a_map_is_full_with_its_last_entry(name):
 
 
 def test_entries_that_stay_need_no_room():
-    """A backend more is one entry more; with another id of the service all of them are new."""
+    """A backend more is one entry more; matches that leave make room for others of the same frontend."""
     node = Node()
     node.serve(service("10.96.0.1:80", *some(1, 3), session_affinity=True))
     specs = dict(node.shadow.specs)
     specs["lb_affinity_match"] = dataclasses.replace(specs["lb_affinity_match"], max_entries=4)
     node.shadow.specs = specs
     node.serve(service("10.96.0.1:80", *some(2, 3), session_affinity=True))
-    node.want(service("10.96.0.1:80", *some(10, 3), session_affinity=True))
-    assert len(node.sync().failed) == 1
+    node.serve(service("10.96.0.1:80", *some(10, 3), session_affinity=True))
+    assert check(node.maps, settled=True) == []
 
 
-def test_a_frontend_with_more_slots_than_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(plan, "MAX_SLOTS", 3)
+def test_a_frontend_has_no_more_backends_than_slot_numbers(monkeypatch):
+    monkeypatch.setattr(capacity, "MAX_SLOTS", 3)
     node = Node()
     fits, too_many = service("10.96.0.1:80", *some(1, 3)), service("10.96.0.2:80", *some(1, 4))
     node.want(fits, too_many)
     done = node.sync()
     assert list(done.failed) == [too_many.frontend]
     assert "10.96.0.2:80/TCP has 4 backends, at most 3 fit" in str(done.failed[too_many.frontend])
+    assert backends_of(node.maps, too_many.frontend) == wanted_of(service("10.96.0.2:80", *some(1, 3)))
     assert check(node.maps, settled=True) == []
+    other = service("10.96.0.2:80", *some(2, 4))
+    node.want(fits, other)
+    assert list(node.sync().failed) == [other.frontend]
+    assert backends_of(node.maps, other.frontend) == wanted_of(service("10.96.0.2:80", *some(2, 3)))
+    node.serve(fits, service("10.96.0.2:80", *some(3, 3)))
 
 
 @pytest.mark.parametrize(
@@ -183,10 +192,11 @@ def test_a_frontend_with_more_slots_than_fit_is_refused(monkeypatch):
         (("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), ("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), True),
         (("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16"), ("10.0.0.0/8",), True),
         (("10.0.0.0/8", "10.1.0.0/16"), ("10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0"), True),
-        (("10.0.0.0/8", "10.1.0.0/16"), ("10.0.0.0/8", "10.2.0.0/16", "10.3.0.0/16"), False),
+        (("10.0.0.0/8", "10.1.0.0/16"), ("10.0.0.0/8", "10.2.0.0/16", "10.3.0.0/16"), True),
+        (("10.0.0.0/8",), ("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16"), False),
     ],
 )
-def test_a_list_that_turns_round_takes_room_for_both_lists(before, after, fits):
+def test_a_list_that_turns_round_takes_the_room_of_the_old_one(before, after, fits):
     """Three entries fit."""
 
     def guarded(ranges, *, deny):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB4_PATH
-from lbagent.maps.lbmaps import PathInfo
+from lbagent.maps.lbmaps import PathInfo, map_full
 from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
 from lbagent.maps.specs import Sizes
 from lbagent.model.backend import BackendState
@@ -24,6 +24,7 @@ from lbagent.sync import backoff, failures
 from lbagent.sync.target.bpf_target import BpfTarget
 from lbagent.sync.target_protocol import Desired, Provenance, SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make, make_loop, running, service
+from tests.sync.target.plans import backends_of
 from tests.sync.test_loop import until
 
 
@@ -422,17 +423,17 @@ def replace_sizes(**change: int) -> Sizes:
 async def test_plans_are_logged_with_what_they_did(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     source = ListSource()
-    loop, target, _ = make(MemoryMaps(replace_sizes(services=8)), source)
+    loop, target, _ = make(MemoryMaps(replace_sizes(services=4)), source)
     async with running(loop):
         source.first_list(service(1), endpoints(1, 1, 2))
         await loop.settled()
         target.wake.set()
         await loop.settled()
-        source.put(endpoints(1, *range(1, 12)))
+        source.put(service(2), endpoints(2, *range(1, 12)))
         await loop.settled()
-    said = [record for record in caplog.records if record.message == "plan applied"]
-    assert [record.levelno for record in said[:2]] == [logging.INFO, logging.DEBUG]
-    assert [vars(record)["failed"] for record in said[:2]] == [0, 1]
+    logged = [record for record in caplog.records if record.message == "plan applied"]
+    assert [record.levelno for record in (logged[0], logged[-1])] == [logging.INFO, logging.DEBUG]
+    assert [vars(record)["failed"] for record in (logged[0], logged[-1])] == [0, 2], "its address and its port"
 
 
 async def test_a_target_that_is_ready_begins_to_retain_nothing() -> None:
@@ -494,3 +495,69 @@ async def test_an_id_is_not_given_again_while_a_failed_write_leaves_its_slots() 
         broken = False
         await until(lambda: not target.failing)
     assert check(maps.inner, settled=True) == []
+
+
+def _only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the pauses of failures so long that a retry without a wake does not come."""
+    monkeypatch.setattr(failures, "delays", lambda: backoff.delays(3600, 3600))
+
+
+def _hosts_of(target: BpfTarget, maps: MemoryMaps, number: int) -> set[int]:
+    """Return the last byte of each backend that a new flow to a Service may get."""
+    (frontend,) = [each for each in target.state.by_frontend if each.address[-1] == number and each.port]
+    return {int(text[6:8], 16) for text in backends_of(maps, frontend) or ()}
+
+
+async def test_freed_slots_are_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Service takes a slot for its address, one for the master, and one for each backend: 3 and 6 of 9."""
+    _only_woken(monkeypatch)
+    maps, source = MemoryMaps(dataclasses.replace(SMALL, services=9)), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1), service(2), endpoints(2, 1, 2, 3, 4))
+        await loop.settled()
+        source.put(endpoints(1, 2, 3))
+        await until(lambda: target.failing)
+        assert _hosts_of(target, maps, 1) == {2}, "the backend that is gone gets no new flow"
+        ((frontend, failure),) = target.failing.items()
+        assert frontend.address == bytes([10, 96, 0, 1])
+        assert "lb4_service is full: 9 of 9 entries used, 1 more needed; raise --max-service-slots" in str(
+            failure.error
+        )
+        assert "1 of its 2 backends; no new flow goes to 10.1.1.3:8080/TCP" in str(failure.error)
+        source.put(endpoints(2, 1, 2))
+        await until(lambda: not target.failing)
+        assert _hosts_of(target, maps, 1) == {2, 3}
+        assert check(maps, settled=True) == []
+
+
+async def test_a_frontend_that_waits_for_room_is_served_when_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _only_woken(monkeypatch)
+    maps, source = MemoryMaps(dataclasses.replace(SMALL, services=9)), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2, 3, 4, 5), service(2), endpoints(2, 1))
+        await until(lambda: target.failing)
+        source.put(endpoints(1, 1))
+        await until(lambda: not target.failing)
+        assert _hosts_of(target, maps, 2) == {1}
+
+
+async def test_a_write_that_the_kernel_refuses_as_full_waits_for_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan saw room: no wake follows, or the target would write without a pause."""
+    _only_woken(monkeypatch)
+    full = map_full("lb4_service", 1, 256)
+    maps, source = FaultyMaps(MemoryMaps(SMALL)), ListSource()
+    loop, target, _ = make(maps, source)
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1))
+        await loop.settled()
+
+        def refuse(_number: int, name: str) -> None:
+            if name == "lb4_service":
+                raise full
+
+        maps.before = refuse
+        source.put(endpoints(1, 1, 2))
+        await until(lambda: target.failing)
+        assert not target.wake.is_set()

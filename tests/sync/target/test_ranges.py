@@ -16,7 +16,7 @@ from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fa
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
 from tests.maps.conftest import private_bpffs
-from tests.sync.target.plans import SMALL, Node, backend, service
+from tests.sync.target.plans import SMALL, Node, backend, backends_of, service, wanted_of
 from tests.sync.target.test_plan_order import copy_of
 
 NETS = {
@@ -176,16 +176,125 @@ def test_failing_writes_open_and_close_nothing(world, seed):
     assert check(node.maps, settled=True) == []
 
 
-def test_a_change_of_rules_needs_room_for_both_lists():
-    node = Node(MemoryMaps(replace(SMALL, source_ranges=2)))
-    node.serve(frontend(4, ("allow", ("10.1.0.0/16", "10.1.2.0/24"))))
-    node.want(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16"))))
+class ClosedDoor(Door):
+    """A Door that may refuse clients for a moment: of a full map."""
+
+    def look(self, number: int, name: str) -> None:
+        for client in CLIENTS[self.family]:
+            if admitted(self.inner, self.family, client):
+                allowed = self.was[client] or lets_in(self.new, client)
+                assert allowed, f"{client} at write {number} ({name})"
+        assert check(self.inner) == []
+
+
+def of_size(ranges: int) -> Node:
+    return Node(MemoryMaps(replace(SMALL, source_ranges=ranges)))
+
+
+@RELAXED
+@given(worlds, st.integers(0, 5))
+def test_in_a_small_map_no_client_is_admitted_that_no_rule_admits(world, room):
+    """What does not fit admits fewer clients; a rule that fits is in force at once."""
+    family, sequence = world
+    node = of_size(room)
+    node.serve(frontend(family, ("off", ())))
+    for rule in sequence:
+        node.want(frontend(family, rule))
+        inner = node.maps
+        node.maps = ClosedDoor(inner, family, rule)
+        done = node.sync()
+        node.maps = inner
+        assert done.complete == (len(rule[1]) <= room)
+        for client in CLIENTS[family]:
+            if done.complete:
+                assert admitted(inner, family, client) is lets_in(rule, client)
+            elif admitted(inner, family, client):
+                assert lets_in(rule, client)
+        assert check(inner, settled=True) == []
+        assert {name: number for name, number in node.shadow.used.items() if name.endswith("_range") and number} == {
+            name: len(inner.items(name)) for name in ("lb4_source_range", "lb6_source_range") if inner.items(name)
+        }
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(worlds, st.integers(0, 4))
+def test_a_kill_in_a_small_map_admits_no_client_that_no_rule_admits(world, room):
+    family, (first, second, *rest) = world
+    third = rest[-1] if rest else second
+    start = of_size(room)
+    start.serve(frontend(family, ("off", ())))
+    start.want(frontend(family, first))
+    start.sync()
+    number, killed = 0, True
+    while killed:
+        node = Node(copy_of(start.maps))
+        node.restart()
+        node.want(frontend(family, second))
+        inner = node.maps
+        node.maps = ClosedDoor(inner, family, second, before=fail_at(number, Killed()))
+        try:
+            node.sync()
+            killed = False
+        except Killed:
+            number += 1
+        reborn = Node(inner)
+        reborn.restart()
+        reborn.want(frontend(family, third))
+        reborn.maps = ClosedDoor(inner, family, third)
+        done = reborn.sync()
+        for client in CLIENTS[family]:
+            assert not admitted(inner, family, client) or lets_in(third, client)
+            assert not done.complete or admitted(inner, family, client) is lets_in(third, client)
+        assert check(inner, settled=True) == []
+
+
+def test_an_open_service_that_gets_ranges_is_closed_although_none_fits():
+    node = of_size(1)
+    other = service("203.0.113.2:80", source_ranges=(CIDR.parse("10.0.0.0/8"),), flags=0xC0)
+    node.serve(other, frontend(4, ("off", ())))
+    wanted = frontend(4, ("allow", ("192.168.0.0/16",)), host=2)
+    node.want(other, wanted)
     (error,) = node.sync().failed.values()
-    assert "--max-source-ranges" in str(error)
-    assert admitted(node.maps, 4, "10.1.0.1")
-    assert not admitted(node.maps, 4, "9.9.9.9")
-    node.serve(frontend(4, ("allow", ("10.1.0.0/16",))))
-    node.serve(frontend(4, ("deny", ("10.1.0.0/16",))))
+    assert str(error) == (
+        "map lb4_source_range is full: 1 of 1 entries used, 1 more needed; raise --max-source-ranges;"
+        " the frontend admits 0 of its 1 source ranges; it refuses clients of 192.168.0.0/16 until these fit"
+    )
+    assert [admitted(node.maps, 4, client) for client in CLIENTS[4]] == [False] * len(CLIENTS[4])
+    assert backends_of(node.maps, wanted.frontend) == wanted_of(wanted), "the backend of the same update"
+    node.restart()
+    node.want(other, wanted)
+    assert list(node.sync().failed) == [wanted.frontend]
+    assert not admitted(node.maps, 4, "192.168.0.1")
+    node.want(wanted)
+    assert list(node.sync().failed) == [wanted.frontend], "the range of the other Service leaves last"
+    assert node.sync().complete
+    assert admitted(node.maps, 4, "192.168.0.1")
+    assert not admitted(node.maps, 4, "10.0.0.1")
+
+
+def test_in_a_full_map_a_removed_network_is_refused_and_others_are_swapped():
+    node = of_size(2)
+    node.serve(frontend(4, ("allow", ("10.1.0.0/16", "192.168.0.0/16"))))
+    node.serve(frontend(4, ("allow", ("10.1.0.0/16", "10.0.0.0/8")), host=2))
+    assert not admitted(node.maps, 4, "192.168.0.1")
+    assert admitted(node.maps, 4, "10.0.0.1")
+    node.want(frontend(4, ("allow", ("192.168.0.0/16", "10.1.2.0/24", "10.1.2.3/32"))))
+    (error,) = node.sync().failed.values()
+    assert "admits 2 of its 3 source ranges; it refuses clients of 10.1.2.3/32" in str(error)
+    assert [admitted(node.maps, 4, client) for client in CLIENTS[4]] == [False, False, False, True, True, True]
+
+
+def test_a_list_of_refused_networks_that_does_not_fit_refuses_all_clients():
+    node = of_size(2)
+    node.serve(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16"))))
+    assert admitted(node.maps, 4, "9.9.9.9")
+    node.want(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16", "10.0.0.0/8"))))
+    (error,) = node.sync().failed.values()
+    assert "refuses all clients until the 3 source ranges that it refuses fit" in str(error)
+    assert [admitted(node.maps, 4, client) for client in CLIENTS[4]] == [False] * len(CLIENTS[4])
+    node.serve(frontend(4, ("deny", ("10.0.0.0/8", "192.168.0.0/16"))))
+    assert admitted(node.maps, 4, "9.9.9.9")
+    assert not admitted(node.maps, 4, "10.1.0.1")
 
 
 def test_a_full_map_changes_nothing_of_the_rules():
