@@ -245,6 +245,7 @@ class Agent:
             lambda: components.datapath.in_force if components.datapath else [],
             config.sweep_interval,
             bpf.flows_of_backends,
+            bpf.former,
         )
         group.create_task(components.sweeper.run())
         if components.native is not None:

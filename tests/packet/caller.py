@@ -106,10 +106,13 @@ def _leads_to(out: Outcome, row: BackendRow) -> bool:
     return expect.destination(out) == row.endpoint
 
 
-def sweep(world: World, fam: Family, share: float = 1.0) -> tuple[int, int]:
-    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are right then."""
+def sweep(world: World, fam: Family, share: float = 1.0, *, former: bool = False) -> tuple[int, int]:
+    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are right then.
+
+    `former`: let it look at lb_former_backend.
+    """
     size = FLOW4_SIZE if fam.version == 4 else FLOW6_SIZE
     buckets = int(world.maps.specs[f"lb{fam.version}_flow"].value_size // size // FLOW_WAYS * share)
-    data = LB_SWEEP.pack(0, buckets, 0, 0, 0)
+    data = LB_SWEEP.pack(0, buckets, 0, int(former), 0, 0)
     out = bpf_prog.prog_test_run(world.programs[f"sweep{fam.version}"], data, repeat=-(-buckets // SWEEP_STEP))
     return out.retval, int(LB_SWEEP.unpack(out.data[: LB_SWEEP.size])[-1])

@@ -160,9 +160,9 @@ def sweep(world: World, fam: Family, half: int = 0) -> int:
     ) // layout.FLOW_WAYS  # fmt: skip
     first = live = 0
     while first < count:
-        data = layout.LB_SWEEP.pack(first, count - first, half, 0, 0)
+        data = layout.LB_SWEEP.pack(first, count - first, half, 0, 0, 0)
         result = run_xdp(world.programs[f"sweep{fam.version}"], data)
-        first, _, _, found, _ = layout.LB_SWEEP.unpack(result.packet)  # type: ignore[assignment]
+        first, _, _, _, found, _ = layout.LB_SWEEP.unpack(result.packet)  # type: ignore[assignment]
         live += int(found)
     return live
 
@@ -234,14 +234,14 @@ def test_a_run_of_the_sweeper(world: World, fam: Family) -> None:
         buckets[flow.position // layout.FLOW_WAYS] = buckets.get(flow.position // layout.FLOW_WAYS, 0) + 1
 
     def run(first: int, count: int, live: int, until: int) -> tuple[int, tuple[int, ...]]:
-        data = layout.LB_SWEEP.pack(first, count, 0, live, until)
+        data = layout.LB_SWEEP.pack(first, count, 0, 0, live, until)
         result = run_xdp(world.programs[f"sweep{fam.version}"], data)
-        return result.verdict, struct.unpack_from("=5Q", result.packet)
+        return result.verdict, struct.unpack_from("=6Q", result.packet)
 
     for first, count, done in ((0, 5, 5), (7, 8, 8), (7, 9, 8), (100, 900, 8), (3, 0, 0), (20, 1, 1)):
         found = sum(flows for bucket, flows in buckets.items() if first <= bucket < first + done)
         verdict, record = run(first, count, 1000, 4711)
-        assert record == (first + done, count - done, 0, 1000 + found, 4711), (first, count)
+        assert record == (first + done, count - done, 0, 0, 1000 + found, 4711), (first, count)
         assert verdict == 1000 + found
     assert run(0, 1, 0, 0)[1][-1] > 1 << 15
 
