@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from tests.packet import expect
@@ -116,3 +117,10 @@ def sweep(world: World, fam: Family, share: float = 1.0, *, former: bool = False
     data = LB_SWEEP.pack(0, buckets, 0, int(former), 0, 0)
     out = bpf_prog.prog_test_run(world.programs[f"sweep{fam.version}"], data, repeat=-(-buckets // SWEEP_STEP))
     return out.retval, int(LB_SWEEP.unpack(out.data[: LB_SWEEP.size])[-1])
+
+
+def sweep_former(world: World, fam: Family, former: FormerBackends) -> None:
+    """Sweep a family's table as the agent does when backends left a frontend."""
+    is_due = former.begin_sweep()
+    sweep(world, fam, former=is_due)
+    former.end_sweep()

@@ -1,8 +1,8 @@
 """Backends that left a frontend while others keep them: flows of UDP through that frontend choose again.
 
 A backend that no frontend names any more loses its flows by its path record. One that another frontend still names is alive, and
-the fast path does not compare it with the frontend. So the sweeper takes it from the flows of the frontends that it has left: for one
-sweep their pairs of service id and backend id are in lb_former_backend. TCP connections stay: they end with their backend.
+the fast path does not compare it with the frontend. So the sweeper takes it from the flows of the frontends that it has left: for
+one sweep their pairs of service id and backend id are in lb_former_backend. TCP connections stay: they end with their backend.
 
 Nothing here has to survive the agent: after a start, and whenever it is not known what left, the agent reads which pairs the flows
 have and compares them with the State (`unknown`).
