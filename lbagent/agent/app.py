@@ -252,7 +252,7 @@ class Agent:
             group.create_task(components.native.reset.run(lambda: loop.settled(bpf)))
             group.create_task(components.native.source.follow_maps(lambda: loop.settled(bpf)))
         if config.has_socket_programs:
-            group.create_task(DeadPeers(components.maps).run(bpf.changed_from))
+            group.create_task(DeadPeers(components.maps, bpf.is_former_backend).run(bpf.changed_from))
         group.create_task(Reloader(components, self._load, self._reload).run())
         components.conditions = ConditionMonitor(components, every_check())
         await components.conditions.look()  # `status` tells the truth from the first moment on

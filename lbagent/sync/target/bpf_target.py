@@ -20,7 +20,7 @@ from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError
 from lbagent.maps.flow_reader import Pair, udp_pairs
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.family import Family
@@ -30,7 +30,7 @@ from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
-from lbagent.sync.target.departures import coming_pairs, left_pairs, stale_pairs
+from lbagent.sync.target.departures import coming_pairs, left_pairs, members, stale_pairs
 from lbagent.sync.target.drift import collect, drift, path_drift
 from lbagent.sync.target.further_paths import further_addresses, ids_of, of_backends
 from lbagent.sync.target.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
@@ -185,6 +185,21 @@ class BpfTarget:
     def flows_of_backends(self, counts: Mapping[int, int]) -> dict[int, int]:
         """Return live flows by backend id, those of further source addresses added to their backends."""
         return of_backends(self.shadow, counts)
+
+    def is_former_backend(self, frontend: L3n4Addr, ident: int) -> bool:
+        """Return whether a backend is none of a frontend that the maps hold; of one that they do not hold nothing is known."""
+        if not self.ready.is_set():
+            return False
+        state, anywhere = self.state, bytes(len(frontend.address))  # what decides at loopback addresses
+        for address in (frontend.address, anywhere):
+            rows = [
+                row
+                for scope in Scope
+                if (row := state.by_frontend.get(L3n4Addr(address, frontend.port, frontend.protocol, scope)))
+            ]
+            if rows:
+                return all(ident not in members(row, state) for row in rows)
+        return False
 
     async def changed_from(self, generation: int) -> int:
         """Return the generation in the maps as soon as it is another one."""
