@@ -41,7 +41,7 @@ FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
 }
 
 
-BETWEEN_SWEEPS_S = 0.1  # at least
+BETWEEN_SWEEPS_S, BETWEEN_SWEEPS = 0.1, 4  # at least this pause, and so many times as long as the sweep took
 REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
@@ -122,7 +122,7 @@ class Sweeper:
         while True:
             began = time.monotonic()
             await self.turn()
-            await asyncio.sleep(BETWEEN_SWEEPS_S)
+            await asyncio.sleep(max(BETWEEN_SWEEPS_S, BETWEEN_SWEEPS * self.last_duration_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self.interval_s - (time.monotonic() - began))):
                     await self._former.arrived.wait()
