@@ -8,17 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from lbagent.bpf.run.former_backends import MAP, FormerBackends
+from lbagent.bpf.run.sweep import Sweeper
 from lbagent.maps.flow_reader import udp_pairs
 from lbagent.maps.layout import FORMER_BACKENDS
 from lbagent.maps.reasons import Reason
 from lbagent.model.family import Family as AddressFamily
 from tests.packet import table
 from tests.packet.caller import Caller, sweep_former
-from tests.packet.craft import Family
+from tests.packet.craft import FAMILIES, Family
 from tests.packet.harness import SMALL, open_world
 from tests.packet.race_points import noted
+from tests.packet.test_migrate import GROWN, changes
 from tests.packet.test_race_points import RacingWorld, loaded_racing_world, racing_world
-from tests.packet.world import TCP, UDP, World
+from tests.packet.world import TCP, UDP, XDP, World
 
 __all__ = ["loaded_racing_world", "racing_world"]  # fixtures
 BOTH_WAYS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
@@ -235,3 +237,37 @@ def test_a_flow_that_changes_in_the_very_moment_is_taken_by_the_next_sweep(
     assert talk.went is backends[1]
     sweep_former(world, fam, former)
     assert not former.waiting
+
+
+# --- two tables ---
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
+async def test_flows_in_both_tables_of_a_change_of_sizes_choose_again(*, local: bool) -> None:
+    """Half of the flows are in the new table, half in the one that is being left; one turn of the real sweeper finds all."""
+    for change in changes(SMALL, GROWN):
+        for fam in FAMILIES.values():
+            change.reset()
+            world = change.world
+            two = Two(world, fam, XDP, UDP, local=local)
+            crowd = [Caller(world, two.of_a.service, port=41000 + n) for n in range(40)]
+            for each in crowd:
+                each.establish()
+            change.begin()
+            change.some(0.5)
+            moved = len(table.flows(world, fam))
+            assert 0 < moved < 42
+            two.move()
+            force = [(change.before, change.old), (change.both.programs, change.new)]
+            sweeper = Sweeper(world.maps, lambda force=force: force, 3600.0, former=two.former)  # type: ignore[misc]
+            await sweeper.sweep()
+            assert two.former.arrived.is_set()
+            for each in crowd:
+                each.service = two.of_a.service
+                each.send("")
+                assert each.went is two.new
+            assert two.of_b.stays("")
+            await sweeper.sweep()
+            assert not two.former.waiting
+            for each in crowd:
+                assert each.stays("")
