@@ -251,12 +251,14 @@ class Agent:
             lambda: components.datapath.in_force if components.datapath else [],
             config.sweep_interval,
             bpf.flows_of_backends,
+            bpf.former,
         )
         group.create_task(components.sweeper.run())
         if components.native is not None:
             group.create_task(components.native.reset.run(lambda: loop.settled(bpf)))
+            group.create_task(components.native.source.follow_maps(lambda: loop.settled(bpf)))
         if config.has_socket_programs:
-            group.create_task(DeadPeers(components.maps).run(bpf.changed_from))
+            group.create_task(DeadPeers(components.maps, bpf.is_former_backend).run(bpf.changed_from))
         group.create_task(Reloader(components, self._load, self._reload).run())
         components.conditions = ConditionMonitor(components, every_check())
         await components.conditions.look()  # `status` tells the truth from the first moment on

@@ -75,6 +75,9 @@ _VALUE_AND_SEEN = struct.Struct("=QHHHH")
 _FREE = bytes(4)
 
 
+Pair = tuple[int, int]  # service id and backend id of a flow
+
+
 def flows(maps: LBMaps, family: Family) -> Iterator[Sequence[FlowEntry]]:
     """Yield the flows of a family, those of a piece of the table at a time, the spilled ones last. Raises KernelError."""
     name, record = family.map("flow"), FLOW[family]
@@ -87,7 +90,35 @@ def flows(maps: LBMaps, family: Family) -> Iterator[Sequence[FlowEntry]]:
 
 def spilled_flows(maps: LBMaps, family: Family) -> list[FlowEntry]:
     """Return the flows of the spill map; the rows by which replies are found are no flows. Raises KernelError."""
-    return [flow for key, value in maps.items(family.map("spill")) if (flow := _spilled(family, key, value))]
+    return [flow for flow, _, _ in spilled_rows(maps, family)]
+
+
+def spilled_rows(maps: LBMaps, family: Family) -> list[tuple[FlowEntry, bytes, bytes]]:
+    """Return the flows of the spill map, each with the key and the value of its row. Raises KernelError."""
+    rows = maps.items(family.map("spill"))
+    return [(flow, key, value) for key, value in rows if (flow := _spilled(family, key, value))]
+
+
+def udp_pairs(maps: LBMaps, family: Family) -> Iterator[set[Pair]]:
+    """Yield the pairs that flows of UDP have, a piece of the table at a time, the spilled ones last. Raises KernelError."""
+    name, record = family.map("flow"), FLOW[family]
+    l4, backend, service = record.fields["l4"], record.fields["backend"], record.fields["service"]
+    udp, step = PathL4.UDP << l4.shift, record.words
+    entries = maps.specs[name].value_size // record.size
+    with maps.window(name, 0, entries * record.size) as view:
+        for first in range(0, entries, PIECE_ENTRIES):
+            piece = bytes(view[first * record.size : min(first + PIECE_ENTRIES, entries) * record.size])
+            if is_zero(piece):
+                yield set()
+                continue
+            words = memoryview(piece).cast("Q")
+            columns = (words[at::step].tolist() for at in (0, backend.word, service.word))
+            yield {
+                (service.of(seen), backend.of(value))
+                for owner, value, seen in zip(*columns, strict=True)
+                if owner >> OWNER_HELD_SHIFT and owner & l4.mask == udp
+            }
+    yield {(flow.service, flow.backend) for flow in spilled_flows(maps, family) if flow.l4 is PathL4.UDP}
 
 
 def count(maps: LBMaps, family: Family) -> Counter[int]:

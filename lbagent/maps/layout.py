@@ -179,10 +179,11 @@ LB_CONFIG = _layout(
 
 
 # Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets and moves
-# `first` and `count` on (use the kernel's `repeat`); `live`, which starts at 0 and is also what the run returns, are live flows.
+# `first` and `count` on (use the kernel's `repeat`); `former`: whether lb_former_backend has entries; `live`, which starts at 0 and
+# is also what the run returns, are live flows.
 # `trusted_until`, 0 before the first run of a sweep, is what goes to the head of each row of lb_metrics after its last one.
 SWEEP_STEP = 8  # the verifier walks the loop as often: 0.1 s of CPU more at a start with four times as many
-LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 live, u64 trusted_until")
+LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 former, u64 live, u64 trusted_until")
 
 
 # Data of a run of migrate4/migrate6: positions of the old map to do, what of (MigrateWhat), `dry`: leave the old map as it is.
@@ -253,6 +254,8 @@ SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
 NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
 VIPS = 4096  # entries of lb_vip, and of lb_former_leader
+FORMER_BACKENDS = 1 << 13  # entries of lb_former_backend: more wait in the agent for the next sweep
+FORMER_BACKEND_SHIFT = 32  # its key, u64: service id << this | backend id
 DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4

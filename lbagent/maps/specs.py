@@ -17,6 +17,7 @@ from lbagent.maps.layout import (
     FILTER_SRC_BYTES,
     FLOW4_SIZE,
     FLOW6_SIZE,
+    FORMER_BACKENDS,
     LB4_AFFINITY_KEY,
     LB4_BACKEND,
     LB4_FRAG_KEY,
@@ -162,6 +163,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
         MapSpec("lb_vip", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
         MapSpec("lb_former_leader", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
+        MapSpec("lb_former_backend", t.HASH, 8, 4, FORMER_BACKENDS, F_NO_PREALLOC),
         MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb4_stream", t.ARRAY, 4, STREAMS * LB4_STREAM.size, 1),
@@ -185,6 +187,7 @@ ADDED_MAPS = (
     "lb_direct",
     "lb_vip",
     "lb_former_leader",
+    "lb_former_backend",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
 RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lbagent.bpf.hooks import SOCKET_HOOKS, AttachTarget, TargetKind
 from lbagent.bpf.load.links import pin_path
@@ -23,8 +24,9 @@ from tests.e2e.cluster import DNS, NODE, VIP4, WEB, Cluster
 from tests.e2e.conftest import opened
 from tests.lab import cgroup, traffic
 from tests.lab.agent import START_TIMEOUT_S
-from tests.lab.manifests import Endpoint, Manifest
+from tests.lab.manifests import Endpoint, Manifest, put
 from tests.lab.netns import wait_for
+from tests.lab.topology import DNS_PORT
 
 pytestmark = pytest.mark.early
 
@@ -80,6 +82,10 @@ def ask_unconnected(sock: socket.socket, vip: str) -> tuple[str, str]:
     sock.settimeout(5)
     sock.sendto(QUESTION, (vip, 53))
     return answer_to(sock)
+
+
+def is_answered_by(sock: socket.socket, vip: str, name: str) -> bool:
+    return ask_unconnected(sock, vip) == (name, vip)
 
 
 def ask_connected(sock: socket.socket) -> tuple[str, str]:
@@ -164,6 +170,31 @@ def test_a_connected_udp_socket_ends_with_its_backend(inside: Cluster) -> None:
                 socks["b2"].recv(100)
             assert [ask_connected(socks[name])[0] for name in ("b1", "b3")] == ["b1", "b3"]
             inside.serve(inside.dns())
+
+
+def test_sockets_follow_when_a_backend_moves_to_another_service(inside: Cluster) -> None:
+    """It lives, and is no longer of the frontend that they asked: the connected one ends, the other one goes elsewhere."""
+    others = ("10.96.4.7", "fd00:96::407")
+    for vip in questions(*DNS):
+        inside.serve(
+            inside.dns("b1"), Manifest("other", others, inside.endpoints("b3", port=DNS_PORT), port=53, protocol="UDP")
+        )
+        with (
+            socket.socket(family_of(vip), socket.SOCK_DGRAM) as connected,
+            socket.socket(family_of(vip), socket.SOCK_DGRAM) as unconnected,
+        ):
+            connected.settimeout(10)
+            connected.connect((vip, 53))
+            assert (ask_connected(connected)[0], ask_unconnected(unconnected, vip)[0]) == ("b1", "b1")
+            moved = Manifest("other", others, inside.endpoints("b1", port=DNS_PORT), port=53, protocol="UDP")
+            both = [*inside.dns("b2").objects(), *moved.objects()]
+            (inside.folder / "other.yaml").unlink()
+            put(inside.folder, "dns.yaml", yaml.safe_dump_all(both))
+            inside.wait_backends(moved)
+            with pytest.raises(ConnectionAbortedError):
+                connected.recv(100)
+            wait_for(partial(is_answered_by, unconnected, vip, "b2"), "another backend")
+    inside.serve(inside.dns())
 
 
 def test_a_service_without_backends_refuses_at_once(inside: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, FLOW_WAYS, LB_SWEEP, SWEEP_STEP
 from tests.packet import expect
@@ -106,10 +107,20 @@ def _leads_to(out: Outcome, row: BackendRow) -> bool:
     return expect.destination(out) == row.endpoint
 
 
-def sweep(world: World, fam: Family, share: float = 1.0) -> tuple[int, int]:
-    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are right then."""
+def sweep(world: World, fam: Family, share: float = 1.0, *, former: bool = False) -> tuple[int, int]:
+    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are right then.
+
+    `former`: let it look at lb_former_backend.
+    """
     size = FLOW4_SIZE if fam.version == 4 else FLOW6_SIZE
     buckets = int(world.maps.specs[f"lb{fam.version}_flow"].value_size // size // FLOW_WAYS * share)
-    data = LB_SWEEP.pack(0, buckets, 0, 0, 0)
+    data = LB_SWEEP.pack(0, buckets, 0, int(former), 0, 0)
     out = bpf_prog.prog_test_run(world.programs[f"sweep{fam.version}"], data, repeat=-(-buckets // SWEEP_STEP))
     return out.retval, int(LB_SWEEP.unpack(out.data[: LB_SWEEP.size])[-1])
+
+
+def sweep_former(world: World, fam: Family, former: FormerBackends) -> None:
+    """Sweep a family's table as the agent does when backends left a frontend."""
+    is_due = former.begin_sweep()
+    sweep(world, fam, former=is_due)
+    former.end_sweep()

@@ -131,7 +131,7 @@ def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str,
     scene = Scene(world, fam, hook, TCP, local=local)
     world.remove_backend(scene.held)
     for _ in range(3):
-        table.age(world, fam, 15)
+        table.age(world, fam, 10)  # three times that is more than the time-out of a closing flow
         assert scene.send("A").counted == {Reason.REJECT_BACKEND_GONE: 1}
         assert table.only(world, fam).state == table.CLOSING
         assert sweep(world, fam) == 1

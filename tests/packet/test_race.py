@@ -23,7 +23,7 @@ def sweep_until(done: threading.Event, made: Race) -> None:
     sizes = made.kernel.sizes
     buckets = (sizes.flow4 if made.family == 4 else sizes.flow6) // FLOW_WAYS
     while not done.is_set():
-        bpf_prog.prog_test_run(program, LB_SWEEP.pack(0, buckets, 0, 0, 0), repeat=-(-buckets // SWEEP_STEP))
+        bpf_prog.prog_test_run(program, LB_SWEEP.pack(0, buckets, 0, 0, 0, 0), repeat=-(-buckets // SWEEP_STEP))
 
 
 @pytest.mark.alone

@@ -36,11 +36,11 @@ def test_each_flow_that_lives_counts_once(world: World, fam: Family, hook: str) 
 def test_how_far_a_run_comes(world: World, fam: Family, count: int) -> None:
     """As many buckets as are due, and no more than a step; what was counted before is kept."""
     done = min(count, SWEEP_STEP)
-    assert run(world, fam, 7, count, 0, 5, 9) == (7 + done, count - done, 0, 5, 9, 5)
+    assert run(world, fam, 7, count, 0, 0, 5, 9) == (7 + done, count - done, 0, 0, 5, 9, 5)
 
 
 def test_until_when_ages_are_right(world: World, fam: Family) -> None:
     """The first run of a sweep says it, from when it began; the later ones leave that."""
-    until = run(world, fam, 0, 2 * SWEEP_STEP, 1, 0, 0)[4]
+    until = run(world, fam, 0, 2 * SWEEP_STEP, 1, 0, 0, 0)[5]
     assert until > 0
-    assert run(world, fam, SWEEP_STEP, SWEEP_STEP, 1, 0, until - 1)[4] == until - 1
+    assert run(world, fam, SWEEP_STEP, SWEEP_STEP, 1, 0, 0, until - 1)[5] == until - 1

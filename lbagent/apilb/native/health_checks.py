@@ -84,6 +84,10 @@ class HealthChecks:
         checker = self.checker(server, check)
         return checker is not None and not checker.health.up
 
+    def all(self) -> dict[Key, Health]:
+        """Return the health of every server that is checked."""
+        return {key: checker.health for key, (checker, _) in self._checkers.items()}
+
     def kept(self) -> tuple[KeptHealth, ...]:
         """Return what a later agent needs: how each server is that was checked."""
         found = ((key, checker.health) for key, (checker, _) in self._checkers.items() if checker.health.since)

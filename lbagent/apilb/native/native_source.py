@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from lbagent.apilb.instance import HealthCheck
+from lbagent.apilb.native.checker import Health
 from lbagent.apilb.native.followed_pools import FollowedPools, Read
-from lbagent.apilb.native.health_checks import HealthChecks
+from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
@@ -48,8 +50,17 @@ Servers = dict[ServerName, tuple[L3n4Addr, ...]]
 OnDown = Callable[[Pool, L3n4Addr], None]
 
 
+class PoolsReport(NamedTuple):
+    """The pools of which objects were reported, and what these objects were made from."""
+
+    pools: Sequence[Pool]
+    servers: Mapping[str, Servers]  # of each pool, by its key
+    taken: Mapping[str, str]  # by key of a pool: where a process listens that has its bind
+    health: Mapping[Key, Health]
+
+
 class NativeSource:
-    """Implements objects.source.Source. `pools` and `health` are what status and metrics show."""
+    """Implements objects.source.Source. Status and metrics show `shown`."""
 
     name = SOURCE
     remedy = "bring the pool files back; an empty folder says that there are no pools"
@@ -83,6 +94,9 @@ class NativeSource:
         self._down: set[tuple[str, L3n4Addr]] = set()  # pools' keys and addresses
         self._message_log = MessageLog(log, "pool file refused")
         self._looked = 0.0  # at the listeners
+        self.reported = PoolsReport((), {}, {}, {})
+        self.in_force: PoolsReport | None = None  # the latest one that is in the maps
+        self._has_reported = asyncio.Event()
 
     @property
     def trusted(self) -> bool:
@@ -160,6 +174,32 @@ class NativeSource:
         found = [(pool, self.servers.get(pool.key, {})) for pool in self.pools]
         return [(pool, [each for group in servers.values() for each in group]) for pool, servers in found]
 
+    # --- what status and metrics show ---
+
+    @property
+    def shown(self) -> PoolsReport:
+        """The report in the maps; before there is one, the latest report."""
+        return self.in_force or self.reported
+
+    def shown_health(self, server: L3n4Addr, check: HealthCheck) -> Health | None:
+        """Return the health of a server, with its last check; None where it is not checked.
+
+        A server that was found up or down counts as such once the maps hold that.
+        """
+        in_force, checker = self.shown.health.get((server, check)), self.health.checker(server, check)
+        if checker is None or (in_force and in_force.up != checker.health.up):
+            return in_force
+        return checker.health
+
+    async def follow_maps(self, settled: Callable[[], Awaitable[None]]) -> None:
+        """Note for ever which report is in the maps; `settled` returns when what was reported so far is there."""
+        while True:
+            await self._has_reported.wait()
+            self._has_reported.clear()
+            reported = self.reported
+            await settled()
+            self.in_force = reported
+
     # --- what follows from all of it ---
 
     def _update(self, on_change: OnChange) -> None:
@@ -185,6 +225,8 @@ class NativeSource:
             service, slices = objects_of(pool, servers, every)
             objects["Service", service.key] = service
             objects |= {("EndpointSlice", piece.key): piece for piece in slices}
+        self.reported = PoolsReport(self.pools, self.servers, self.taken, self.health.all())
+        self._has_reported.set()
         self._report(on_change, objects, messages + self._further_messages())
         self._to_keep.set()
         newly, self._down = down - self._down, down

@@ -1,4 +1,4 @@
-"""Instances of native mode as the API and the metrics show them."""
+"""Instances of native mode as the API and the metrics show them: as the maps serve them, not as they are going to be served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lbagent.api.types import ApilbRow, ApilbServer
-from lbagent.apilb.native.checker import Checker
+from lbagent.apilb.native.checker import Checker, Health
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_objects import Pool, ServerName
@@ -29,16 +29,16 @@ async def rows(native: NativePools | None) -> list[ApilbRow]:
     if native is None:
         raise NotFound("this agent serves no native pools: it was started without --apilb")
     connections = await asyncio.to_thread(native.reset.count)
-    return [_row(native.source, pool, connections) for pool in native.source.pools]
+    return [_row(native.source, pool, connections) for pool in native.source.shown.pools]
 
 
 def _row(source: NativeSource, pool: Pool, connections: Counter[tuple[str, L3n4Addr]]) -> ApilbRow:
-    place = source.taken.get(pool.key)
+    place = source.shown.taken.get(pool.key)
     servers = []
-    for server, addresses, checkers in _servers(source, pool):
-        latest = max((each.health for each in checkers), key=lambda health: health.since, default=None)
-        is_up = any(each.health.up for each in checkers)
-        last = "; ".join(dict.fromkeys(each.problem or each.health.last for each in checkers))
+    for server, addresses, found in _servers(source, pool):
+        latest = max((health for health, _ in found), key=lambda health: health.since, default=None)
+        is_up = any(health.up for health, _ in found)
+        last = "; ".join(dict.fromkeys((checker and checker.problem) or health.last for health, checker in found))
         number = sum(connections[pool.key, each] for each in addresses)
         row = ApilbServer(server.text, is_up, latest.since if latest else 0.0, last or "not checked yet", number)
         servers.append(row if addresses else ApilbServer(server.text, False, 0.0, "it has no address"))
@@ -51,20 +51,23 @@ def sample(native: NativePools | None) -> ApilbSample | None:
     """Return what the metrics show."""
     if native is None:
         return None
-    source, found = native.source, []
-    for pool in source.pools:
-        for server, addresses, checkers in _servers(source, pool):
+    source, samples = native.source, []
+    for pool in source.shown.pools:
+        for server, addresses, found in _servers(source, pool):
             results: Counter[str] = Counter()
             for each in addresses:
                 results.update(source.health.results.get((each, pool.check), {}))
             one = pool.instance
-            is_up = any(each.health.up for each in checkers)
-            turns = sum(each.transitions for each in checkers)
-            found.append(ServerSample(one.pool, one.name, server.text, is_up, turns, results))
-    return ApilbSample(tuple(found), source.health.seconds, native.reset.ended)
+            is_up = any(health.up for health, _ in found)
+            turns = sum(checker.transitions for _, checker in found if checker)
+            samples.append(ServerSample(one.pool, one.name, server.text, is_up, turns, results))
+    return ApilbSample(tuple(samples), source.health.seconds, native.reset.ended)
 
 
-def _servers(source: NativeSource, pool: Pool) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[Checker]]]:
-    for server, addresses in source.servers.get(pool.key, {}).items():
-        checkers = [source.health.checker(each, pool.check) for each in addresses]
-        yield server, addresses, [each for each in checkers if each is not None]
+def _servers(
+    source: NativeSource, pool: Pool
+) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[tuple[Health, Checker | None]]]]:
+    """Yield each server with its addresses, and the health of those that are checked, with what checks them now."""
+    for server, addresses in source.shown.servers.get(pool.key, {}).items():
+        found = [(source.shown_health(each, pool.check), source.health.checker(each, pool.check)) for each in addresses]
+        yield server, addresses, [(health, checker) for health, checker in found if health]

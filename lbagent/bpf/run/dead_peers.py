@@ -1,7 +1,8 @@
 """Ends connected UDP sockets whose backend went away: nothing would tell their processes, a resolver among them, to connect anew.
 
 Socket programs keep the backend of each UDP socket under its cookie (lb{4,6}_sock); a TCP connection hears of its backend's end
-itself, and an unconnected socket gets another backend with its next datagram.
+itself, and an unconnected socket gets another backend with its next datagram. A backend that lives and has left the frontend of a
+socket counts as gone for it: what was kept of an unconnected socket is deleted then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lbagent.errors import LbError
 from lbagent.maps.backend_codec import path_of
 from lbagent.maps.layout import PATH, SOCK_KEY, SOCK_REVERSE, SOCK_VALUE
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
@@ -24,9 +26,11 @@ PAUSE_S = 0.5  # at least, between two looks: changes of Services come in crowds
 class DeadPeers:
     """Looks after each change of the maps. `ended` counts the sockets that were ended."""
 
-    def __init__(self, maps: LBMaps) -> None:
-        """Nothing is read yet."""
-        self._maps = maps
+    def __init__(
+        self, maps: LBMaps, is_former: Callable[[L3n4Addr, int], bool] = lambda _frontend, _backend: False
+    ) -> None:
+        """`is_former` returns whether the backend with this id has left a frontend of UDP. Nothing is read yet."""
+        self._maps, self._is_former = maps, is_former
         self._seen: set[tuple[Family, int, int, int]] = set()  # unconnected or closed, as was found before
         self.ended = 0
 
@@ -57,18 +61,30 @@ class DeadPeers:
         return ended
 
     def _dead(self, family: Family) -> Iterator[tuple[Family, int, int, int]]:
-        """Yield cookie, backend id and generation of the sockets whose backend is not there any more."""
+        """Yield cookie, backend id and generation of the sockets whose backend is gone; delete such choices of unconnected ones."""
         live: dict[tuple[int, int], bool] = {}
+        former: dict[tuple[bytes, bytes, int], bool] = {}
+        choices = []
         for key, value in self._maps.items(f"lb{family}_sock"):
-            cookie, _, _, kind, _ = SOCK_KEY[family].unpack(key)
-            if kind != SOCK_REVERSE:
-                continue
-            _, _, generation, _, ident, *_ = SOCK_VALUE[family].unpack(value)
+            cookie, *at, kind, _ = SOCK_KEY[family].unpack(key)
+            address, port, generation, _, ident, *_ = SOCK_VALUE[family].unpack(value)
             backend = int(ident), int(generation)
+            if kind != SOCK_REVERSE:
+                address, port = at
+            frontend = bytes(address), bytes(port), backend[0]
             if backend not in live:
                 live[backend] = self._is_live(family, *backend)
-            if not live[backend]:
+            if frontend not in former:
+                former[frontend] = self._is_former(
+                    L3n4Addr(frontend[0], int.from_bytes(frontend[1], "big"), L4Type.UDP), backend[0]
+                )
+            if kind != SOCK_REVERSE:
+                if live[backend] and former[frontend]:
+                    choices.append(key)
+            elif not live[backend] or former[frontend]:
                 yield family, int(cookie), *backend
+        if choices:
+            self._maps.delete_many(f"lb{family}_sock", choices)
 
     def _is_live(self, family: Family, ident: int, generation: int) -> bool:
         size = PATH[family].size

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -40,6 +41,7 @@ FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
 }
 
 
+BETWEEN_SWEEPS_S, BETWEEN_SWEEPS = 0.1, 4  # at least this pause, and so many times as long as the sweep took
 REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
@@ -80,12 +82,14 @@ class Sweeper:
         in_force: Callable[[], Sequence[InForce]],
         interval_s: float,
         of_backends: Callable[[dict[int, int]], dict[int, int]] = lambda counts: counts,
+        former: FormerBackends | None = None,
     ) -> None:
         """`in_force` returns what `Datapath.in_force` is (it changes with a reload).
 
         `of_backends` makes live flows by backend of those by id (further source addresses have ids of their own).
         """
         self._maps = maps
+        self._former = former or FormerBackends(maps)
         self._of_backends = of_backends
         self._in_force = in_force
         self.interval_s = interval_s
@@ -114,15 +118,20 @@ class Sweeper:
         return [reason for reason, until in self._full.items() if until > now]
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep for ever, earlier when backends left a frontend."""
         while True:
             began = time.monotonic()
             await self.turn()
-            await asyncio.sleep(max(0.0, self.interval_s - (time.monotonic() - began)))
+            await asyncio.sleep(max(BETWEEN_SWEEPS_S, BETWEEN_SWEEPS * self.last_duration_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self.interval_s - (time.monotonic() - began))):
+                    await self._former.arrived.wait()
 
     async def turn(self) -> None:
         """Sweep once, and note what is full, or why it failed."""
         try:
+            if self._former.unknown:
+                await self._former.look()
             async with self.busy:
                 await self.sweep()
             self._watch_full()
@@ -145,13 +154,15 @@ class Sweeper:
         size = sizes.backends * 4
         with self._maps.window("lb_live", half * size, size) as view:
             view[:] = bytes(size)
+        former = self._former.begin_sweep()
         until = 0
         found = dict.fromkeys(Family, 0)
         for family, programs, entries in tables(self._in_force()):
             flows, until = await self._sweep_table(
-                programs[f"sweep{family}"], family, entries // FLOW_WAYS, (half, until)
+                programs[f"sweep{family}"], family, entries // FLOW_WAYS, (half, int(former), until)
             )
             found[family] += flows
+        self._former.end_sweep()
         self._flows = found
         trust_ages(self._maps, until)
         self.live = self._of_backends(await self._read_live(half))
@@ -162,15 +173,17 @@ class Sweeper:
         return self.live
 
     @staticmethod
-    async def _sweep_table(program: int, family: Family, buckets: int, run: tuple[int, int]) -> tuple[int, int]:
-        """Sweep one table; return its live flows, and until when ages are right. `run`: half of lb_live, the latter if known.
+    async def _sweep_table(program: int, family: Family, buckets: int, run: tuple[int, int, int]) -> tuple[int, int]:
+        """Sweep one table; return its live flows, and until when ages are right.
+
+        `run`: half of lb_live, whether there are former backends, until when ages are right if that is known.
 
         In a thread: each run waits some 70 ms for the kernel's XDP dispatcher.
         """
-        live, (half, until) = 0, run
+        live, (half, former, until) = 0, run
         for first in range(0, buckets, BUCKETS_PER_RUN):
             count = min(BUCKETS_PER_RUN, buckets - first)
-            data = LB_SWEEP.pack(first, count, half, 0, until)
+            data = LB_SWEEP.pack(first, count, half, former, 0, until)
             with kernel_errors("test run", f"sweep{family}"):
                 output = await asyncio.to_thread(bpf_prog.prog_test_run, program, data, repeat=-(-count // SWEEP_STEP))
             live += output.retval

@@ -16,11 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
+from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError, MapFull
+from lbagent.maps.flow_reader import Pair, udp_pairs
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.family import Family
 from lbagent.model.ids import IdAssigner
 from lbagent.model.service import SVC
 from lbagent.model.state import State, next_generation
@@ -28,6 +31,7 @@ from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target.apply import Applied, applying
 from lbagent.sync.target.backends import each_backend
+from lbagent.sync.target.departures import coming_pairs, left_pairs, members, stale_pairs
 from lbagent.sync.target.drift import collect, drift, path_drift
 from lbagent.sync.target.further_paths import further_addresses, ids_of, of_backends
 from lbagent.sync.target.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
@@ -68,6 +72,8 @@ class BpfTarget:
         self.resync_s = RESYNC_S
         self.linger_s = 0.0  # how long the prefilter keeps addresses of frontends and backends that are gone
         self.shadow = restored.shadow
+        self.former = FormerBackends(maps)  # what the sweeper takes from flows
+        self.former.look = self._look_for_former_backends
         self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
@@ -182,6 +188,21 @@ class BpfTarget:
         """Return live flows by backend id, those of further source addresses added to their backends."""
         return of_backends(self.shadow, counts)
 
+    def is_former_backend(self, frontend: L3n4Addr, ident: int) -> bool:
+        """Return whether a backend is none of a frontend that the maps hold; of one that they do not hold nothing is known."""
+        if not self.ready.is_set():
+            return False
+        state, anywhere = self.state, bytes(len(frontend.address))  # what decides at loopback addresses
+        for address in (frontend.address, anywhere):
+            rows = [
+                row
+                for scope in Scope
+                if (row := state.by_frontend.get(L3n4Addr(address, frontend.port, frontend.protocol, scope)))
+            ]
+            if rows:
+                return all(ident not in members(row, state) for row in rows)
+        return False
+
     async def changed_from(self, generation: int) -> int:
         """Return the generation in the maps as soon as it is another one."""
         async with self._changed:
@@ -248,6 +269,7 @@ class BpfTarget:
         async with self._busy:
             if self._broken_off:
                 self.shadow = restore(self._maps).shadow
+                self.former.forget_what_left()
             self._broken_off = True  # until the end: what an exception leaves in the maps is read again
             await self._pass(desired, time.monotonic())
             self._broken_off = False
@@ -265,6 +287,7 @@ class BpfTarget:
             self._ids.release_restored()
             self._restored_backends = frozenset()
             self.ready.set()
+            self.former.forget_what_left()
         if self._ids.finds_more:  # what this pass took out of the maps makes room
             self.wake.set()
 
@@ -324,7 +347,13 @@ class BpfTarget:
         planned = await self._plan(desired)
         if planned.steps and in_use and await self._paths.resolve_neighbours():
             planned = await self._plan(desired)
+        if self.former.waiting:
+            self.former.remove(coming_pairs(planned, desired, shadow))
         errors = (await self._apply(planned, now)).errors
+        if planned.full_sync:
+            self.former.forget_what_left()
+        else:
+            self.former.add(left_pairs(planned, desired, shadow))
         shadow.invalidate(postponed)
         self._retry_where_room_is(planned, now)
         errors += await self._write_paths(desired, now)
@@ -349,6 +378,22 @@ class BpfTarget:
         if waiting := [frontend for frontend, maps in short.items() if not maps.isdisjoint(larger)]:
             failures.retry_now(waiting, now)
             self.wake.set()
+
+    async def _look_for_former_backends(self) -> None:
+        """Read which services and backends flows have, and note what is no longer of one another. Raises KernelError.
+
+        Not before the whole State is in the maps: a backend that is retained may be of any group, or of none.
+        """
+        if not self.ready.is_set():
+            return
+        found: set[Pair] = set()
+        for family in Family:
+            for pairs in udp_pairs(self._maps, family):
+                found |= pairs
+                await asyncio.sleep(0)
+        async with self._busy:
+            self.former.unknown = False
+            self.former.add(stale_pairs(found, self.state, self.shadow))
 
     async def _plan(self, desired: State) -> Plan:
         work = planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses())

@@ -152,8 +152,7 @@ def listening(lab: ApiHosts, address: str, port: int, **more: bool) -> Iterator[
 def test_a_process_that_listens_keeps_its_bind(lab: ApiHosts, address: str, more: dict[str, bool]) -> None:
     with listening(lab, address, 7443, **more) as listener:
         wait_for(lambda: lab.agent.json("svc", "list") == [], "the bind given up")
-        (row,) = lab.rows()
-        assert row["status"].startswith("a process listens on ")
+        wait_for(lambda: lab.rows()[0]["status"].startswith("a process listens on "), "and shown as taken")
         (condition,) = wait_for(
             lambda: [each for each in lab.agent.json("status")["conditions"] if each["name"] == "objects-refused"],
             "said",

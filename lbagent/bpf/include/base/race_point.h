@@ -16,6 +16,7 @@ enum race_point {
 	RACE_ENTRY_LEAVE = 5,  /* an entry is in the new table as well, and leaves the old one */
 	RACE_RECLAIM_FLOW = 6, /* a port is to be taken from a flow that was never established */
 	RACE_RECLAIM_SLOT = 7, /* it was taken from the flow, its slot is not free yet */
+	RACE_ENTRY_END = 8,    /* the sweeper has seen that a flow's frontend is gone, or has not its backend any more */
 };
 
 static u64 (*race_call)(u64 point) = (void *)LB_RACE_POINTS;

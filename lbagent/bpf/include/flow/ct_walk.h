@@ -93,14 +93,24 @@ AI void ct_entry_expire(const struct ct_entry *e, const struct ct_sweep *rules)
 	WR64(e->at, gen);
 }
 
-/* Takes the backend from a flow whose frontend is gone. That of a connection that opens is left: the slow path sees all its packets, and
- * a SYN may be giving it to another frontend just now. */
-AI void ct_entry_end(const struct ct_entry *e)
+/* Is it a flow of UDP? */
+AI bool ct_entry_is_udp(const struct ct_entry *e)
+{
+	return OWNER_L4(e->owner) == L4_UDP;
+}
+
+/* Takes the backend from a flow whose frontend is gone, or has not this backend any more. That of a connection that opens is left: the slow
+ * path sees all its packets, and a SYN may be giving it to another frontend just now. Returns whether the flow had a backend: should a
+ * packet change it meanwhile, it has it still. */
+AI bool ct_entry_end(const struct ct_entry *e)
 {
 	bool opens = V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) == L4_TCP;
 
-	if (!opens && value_is_served(e->value, PATH_META(path_of(V_BACKEND(e->value)))))
-		CAS(e->at + E_VALUE, e->value, value_without_backend(e->value));
+	if (opens || !value_is_served(e->value, PATH_META(path_of(V_BACKEND(e->value)))))
+		return false;
+	RACE_POINT(ENTRY_END);
+	CAS(e->at + E_VALUE, e->value, value_without_backend(e->value));
+	return true;
 }
 
 /* Takes an entry out of the old table; what changed since its value was read goes to `f`, its flow in the new one (value_at 0: not

@@ -2,7 +2,7 @@
  *
  * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. What has expired is freed together
  * with its SNAT slot, live flows are counted per backend into one half of lb_live. A flow whose frontend was removed loses its backend:
- * the fast path does not ask for the frontend.
+ * the fast path does not ask for the frontend. So does a UDP flow whose backend has left its frontend.
  *
  * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets and moves `first` and `count` on, so that the kernel's
  * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0. Where `trusted_until` is 0 it becomes
@@ -16,9 +16,24 @@
 /* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
+/* Takes the backend from a UDP flow whose frontend it has left while others keep it (lb_former_backend), and counts that there. A TCP
+ * connection stays as long as its backend lives. */
+AI bool sweep_former_backend(const struct ct_entry *e, u64 service)
+{
+	u64 key = (u64)(u32)service << FORMER_BACKEND_SHIFT | value_backend(e->value);
+	u32 *taken;
+
+	if (!ct_entry_is_udp(e))
+		return false;
+	taken = map_lookup(MAPFD(lb_former_backend), &key);
+	if (taken && ct_entry_end(e))
+		__sync_fetch_and_add(taken, 1);
+	return taken;
+}
+
 /* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend.
- * `half`: what is added to a backend id in this half of lb_live. */
-AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
+ * `half`: what is added to a backend id in this half of lb_live. `former`: whether lb_former_backend has entries. */
+AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
 {
 	struct ct_entry e;
 	u64 backend, service;
@@ -34,6 +49,8 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half)
 		ct_entry_end(&e);
 		return 1;
 	}
+	if (UNLIKELY(former) && sweep_former_backend(&e, service))
+		return 1;
 	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
 		return 1;
 	backend = (value_backend(e.value) & CFG(path_mask)) + half;
@@ -45,12 +62,13 @@ AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
 	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier walks the loop anew for each count that it knows */
-	u64 tick = whole_ticks(), first, half, n, live = 0;
+	u64 tick = whole_ticks(), first, half, former, n, live = 0;
 	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
 
 	if ((u8 *)(run + 1) > CTX_END(ctx))
 		return 0;
 	first = run->first;
+	former = run->former;
 	half = -(run->half & 1);
 	OPAQUE(half); /* no branch, for the same reason, and no product, of which Linux 6.1 forgets the bounds */
 	half &= CFG(path_mask) + 1;
@@ -64,7 +82,7 @@ AI int sweep_main(lb_ctx *ctx)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_flow(ct_entry_at(bucket, w), &rules, half);
+			live += sweep_flow(ct_entry_at(bucket, w), &rules, half, former);
 			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, rules.now);
 		}
 	}

@@ -1,0 +1,121 @@
+"""Backends that left a frontend while others keep them: flows of UDP through that frontend choose again.
+
+A backend that no frontend names any more loses its flows by its path record. One that another frontend still names is alive, and
+the fast path does not compare it with the frontend. So the sweeper takes it from the flows of the frontends that it has left: for
+one sweep their pairs of service id and backend id are in lb_former_backend. TCP connections stay: they end with their backend.
+
+Nothing here has to survive the agent: after a start, and whenever it is not known what left, the agent reads which pairs the flows
+have and compares them with the State (`unknown`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+
+from lbagent.maps import backend_codec
+from lbagent.maps.flow_layout import SPILL_VALUE
+from lbagent.maps.flow_reader import Pair, spilled_rows
+from lbagent.maps.layout import FORMER_BACKEND_SHIFT, FORMER_BACKENDS, HOST_ORDER, PATH, U32, PathL4
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.model.family import Family
+
+MAP = "lb_former_backend"
+_GENERATION_TURNED = 0x80 << SPILL_VALUE.fields["backend_generation"].shift  # V_BACKEND_GEN_NONE of ct_value.h
+
+
+async def _nothing() -> None:
+    """Stand for `look` until there is one."""
+
+
+class FormerBackends:
+    """Owner of lb_former_backend. Use it inside the event loop."""
+
+    def __init__(self, maps: LBMaps) -> None:
+        """Nothing is known of flows that are there already."""
+        self.waiting: set[Pair] = set()  # for a sweep
+        self.unknown = True  # flows may have backends that left while no agent noted it
+        self.arrived = asyncio.Event()  # a sweep has something to do
+        self.look: Callable[[], Awaitable[None]] = _nothing  # finds out what is unknown, once the State is whole
+        self._maps = maps
+        self._swept: tuple[Pair, ...] = ()  # what the sweep under way was given
+
+    def add(self, pairs: Iterable[Pair]) -> None:
+        """Take note of backends that left a frontend, once the maps have it so."""
+        self.waiting.update(pairs)
+        if self.waiting:
+            self.arrived.set()
+
+    def forget_what_left(self) -> None:
+        """Take note that the maps changed in a way that is not known: the flows themselves are read."""
+        self.unknown = True
+        self.arrived.set()
+
+    def remove(self, pairs: Collection[Pair]) -> None:
+        """Take note of backends that a frontend gets, before it has them. Raises KernelError."""
+        self.waiting.difference_update(pairs)
+        back = [pair for pair in self._swept if pair in pairs]
+        if back:
+            self._maps.delete_many(MAP, [_key(pair) for pair in back])
+
+    def begin_sweep(self) -> bool:
+        """Give the sweeper what it has to look for; return whether that is anything. Raises KernelError.
+
+        More than the map holds waits for the next sweep.
+        """
+        self.arrived.clear()
+        self._clear()
+        self._swept = tuple(sorted(self.waiting))[:FORMER_BACKENDS]
+        self._maps.put_many(MAP, [(_key(pair), bytes(U32.size)) for pair in self._swept])
+        return bool(self._swept)
+
+    def end_sweep(self) -> None:
+        """Take the backends from flows of the spill map too, and note what is done. Raises KernelError.
+
+        A flow may have changed in the very moment, so what was found is looked for once more.
+        """
+        if not self._swept:
+            return
+        found = {key for key, value in self._maps.items(MAP) if any(value)}
+        again = {pair for pair in self._swept if _key(pair) in found}
+        pairs = self.waiting.intersection(self._swept)
+        for family in Family:
+            again |= self._take_from_spilled(family, pairs)
+        self.waiting.difference_update(pairs - again)
+        self._clear()
+        if self.waiting:
+            self.arrived.set()
+
+    def _clear(self) -> None:
+        """Empty the map: an agent may have died in the middle of a sweep."""
+        self._maps.delete_many(MAP, [key for key, _ in self._maps.items(MAP)])
+        self._swept = ()
+
+    def _take_from_spilled(self, family: Family, pairs: Collection[Pair]) -> set[Pair]:
+        """Take the backend from flows that lie in the spill map; return whose."""
+        rows, found = [], set()
+        for flow, key, value in spilled_rows(self._maps, family):
+            pair = flow.service, flow.backend
+            if (
+                flow.l4 is PathL4.UDP
+                and pair in pairs
+                and self._is_served(family, flow.backend, flow.backend_generation)
+            ):
+                word = int.from_bytes(value[:8], HOST_ORDER) ^ _GENERATION_TURNED
+                rows.append((key, word.to_bytes(8, HOST_ORDER) + value[8:]))
+                found.add(pair)
+        if rows:
+            self._maps.put_many(family.map("spill"), rows)
+        return found
+
+    def _is_served(self, family: Family, ident: int, generation: int) -> bool:
+        """Return whether a flow has its backend still."""
+        size = PATH[family].size
+        with self._maps.window(family.map("path"), ident * size, size) as view:
+            record = backend_codec.path_of(bytes(view))
+        return record.live and record.gen == generation
+
+
+def _key(pair: Pair) -> bytes:
+    service, backend = pair
+    return (service << FORMER_BACKEND_SHIFT | backend).to_bytes(8, HOST_ORDER)
