@@ -119,6 +119,7 @@ NOT_FILLED = {
     **dict.fromkeys(("lb_nexthop", "lb_nexthop_id"), "next hops of the network; without room packets cost a FIB look-up"),
     **dict.fromkeys(("lb_neighbor",), "neighbours of the network; without room packets go by the kernel"),
     **dict.fromkeys(("lb_vip", "lb_former_leader"), "addresses that this node announces"),
+    "lb_former_backend": "filled for one sweep; what has no room waits for the next one",
     **dict.fromkeys(("lb_device", "lb_direct", "lb_config", "lb_scratch", "lb_ratelimit", "lb_datagram"), "fixed"),
     **dict.fromkeys(
         (f"lb{digit}_{kind}" for digit in (4, 6) for kind in
