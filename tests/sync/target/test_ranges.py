@@ -292,7 +292,13 @@ def test_a_list_of_refused_networks_that_does_not_fit_refuses_all_clients():
     (error,) = node.sync().failed.values()
     assert "refuses all clients until the 3 source ranges that it refuses fit" in str(error)
     assert [admitted(node.maps, 4, client) for client in CLIENTS[4]] == [False] * len(CLIENTS[4])
-    node.serve(frontend(4, ("deny", ("10.0.0.0/8", "192.168.0.0/16"))))
+    node.serve(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16"))))
+    rule = "deny", ("10.0.0.0/8", "192.168.0.0/16")
+    node.want(frontend(4, rule))
+    inner = node.maps
+    node.maps = ClosedDoor(inner, 4, rule)
+    assert node.sync().complete, "one range is replaced by a wider one"
+    node.maps = inner
     assert admitted(node.maps, 4, "9.9.9.9")
     assert not admitted(node.maps, 4, "10.1.0.1")
 
