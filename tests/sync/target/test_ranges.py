@@ -343,6 +343,29 @@ def test_the_kernels_maps_take_the_same_way(family):
             assert check(maps, settled=True) == []
 
 
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_full_map_of_the_kernel_takes_one_range_in_place_of_another(family):
+    _, wide, middle, narrow, *_ = NETS[family]
+    rules = [
+        ("allow", (wide, narrow)),
+        ("allow", (middle, narrow)),
+        ("deny", (wide, narrow)),
+        ("deny", (middle, narrow)),
+        ("allow", (wide, middle)),
+    ]
+    with private_bpffs() as path, KernelMaps.open(path, replace(SMALL, source_ranges=2)) as maps:
+        node = Node(maps)
+        for rule in rules:
+            node.want(frontend(family, rule))
+            node.maps = ClosedDoor(maps, family, rule)
+            assert node.sync().complete
+            node.maps = maps
+            assert all(admitted(maps, family, client) is lets_in(rule, client) for client in CLIENTS[family])
+            assert check(maps, settled=True) == []
+
+
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize(
     "sequence",
