@@ -6,8 +6,22 @@ import dataclasses
 
 import pytest
 
-from lbagent.model.service import CIDR
-from tests.sync.target.plans import QUARANTINED, Node, backend, service
+from lbagent.errors import KernelError
+from lbagent.maps import backend_codec
+from lbagent.maps.consistency import check
+from lbagent.maps.frontend_codec import service_key
+from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.model.service import CIDR, Algorithm
+from tests.sync.target.plans import (
+    QUARANTINED,
+    SMALL,
+    TERMINATING,
+    Node,
+    backend,
+    backends_of,
+    service,
+    wanted_of,
+)
 from tests.sync.target.test_failed_changes import give_other_ids
 
 
@@ -123,3 +137,82 @@ def test_a_frontend_that_was_refused_is_not_there():
     assert node.shadow.refs == {}
     assert node.shadow.filter_refs == {}
     assert dict(node.serve().written) == {}
+
+
+def test_backends_that_have_a_slot_keep_it_before_others_get_one():
+    node = node_with(lb4_service=3)
+    node.serve(web(2, first=2))
+    assert "2 of its 4 backends; no new flow goes to 10.244.0.1:80/TCP, 10.244.0.4:80/TCP" in refused(node, web(4))
+    assert backends_of(node.maps, web(1).frontend) == wanted_of(web(2, first=2))
+
+
+def test_a_backend_without_a_slot_keeps_its_row_so_that_its_flows_go_on():
+    node = node_with(lb4_service=4)
+    node.serve(web(3))
+    leaving = tuple(backend(f"10.244.0.{n}:80", TERMINATING) for n in (1, 2, 3))
+    refused(node, web(3, first=7, unselectable=leaving))
+    assert backends_of(node.maps, web(1).frontend) == wanted_of(web(3, first=7))
+    rows = [backend_codec.backend_of(row)[0] for _, row in node.maps.items("lb4_backend")]
+    assert {each.address for each in leaving} <= set(rows)
+    refused(node, web(4, first=7))
+    rows = [backend_codec.backend_of(row)[0] for _, row in node.maps.items("lb4_backend")]
+    assert {each.address for each in leaving}.isdisjoint(rows), "what is gone goes"
+
+
+def test_affinity_begins_when_all_matches_fit():
+    node = node_with(lb_affinity_match=2)
+    node.serve(web(3))
+    sticky = web(3, session_affinity=True)
+    assert "has no session affinity until all its backends fit" in refused(node, sticky)
+    assert backends_of(node.maps, sticky.frontend) == wanted_of(sticky)
+    assert list(node.maps.items("lb_affinity_match")) == []
+    assert check(node.maps, settled=True) == []
+    limit(node, lb_affinity_match=3)
+    assert node.sync().complete
+    assert len(node.maps.items("lb_affinity_match")) == 3
+
+
+def test_with_affinity_as_many_backends_are_served_as_there_are_matches():
+    node = node_with(lb_affinity_match=2)
+    node.serve(web(2, session_affinity=True))
+    assert "2 of its 3 backends" in refused(node, web(3, session_affinity=True))
+    assert backends_of(node.maps, web(1).frontend) == wanted_of(web(2))
+    refused(node, web(3, first=5, session_affinity=True, algorithm=Algorithm.MAGLEV))
+    assert backends_of(node.maps, web(1).frontend) == wanted_of(web(2, first=5))
+    assert check(node.maps, settled=True) == []
+
+
+def test_slots_with_a_gap_are_counted_one_by_one():
+    """A removal of slots that broke off leaves 0, 1, 3, 4: slot 2 needs room, and slot 4 leaves last."""
+    node = Node(MemoryMaps(dataclasses.replace(SMALL, services=5)))
+    node.serve(web(4))
+    node.want(web(1))
+    inner, deleted = node.maps, []
+
+    def second_slot(_number: int, name: str) -> None:
+        if name == "lb4_service":
+            deleted.append(name)
+            if len(deleted) == 3:  # slot 0 is written, slot 2 is gone
+                raise KernelError("delete", 12, name)
+
+    node.maps = FaultyMaps(inner, before=second_slot)
+    assert not node.sync().complete
+    node.maps = inner
+    assert [slot for slot in range(5) if inner.get("lb4_service", service_key(web(1).frontend, slot))] == [0, 1, 3, 4]
+    assert "5 of 5 entries used, 1 more needed" in refused(node, service("10.96.0.9:80"), web(3))
+    assert backends_of(inner, web(1).frontend) == wanted_of(web(1))
+    assert node.sync().complete
+
+
+def test_freed_room_goes_to_served_frontends_then_to_older_services():
+    node = node_with(lb4_service=20)
+    waiting = [web(1, number, created=float(number)) for number in range(30, 10, -1)]
+    node.serve(web(17), web(1, 9))
+    node.want(web(17), web(2, 9), *waiting)
+    assert len(node.sync().failed) == 21
+    for services in ([web(10)], [web(10)]):
+        node.want(*services, web(2, 9), *waiting)
+        node.sync()
+    served = {frontend.address[-1] for frontend in node.shadow.frontends}
+    assert served == {1, 9, 11, 12, 13}, "11 + 3 + 3 x 2 of 20 entries"
+    assert backends_of(node.maps, web(1, 9).frontend) == wanted_of(web(2, 9))

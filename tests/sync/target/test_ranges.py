@@ -292,7 +292,13 @@ def test_a_list_of_refused_networks_that_does_not_fit_refuses_all_clients():
     (error,) = node.sync().failed.values()
     assert "refuses all clients until the 3 source ranges that it refuses fit" in str(error)
     assert [admitted(node.maps, 4, client) for client in CLIENTS[4]] == [False] * len(CLIENTS[4])
-    node.serve(frontend(4, ("deny", ("10.0.0.0/8", "192.168.0.0/16"))))
+    node.serve(frontend(4, ("deny", ("10.1.0.0/16", "192.168.0.0/16"))))
+    rule = "deny", ("10.0.0.0/8", "192.168.0.0/16")
+    node.want(frontend(4, rule))
+    inner = node.maps
+    node.maps = ClosedDoor(inner, 4, rule)
+    assert node.sync().complete, "one range is replaced by a wider one"
+    node.maps = inner
     assert admitted(node.maps, 4, "9.9.9.9")
     assert not admitted(node.maps, 4, "10.1.0.1")
 
@@ -331,6 +337,29 @@ def test_the_kernels_maps_take_the_same_way(family):
         for rule in rules:
             node.want(frontend(family, rule))
             node.maps = Door(maps, family, rule)
+            assert node.sync().complete
+            node.maps = maps
+            assert all(admitted(maps, family, client) is lets_in(rule, client) for client in CLIENTS[family])
+            assert check(maps, settled=True) == []
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_full_map_of_the_kernel_takes_one_range_in_place_of_another(family):
+    _, wide, middle, narrow, *_ = NETS[family]
+    rules = [
+        ("allow", (wide, narrow)),
+        ("allow", (middle, narrow)),
+        ("deny", (wide, narrow)),
+        ("deny", (middle, narrow)),
+        ("allow", (wide, middle)),
+    ]
+    with private_bpffs() as path, KernelMaps.open(path, replace(SMALL, source_ranges=2)) as maps:
+        node = Node(maps)
+        for rule in rules:
+            node.want(frontend(family, rule))
+            node.maps = ClosedDoor(maps, family, rule)
             assert node.sync().complete
             node.maps = maps
             assert all(admitted(maps, family, client) is lets_in(rule, client) for client in CLIENTS[family])
