@@ -45,7 +45,7 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
 from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import resize_at_start
-from lbagent.bpf.run.sweep import Sweeper
+from lbagent.bpf.run.sweep import Sweeper, trust_ages
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
 from lbagent.healthcheck.node_servers import NodeServers
@@ -164,6 +164,7 @@ class Agent:
         )
         maps = KernelMaps.open(config.bpffs, resized.sizes)
         self._closing.callback(maps.close)
+        prove_lost_ports(maps)
         paths = layer_settings.path_settings(config, further)
         network = NetworkFollower(maps, paths, layer_settings.longest_timeout_s(config))
         self._closing.callback(network.close)
@@ -285,6 +286,17 @@ class Agent:
         settings = layer_settings.program_settings(config, components.further)
         hooks = expected_hooks(components.network.network, config)
         return datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
+
+
+def prove_lost_ports(maps: KernelMaps) -> None:
+    """Let flows prove their SNAT ports where the slots are new: a flow of an earlier agent that has none then gets one again.
+
+    Without it such a flow would send from a port that no reply is translated at, until it ends. Raises KernelError.
+    """
+    lost = sorted({"lb4_snat", "lb6_snat"} & maps.created)
+    if lost:
+        trust_ages(maps, 0)
+        log.debug("flows prove their SNAT ports until the first sweep", extra={"new_maps": lost})
 
 
 def address_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:

@@ -51,6 +51,7 @@ class KernelMaps:
         self.sizes = sizes
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n in fds}
         self.fds = fds
+        self.created: frozenset[str] = frozenset()  # by `open`: they were not pinned
         self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
         tables = {name: MaglevTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
@@ -68,6 +69,7 @@ class KernelMaps:
             pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
         found, specs, fds = _open_pins(bpffs, sizes)
+        there = frozenset(fds)
         try:
             if create:
                 pins.create_pins(bpffs, specs, fds)
@@ -77,7 +79,9 @@ class KernelMaps:
         except BaseException:
             pins.close_all(fds)
             raise
-        return cls(bpffs, found, fds)
+        maps = cls(bpffs, found, fds)
+        maps.created = frozenset(fds) - there
+        return maps
 
     def replace(self, fds: Mapping[str, int], sizes: Sizes) -> None:
         """Use other maps under these names; the old descriptors are closed, the new ones belong to this object."""

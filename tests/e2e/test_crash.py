@@ -11,8 +11,10 @@ import pytest
 
 from lbagent.maps.consistency import check
 from lbagent.maps.kernel_maps import KernelMaps
-from tests.e2e.cluster import Cluster
+from lbagent.maps.pins import pin_dir
+from tests.e2e.cluster import VIP4, VIP6, Cluster
 from tests.e2e.test_operations import nothing_failed
+from tests.lab.netns import wait_for
 
 pytestmark = pytest.mark.early
 
@@ -44,6 +46,30 @@ def test_a_restart_with_nothing_to_change_writes_nothing(served: Cluster) -> Non
     served.agent.start()
     writes = [line for line in served.agent.api.metrics().splitlines() if line.startswith("lbagent_map_writes_total")]
     assert writes == ["lbagent_map_writes_total 0"]
+
+
+def ages_are_trusted(served: Cluster) -> bool:
+    """Return whether an agent has swept the tables once: from then on flows prove no ports."""
+    with KernelMaps.open(served.lab.bpffs, create=False) as maps, maps.window("lb_metrics", 0, 8) as view:
+        return any(view)
+
+
+def test_connections_whose_snat_ports_were_forgotten_go_on_or_end(served: Cluster) -> None:
+    # the pins of the slots are gone: no reply finds its client by them, so each connection gets a port again, or a RST
+    talkers = [served.talkers(9, vip) for vip in (VIP4, VIP6)]
+    for each in talkers:
+        for _ in range(5):
+            assert each.ask() == each.first
+    wait_for(lambda: ages_are_trusted(served), "the first sweep", timeout_s=60)
+    served.agent.kill()
+    for version in (4, 6):
+        (pin_dir(served.lab.bpffs) / f"lb{version}_snat").unlink()
+    served.agent.start()
+    for each in talkers:
+        for first, now in zip(each.first, each.ask(), strict=True):
+            assert now == first or now.startswith(("ConnectionResetError", "BrokenPipeError")), now
+        each.close()
+    assert set(served.http()) == {"b1", "b2", "b3"}
 
 
 def test_kill_at_any_moment_of_the_start(served: Cluster) -> None:

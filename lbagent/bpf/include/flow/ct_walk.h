@@ -93,10 +93,17 @@ AI void ct_entry_expire(const struct ct_entry *e, const struct ct_sweep *rules)
 	WR64(e->at, gen);
 }
 
-/* Is it a flow of UDP? */
-AI bool ct_entry_is_udp(const struct ct_entry *e)
+/* May the flow go on with another backend while its own lives? A connection may not. */
+AI bool ct_entry_may_move(const struct ct_entry *e)
 {
-	return OWNER_L4(e->owner) == L4_UDP;
+	switch (OWNER_L4(e->owner)) {
+	case L4_UDP:
+		return true;
+	case L4_TCP:
+	case L4_SCTP:
+	default:
+		return false;
+	}
 }
 
 /* Takes the backend from a flow whose frontend is gone, or has not this backend any more. That of a connection that opens is left: the slow

@@ -16,14 +16,14 @@
 /* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
-/* Takes the backend from a UDP flow whose frontend it has left while others keep it (lb_former_backend), and counts that there. A TCP
- * connection stays as long as its backend lives. */
+/* Takes the backend from a flow whose frontend it has left while others keep it (lb_former_backend), and counts that there. A connection
+ * stays as long as its backend lives. */
 AI bool sweep_former_backend(const struct ct_entry *e, u64 service)
 {
 	u64 key = (u64)(u32)service << FORMER_BACKEND_SHIFT | value_backend(e->value);
 	u32 *taken;
 
-	if (!ct_entry_is_udp(e))
+	if (!ct_entry_may_move(e))
 		return false;
 	taken = map_lookup(MAPFD(lb_former_backend), &key);
 	if (taken && ct_entry_end(e))
