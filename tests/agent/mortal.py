@@ -19,7 +19,7 @@ class MortalMaps(FaultyMaps):
 
     def __init__(self, maps: KernelMaps) -> None:
         super().__init__(maps, before=self.die)
-        self.fds, self.close = maps.fds, maps.close
+        self.fds, self.close, self.created = maps.fds, maps.close, maps.created
 
     @staticmethod
     def die(number: int, _map_name: str) -> None:
