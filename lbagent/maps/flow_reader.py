@@ -80,11 +80,8 @@ Pair = tuple[int, int]  # service id and backend id of a flow
 
 def flows(maps: LBMaps, family: Family) -> Iterator[Sequence[FlowEntry]]:
     """Yield the flows of a family, those of a piece of the table at a time, the spilled ones last. Raises KernelError."""
-    name, record = family.map("flow"), FLOW[family]
-    entries = maps.specs[name].value_size // record.size
-    with maps.window(name, 0, entries * record.size) as view:
-        for first in range(0, entries, PIECE_ENTRIES):
-            yield _decode(family, view[first * record.size : min(first + PIECE_ENTRIES, entries) * record.size])
+    for view in _pieces(maps, family):
+        yield _decode(family, view)
     yield spilled_flows(maps, family)
 
 
@@ -101,50 +98,55 @@ def spilled_rows(maps: LBMaps, family: Family) -> list[tuple[FlowEntry, bytes, b
 
 def udp_pairs(maps: LBMaps, family: Family) -> Iterator[set[Pair]]:
     """Yield the pairs that flows of UDP have, a piece of the table at a time, the spilled ones last. Raises KernelError."""
-    name, record = family.map("flow"), FLOW[family]
+    record = FLOW[family]
     l4, backend, service = record.fields["l4"], record.fields["backend"], record.fields["service"]
     udp, step = PathL4.UDP << l4.shift, record.words
-    entries = maps.specs[name].value_size // record.size
-    with maps.window(name, 0, entries * record.size) as view:
-        for first in range(0, entries, PIECE_ENTRIES):
-            piece = bytes(view[first * record.size : min(first + PIECE_ENTRIES, entries) * record.size])
-            if is_zero(piece):
-                yield set()
-                continue
-            words = memoryview(piece).cast("Q")
-            columns = (words[at::step].tolist() for at in (0, backend.word, service.word))
-            yield {
-                (service.of(seen), backend.of(value))
-                for owner, value, seen in zip(*columns, strict=True)
-                if owner >> OWNER_HELD_SHIFT and owner & l4.mask == udp
-            }
+    for view in _pieces(maps, family):
+        piece = bytes(view)
+        if is_zero(piece):
+            yield set()
+            continue
+        words = memoryview(piece).cast("Q")
+        columns = (words[at::step].tolist() for at in (0, backend.word, service.word))
+        yield {
+            (service.of(seen), backend.of(value))
+            for owner, value, seen in zip(*columns, strict=True)
+            if owner >> OWNER_HELD_SHIFT and owner & l4.mask == udp
+        }
     yield {(flow.service, flow.backend) for flow in spilled_flows(maps, family) if flow.l4 is PathL4.UDP}
 
 
 def count(maps: LBMaps, family: Family) -> Counter[int]:
     """Return how many flows that are not closing each backend id has, in the table and the spill map. Raises KernelError."""
-    name, record = family.map("flow"), FLOW[family]
+    record = FLOW[family]
     value, state = record.fields["backend"], record.fields["state"]
     closing, none = FlowState.CLOSING << state.shift, 0
     found: Counter[int] = Counter()
-    entries = maps.specs[name].value_size // record.size
-    with maps.window(name, 0, entries * record.size) as view:
-        for first in range(0, entries, PIECE_ENTRIES):
-            piece = bytes(view[first * record.size : min(first + PIECE_ENTRIES, entries) * record.size])
-            if is_zero(piece):
-                continue
-            words = memoryview(piece).cast("Q")
-            owners, values = words[:: record.words].tolist(), words[value.word :: record.words].tolist()
-            found.update(
-                [
-                    each >> value.shift
-                    for owner, each in zip(owners, values, strict=True)
-                    if owner >> OWNER_HELD_SHIFT and each & state.mask != closing
-                ]
-            )
+    for view in _pieces(maps, family):
+        piece = bytes(view)
+        if is_zero(piece):
+            continue
+        words = memoryview(piece).cast("Q")
+        owners, values = words[:: record.words].tolist(), words[value.word :: record.words].tolist()
+        found.update(
+            [
+                each >> value.shift
+                for owner, each in zip(owners, values, strict=True)
+                if owner >> OWNER_HELD_SHIFT and each & state.mask != closing
+            ]
+        )
     found.update(flow.backend for flow in spilled_flows(maps, family) if flow.is_live)
     del found[none]
     return found
+
+
+def _pieces(maps: LBMaps, family: Family) -> Iterator[memoryview]:
+    """Yield the table of a family, a piece at a time; no more of it is mapped, as what is mapped counts as memory of the agent."""
+    name, size = family.map("flow"), FLOW[family].size
+    entries = maps.specs[name].value_size // size
+    for first in range(0, entries, PIECE_ENTRIES):
+        with maps.window(name, first * size, min(PIECE_ENTRIES, entries - first) * size) as view:
+            yield view
 
 
 # --- decoding ---

@@ -91,7 +91,9 @@ class BpfTarget:
     def open(cls, maps: LBMaps, paths: PathProvider, node_name: str, *, are_new: bool = False) -> BpfTarget:
         """Read what an earlier agent left in the maps, unless they `are_new`. Raises KernelError."""
         restored = nothing_restored(maps.sizes) if are_new else restore(maps)
-        return cls(maps, restored, id_assigner(restored, maps.sizes.backends), paths, node_name)
+        target = cls(maps, restored, id_assigner(restored, maps.sizes.backends), paths, node_name)
+        target.former.unknown = not are_new  # no flow is in maps that are new
+        return target
 
     # --- what the loop and the status ask ---
 
