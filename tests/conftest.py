@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
 from tests.turns import register as pytest_configure  # noqa: F401
 
 # A shell's background job ignores SIGINT, and every child inherits that; the commands tested are ended by it.
@@ -14,3 +16,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Nothing of the shell's changes how the commands tested behave.
 for name in [name for name in os.environ if name.startswith(("LBAGENT_", "PYTHON"))]:
     del os.environ[name]
+
+# How long an example takes says nothing of the product; the machine may do other work.
+if settings.default is not None and settings.default.deadline is not None:
+    settings.register_profile("suite", deadline=None)
+    settings.load_profile("suite")

@@ -99,7 +99,7 @@ def test_a_device_that_does_not_exist_is_named(fresh: Callable[..., Cluster]) ->
 
 
 def open_many(cluster: Cluster, count: int, timeout_s: float) -> list[socket.socket]:
-    """Open connections to both VIPs in turns; those that do not come about are left out."""
+    """Open connections to both VIPs in turns; those that do not come about within `timeout_s` are left out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     out = []
@@ -107,6 +107,7 @@ def open_many(cluster: Cluster, count: int, timeout_s: float) -> list[socket.soc
         for number in range(count):
             with contextlib.suppress(TimeoutError):
                 out.append(traffic.connect(WEB[number % 2], 80, timeout_s=timeout_s))
+                out[-1].settimeout(traffic.TIMEOUT_S)
     return out
 
 

@@ -43,7 +43,7 @@ async def test_changes_are_taken_once_and_objects_are_counted() -> None:
     two.put()
     counts = {name: (found.objects, found.generation) for name, found in inbox.counts.items()}
     assert counts == {"one": (2, 1), "two": (1, 1)}, "a report without changes is none"
-    await asyncio.wait_for(inbox.requests(), 1)
+    await asyncio.wait_for(inbox.requests(), 10)
     number, changes = inbox.take()
     assert (number, len(changes)) == (3, 3)
     assert inbox.take() == (3, [])

@@ -334,7 +334,7 @@ async def test_a_source_without_objects_is_a_list_too() -> None:
     assert loop.waiting == ""
     async with running(loop):
         source.synced.set()  # it never had anything to tell
-        await asyncio.wait_for(target.ready.wait(), 1)
+        await asyncio.wait_for(target.ready.wait(), 10)
         assert target.watched.is_set()
     assert target.given[0].state.services == ()
 

@@ -41,7 +41,7 @@ async def test_a_runner_is_in_sync_when_the_latest_state_is_in_force() -> None:
     runner.set_desired(NEXT)
     assert not await is_settled(runner)
     task = asyncio.create_task(runner.run())
-    await asyncio.wait_for(target.ready.wait(), 1)
+    await asyncio.wait_for(target.ready.wait(), 10)
     await runner.settled()
     assert runner.in_sync
     assert (target.generation, runner.error) == (7, "")
@@ -56,7 +56,7 @@ async def test_a_runner_is_in_sync_when_the_latest_state_is_in_force() -> None:
     assert not runner.in_sync, "it is at work"
     assert not await is_settled(runner)
     target.free.set()
-    await asyncio.wait_for(runner.settled(), 1)
+    await asyncio.wait_for(runner.settled(), 10)
     assert runner.in_sync
     target.error = "the disk is full"
     assert not runner.in_sync
@@ -80,7 +80,7 @@ async def test_a_runner_that_waits_after_a_failure_is_settled_and_says_so_once(
     task = asyncio.create_task(runner.run())
     await until(lambda: target.tries == 3)
     runner.set_desired(Desired(State(8)))
-    await asyncio.wait_for(runner.settled(), 1)
+    await asyncio.wait_for(runner.settled(), 10)
     assert "No space left" in runner.error
     runner.failure = None
     task.cancel()
@@ -97,7 +97,7 @@ async def test_a_runner_says_when_a_failure_is_over(
     runner = TargetRunner(target)
     runner.set_desired(NEXT)
     task = asyncio.create_task(runner.run())
-    await asyncio.wait_for(target.ready.wait(), 1)
+    await asyncio.wait_for(target.ready.wait(), 10)
     target.wake.set()
     await until(lambda: target.tries == 4)
     await runner.settled()
@@ -123,7 +123,7 @@ async def test_another_failure_is_said_too_and_keeps_its_kind(
     runner = TargetRunner(target)
     runner.set_desired(NEXT)
     task = asyncio.create_task(runner.run())
-    await asyncio.wait_for(target.ready.wait(), 1)
+    await asyncio.wait_for(target.ready.wait(), 10)
     task.cancel()
     assert kept == [None, first, again, other]
     assert [vars(record)["error"] for record in caplog.records] == ["one", "two"]
@@ -137,7 +137,7 @@ async def test_a_target_is_not_called_before_there_is_a_state() -> None:
     await asyncio.sleep(0.01)
     assert target.tries == 0
     runner.set_desired(NEXT)
-    await asyncio.wait_for(target.ready.wait(), 1)
+    await asyncio.wait_for(target.ready.wait(), 10)
     task.cancel()
     assert target.tries == 1
 

@@ -90,7 +90,7 @@ async def test_one_that_fails_is_tried_again_with_pauses_and_no_other_waits(capl
         source.first_list(service(1), endpoints(1, 1))
         for host in range(2, 12):
             source.put(endpoints(1, *range(1, host + 1)))
-            await asyncio.wait_for(loop.settled(), 1)
+            await asyncio.wait_for(loop.settled(), 10)
             assert slots(maps) == host + 2
         assert bpf.ready.is_set()
         assert runner_of(loop, bpf).in_sync  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ async def test_one_that_hangs_for_a_while_gets_the_latest_state_when_it_is_free(
         await loop.settled(bpf)
         for host in range(2, 12):
             source.put(endpoints(1, *range(1, host + 1)))
-            await asyncio.wait_for(loop.settled(bpf), 1)
+            await asyncio.wait_for(loop.settled(bpf), 10)
             assert slots(maps) == host + 2
         assert other.tries == 1
         assert not runner_of(loop, other).in_sync
