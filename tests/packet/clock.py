@@ -1,15 +1,14 @@
 """A clock that tests set: hours pass in no time for programs that are loaded with it.
 
-The programs ask the kernel for jiffies (flows, slots, answers) and for nanoseconds (affinity). Here a number of the test's is added to
-what the kernel says: the very instructions that are shipped, but for these two calls. Of a `StillClock` the number is all there is, so
-that a test can say what happens in the very tick in which a time-out ends.
+The programs read jiffies (flows, slots, answers) and nanoseconds (affinity) from the kernel. Here a number of the test's is in place of
+both: the very instructions that are shipped, except these two calls. So a test can tell what happens in the tick in which a time-out
+ends, however slow the machine is.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +18,12 @@ from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.sweep import trust_ages
 from lbagent.kernel import bpf_map, jiffies
-from lbagent.kernel.opcodes import CALL, LDX_U64, insn
+from lbagent.kernel.opcodes import LDX_U64, insn
 from lbagent.maps import pins
 from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes
 from tests.packet.caller import sweep
 from tests.packet.harness import DEFAULTS, SMALL, open_world
-from tests.packet.splice import ADD64_REG, map_value, with_calls_replaced
+from tests.packet.splice import map_value, with_calls_replaced
 
 if TYPE_CHECKING:
     from lbagent.bpf.build.artifact import Artifact
@@ -40,22 +39,19 @@ UNIT = 8  # ticks: so many a SNAT slot keeps apart
 
 
 class Clock:
-    """What has passed for the programs that were loaded with it, beside the real time."""
+    """The clock of the programs that were loaded with it. It stands still between two calls of the test."""
+
+    START = (1 << 20) + (40 << 8)  # ticks: a multiple of all that the programs count in
 
     def __init__(self) -> None:
-        """Begin at the kernel's time."""
+        """Begin at START."""
         self.fd = pins.create_map(MapSpec("test_clock", MapType.ARRAY, 4, 16, 1, F_MMAPABLE))
-        self._ticks, self._began = 0, time.monotonic()
+        self._ticks = 0
+        self.restart()
 
     def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
-        """Return programs that go by this clock."""
-        instead = {
-            number: insn(CALL, imm=number)
-            + map_value(1, self.fd, at)
-            + insn(LDX_U64, dst=1, src=1)
-            + insn(ADD64_REG, src=1)
-            for number, at in HELPERS.items()
-        }
+        """Return programs that go by this clock alone."""
+        instead = {number: map_value(1, self.fd, at) + insn(LDX_U64, dst=0, src=1) for number, at in HELPERS.items()}
         programs = {name: with_calls_replaced(item, instead) for name, item in artifact.programs.items()}
         return replace(artifact, programs=programs)
 
@@ -67,41 +63,6 @@ class Clock:
     def pass_seconds(self, seconds: float) -> None:
         """Let at least so many seconds pass; less than two ticks more."""
         self.pass_ticks(ticks_of(seconds) + 1)
-
-    def restart(self) -> None:
-        """Go back to the kernel's time; only for programs whose maps are empty."""
-        self.pass_ticks(-self._ticks)
-
-    @property
-    def tick(self) -> int:
-        """The 16 bits of the present tick that entries keep."""
-        return (jiffies.jiffies() + (self._ticks << SHIFT)) >> SHIFT & (WRAP - 1)
-
-    @property
-    def passed(self) -> int:
-        """Ticks since the clock was made, in real time and beside it."""
-        return self._ticks + int((time.monotonic() - self._began) / TICK_S)
-
-    def close(self) -> None:
-        """Give the map back."""
-        os.close(self.fd)
-
-
-class StillClock(Clock):
-    """A clock that stands still between two words of the test: no tick passes by itself."""
-
-    START = (1 << 20) + (40 << 8)  # ticks: a multiple of all that the programs count in
-
-    def __init__(self) -> None:
-        """Begin at START."""
-        super().__init__()
-        self.restart()
-
-    def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
-        """Return programs that go by this clock alone."""
-        instead = {number: map_value(1, self.fd, at) + insn(LDX_U64, dst=0, src=1) for number, at in HELPERS.items()}
-        programs = {name: with_calls_replaced(item, instead) for name, item in artifact.programs.items()}
-        return replace(artifact, programs=programs)
 
     def restart(self) -> None:
         """Go back to START; only for programs whose maps are empty."""
@@ -117,6 +78,10 @@ class StillClock(Clock):
         """Ticks since the clock was made."""
         return self._ticks - self.START
 
+    def close(self) -> None:
+        """Give the map back."""
+        os.close(self.fd)
+
 
 def ticks_of(seconds: float) -> int:
     """Return seconds in ticks, rounded as the programs' settings are."""
@@ -131,7 +96,7 @@ class TimedWorld:
     clock: Clock
 
     def reset(self) -> World:
-        """Empty the world, and go back to the kernel's time."""
+        """Empty the world, and set the clock back."""
         self.world.reset()
         self.clock.restart()
         return self.world
@@ -145,11 +110,9 @@ class TimedWorld:
 
 
 @contextmanager
-def open_timed_world(
-    options: Settings = DEFAULTS, sizes: Sizes = SMALL, clock: Clock | None = None
-) -> Iterator[TimedWorld]:
+def open_timed_world(options: Settings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
     """Load every program with a clock of its own."""
-    clock = clock or Clock()
+    clock = Clock()
     try:
         with open_world(options, sizes, splice=clock.splice) as world:
             yield TimedWorld(world, clock)

@@ -11,7 +11,7 @@ import pytest
 
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.errors import Unsupported
-from tests.packet.clock import StillClock, TimedWorld, open_timed_world
+from tests.packet.clock import TimedWorld, open_timed_world
 from tests.packet.craft import FAMILIES, Family
 from tests.packet.harness import SMALL, open_world
 from tests.packet.world import TC_INGRESS, XDP, World
@@ -57,7 +57,7 @@ def loaded_announcing_world() -> Iterator[World]:
 def loaded_still_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket of four entries and one SNAT port, for which time stands still."""
     sizes = dataclasses.replace(SMALL, flow4=4, flow6=4, snat4=64, snat6=64)
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2000), sizes, StillClock()) as timed:
+    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2000), sizes) as timed:
         yield timed
 
 

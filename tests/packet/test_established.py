@@ -9,7 +9,7 @@ import pytest
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Event, Reason
 from tests.packet import craft, expect, table
-from tests.packet.clock import StillClock, open_timed_world
+from tests.packet.clock import open_timed_world
 from tests.packet.craft import Family
 from tests.packet.table import CLOSING, SLOT_UNIT
 from tests.packet.world import TCP, UDP, BackendRow, Outcome, World
@@ -21,7 +21,7 @@ PORTS = 4
 def narrow_world() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
     options = Settings(snat_port_min=2000, snat_port_max=2000 + PORTS - 1)
-    with open_timed_world(options, clock=StillClock()) as timed:
+    with open_timed_world(options) as timed:
         yield timed.world
 
 

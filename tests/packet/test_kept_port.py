@@ -9,7 +9,7 @@ import pytest
 
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
-from tests.packet.clock import StillClock, TimedWorld, open_timed_world, ticks_of
+from tests.packet.clock import TimedWorld, open_timed_world, ticks_of
 from tests.packet.craft import Family
 from tests.packet.harness import SMALL
 from tests.packet.test_clock import caller
@@ -26,7 +26,7 @@ ROUNDS = 24
 def loaded_crowded_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket and 32 SNAT ports."""
     sizes = dataclasses.replace(SMALL, flow4=ENTRIES, flow6=ENTRIES)
-    with open_timed_world(FEW_PORTS, sizes, StillClock()) as timed:
+    with open_timed_world(FEW_PORTS, sizes) as timed:
         yield timed
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run.migrate import MigrationResult
 from tests.packet import expect, table
-from tests.packet.clock import StillClock, ticks_of
+from tests.packet.clock import Clock, ticks_of
 from tests.packet.craft import FAMILIES
 from tests.packet.harness import SMALL
 from tests.packet.test_migrate import Talk, changes
@@ -21,7 +21,7 @@ LONGEST = ticks_of(Settings().timeout_tcp_s)
 
 def test_what_has_expired_is_left_behind() -> None:
     """To the very tick: a flow in the last one of its time-out is moved, one that is a tick older is not."""
-    with closing(StillClock()) as clock:
+    with closing(Clock()) as clock:
         for change in changes(OLD, NEW, splice=clock.splice):
             for fam in FAMILIES.values():
                 change.reset()

@@ -9,7 +9,7 @@ import pytest
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
-from tests.packet.clock import StillClock, open_timed_world
+from tests.packet.clock import open_timed_world
 from tests.packet.craft import Family
 from tests.packet.world import TCP, XDP, BackendRow, Outcome, World
 
@@ -20,7 +20,7 @@ AGE = 3 * table.SLOT_UNIT  # ticks
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2003), clock=StillClock()) as timed:
+    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2003)) as timed:
         yield timed.world
 
 

@@ -10,7 +10,7 @@ import pytest
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet.caller import Caller
-from tests.packet.clock import WRAP, StillClock, TimedWorld, ticks_of
+from tests.packet.clock import WRAP, Clock, TimedWorld, ticks_of
 from tests.packet.craft import Family
 from tests.packet.test_clock import caller
 from tests.packet.test_leases import full_table
@@ -21,7 +21,7 @@ STAMPS_AT = {
     4: 32 + 24 + 2,
     6: 64 + 48 + 2,
 }  # of a bucket's bytes: the entries of its second one, those of the spill map
-BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks begin anew": WRAP - StillClock.START % WRAP + 3}
+BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks begin anew": WRAP - Clock.START % WRAP + 3}
 
 
 def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
@@ -56,4 +56,4 @@ def test_stamps_are_where_earlier_programs_left_them(still_world: TimedWorld, fa
     """Programs of another version meet them after an upgrade: bytes of the bucket's second entry, in units of 256 ticks."""
     spilled(still_world, fam, hook)
     with still_world.world.maps.window(f"lb{fam.version}_flow", STAMPS_AT[fam.version], 2) as view:
-        assert bytes(view) == bytes((0, StillClock.START // STAMP % 256))
+        assert bytes(view) == bytes((0, Clock.START // STAMP % 256))

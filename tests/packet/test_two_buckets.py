@@ -11,7 +11,7 @@ from lbagent.bpf.load.program_settings import Settings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
-from tests.packet.clock import StillClock, TimedWorld, open_timed_world, ticks_of
+from tests.packet.clock import TimedWorld, open_timed_world, ticks_of
 from tests.packet.craft import Family
 from tests.packet.harness import SMALL
 from tests.packet.test_clock import caller
@@ -26,7 +26,7 @@ AT_LEAST = 41  # of 64: chance gives three in four of them the bucket as their f
 def loaded_two_buckets_world() -> Iterator[TimedWorld]:
     """Load programs with two buckets."""
     sizes = dataclasses.replace(SMALL, flow4=ENTRIES, flow6=ENTRIES)
-    with open_timed_world(sizes=sizes, clock=StillClock()) as timed:
+    with open_timed_world(sizes=sizes) as timed:
         yield timed
 
 
