@@ -10,7 +10,7 @@ from typing import Any
 
 from lbagent.apilb.hosts.container_runtime import ContainerRuntime, taken
 from lbagent.apilb.hosts.container_spec import ContainerSpec, full_name, is_ours, spec_matches
-from lbagent.apilb.hosts.haproxy_log import first_alert, last_worker, misses_file
+from lbagent.apilb.hosts.haproxy_log import first_alert, last_worker, misses_file, new_lines, refused_reload
 from lbagent.apilb.hosts.host import Host
 from lbagent.apilb.hosts.host_files import CONTAINER_USER, HostFiles
 from lbagent.apilb.instance import Instance
@@ -19,7 +19,10 @@ from lbagent.apilb.plan_records import RUNNING, KnownInstance
 from lbagent.errors import LbError, NotFound
 
 UP_S = 0.6  # as long a container has to stay up until it counts as started
-RELOAD_LOOKS, STEP_S = 100, 0.05  # until the worker with the new file is there
+RELOAD_LOOKS, STEP_S = (
+    400,
+    0.05,
+)  # until the worker with the new file is there, or HAProxy refused it (2 s for a taken bind)
 LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it said "Loading success"
 SHORT_ID = 12  # characters, as Docker shows ids
 
@@ -156,8 +159,9 @@ class ContainerStep:
             now = await runtime.logs(container_id, name)
             if last_worker(now) != last_worker(before):
                 return None
-        known = set(before.splitlines())
-        reason = first_alert("\n".join(line for line in now.splitlines() if line not in known))
+            if refused_reload(new_lines(before, now)):
+                break
+        reason = first_alert(new_lines(before, now))
         raise LbError(
             f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; its worker serves the old one"
         )

@@ -32,6 +32,17 @@ def first_alert(said: str) -> str:
     return (alerts or lines[-1:] or ["it said nothing"])[0][:300]
 
 
+def new_lines(before: str, now: str) -> str:
+    """Return the lines of `now` that are not in `before`."""
+    known = set(before.splitlines())
+    return "\n".join(line for line in now.splitlines() if line not in known)
+
+
+def refused_reload(said: str) -> bool:
+    """Return whether the master gave up the file that it read; the worker that it has goes on."""
+    return "(1) : Loading failure!" in said
+
+
 def misses_file(said: str, path: str) -> bool:
     """Return whether HAProxy ended because its configuration file is not there."""
     return bool(re.search(rf"open configuration file\S*\s+{re.escape(path)}\s*: No such file", said))

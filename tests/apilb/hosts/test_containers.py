@@ -213,8 +213,7 @@ async def test_a_haproxy_that_does_not_stay_up_is_told_and_its_container_is_know
         lab.wait_answer(wanted, "10001")
 
 
-async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_step, "RELOAD_LOOKS", 60)
+async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab) -> None:
     wanted, other = lab.instance(), lab.instance()
     with lab.servers(10001):
         known = await lab.do(Action.CREATE, wanted)
