@@ -13,13 +13,14 @@ from fractions import Fraction
 from typing import TypeVar
 
 GUARD = Fraction(4, 5)
+_PARTS, _WHOLE = GUARD.as_integer_ratio()
 
 Holder = TypeVar("Holder", bound=Hashable)
 
 
 def guard_of(limit: int) -> int:
     """Return how many entries of a table with `limit` entries are given without a look at shares."""
-    return limit * GUARD.numerator // GUARD.denominator
+    return limit * _PARTS // _WHOLE
 
 
 def allowed_entries(

@@ -103,8 +103,9 @@ class MapCapacity:
 
     def room(self) -> dict[str, int]:
         """Return how many entries each map has left that a frontend may be short of, or had when one was."""
-        left = {name: max(0, self._specs[name].max_entries - self._used.get(name, 0)) for name in _PLACES}
-        return {name: min(room, self._least.get(name, room)) for name, room in left.items()}
+        used, specs = self._used, self._specs
+        left = {name: max(0, specs[name].max_entries - used.get(name, 0)) for name in _PLACES}
+        return left | {name: min(room, left[name]) for name, room in self._least.items()}
 
     def share_room(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Return what each namespace has left of its share, in the first round and in all, by map and namespace."""
