@@ -100,6 +100,17 @@ class MapFull(KernelError):
         super().__init__(op, errno, subject, advice)
         self.args = (f"map {subject} is full" + (f": {advice}" if advice else ""),)
         self.maps: frozenset[str] = frozenset()  # all maps without room, as a plan found before a write
+        self.shares: dict[
+            tuple[str, str], tuple[int, int]
+        ] = {}  # by map and namespace of which the share is used: entries left of it
+
+
+class BeyondShare(MapFull):
+    """A namespace has its fair share of a map that cannot hold what all want: it gets no more, and keeps what it has."""
+
+    def __init__(self, subject: str, text: str) -> None:
+        super().__init__("insert", 7, subject)
+        self.args = (text,)
 
 
 class VerifierError(LbError):

@@ -13,13 +13,14 @@ from fractions import Fraction
 from typing import TypeVar
 
 GUARD = Fraction(4, 5)
+_PARTS, _WHOLE = GUARD.as_integer_ratio()
 
 Holder = TypeVar("Holder", bound=Hashable)
 
 
 def guard_of(limit: int) -> int:
     """Return how many entries of a table with `limit` entries are given without a look at shares."""
-    return limit * GUARD.numerator // GUARD.denominator
+    return limit * _PARTS // _WHOLE
 
 
 def allowed_entries(
@@ -31,13 +32,21 @@ def allowed_entries(
     holder, 0 for none. No result is below `used`; the sum of the results exceeds `limit` only where the sum of `used` does.
     """
     floors = {holder: used.get(holder, 0) for holder in wanted}
+    return water_fill(limit, floors, fair_targets(limit, used, wanted, most))
+
+
+def fair_targets(
+    limit: int, used: Mapping[Holder, int], wanted: Mapping[Holder, int], most: int = 0
+) -> dict[Holder, int]:
+    """Return up to how many entries each holder may grow where there is room: what it wants, its share, or what it has."""
+    floors = {holder: used.get(holder, 0) for holder in wanted}
     targets = {holder: max(floors[holder], min(number, most) if most else number) for holder, number in wanted.items()}
     if len(targets) > 1 and sum(targets.values()) > (guard := guard_of(limit)):
         least, shares = limit // len(targets), water_fill(guard, dict.fromkeys(targets, 0), targets)
         targets = {
             holder: max(floors[holder], shares[holder], min(target, least)) for holder, target in targets.items()
         }
-    return water_fill(limit, floors, targets)
+    return targets
 
 
 def water_fill(capacity: int, floors: Mapping[Holder, int], targets: Mapping[Holder, int]) -> dict[Holder, int]:

@@ -366,18 +366,23 @@ class BpfTarget:
         self.state = desired
 
     def _retry_where_room_is(self, planned: Plan, now: float) -> None:
-        """Plan what waits for room again at once where this plan left more room than there was while it was made."""
+        """Plan what waits for room again at once where it may have more: in a map, or of the share of its namespace.
+
+        What leaves with this plan makes room after it; a share grows when others want less.
+        """
         failures = self._failures
         short = {
-            frontend: each.error.maps
-            for frontend, each in failures.frontends.items()
-            if isinstance(each.error, MapFull)
+            frontend: each.error for frontend, each in failures.frontends.items() if isinstance(each.error, MapFull)
         }
         if not short:
             return
         usage = self.shadow.pressure()
         larger = {name for name, room in planned.room.items() if usage[name][1] - usage[name][0] > room}
-        if waiting := [frontend for frontend, maps in short.items() if not maps.isdisjoint(larger)]:
+        if waiting := [
+            frontend
+            for frontend, error in short.items()
+            if not error.maps.isdisjoint(larger) or _has_more(error.shares, planned.share_room)
+        ]:
             failures.retry_now(waiting, now)
             self.wake.set()
 
@@ -445,3 +450,11 @@ class BpfTarget:
             self.shadow.forget(gone)
         failures.failed_in_general(errors, now)
         self.counts.errors = failures.count
+
+
+def _has_more(then: Mapping[tuple[str, str], tuple[int, int]], now: Mapping[tuple[str, str], tuple[int, int]]) -> bool:
+    """Return whether a share has more room than when a frontend was refused; one that was not counted has enough."""
+    return any(
+        key not in now or any(more > room for more, room in zip(now[key], rooms, strict=True))
+        for key, rooms in then.items()
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from lbagent.errors import LbError
@@ -21,7 +22,8 @@ from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.sync.target.backends import BackendPlanner
-from lbagent.sync.target.capacity import Fit, MapCapacity
+from lbagent.sync.target.capacity import Fit, MapCapacity, Undecided
+from lbagent.sync.target.map_shares import counting, deferred_wants, fit_without_shares
 from lbagent.sync.target.ranges import range_steps, range_steps_in_full_map
 from lbagent.sync.target.shadow import Shadow
 from lbagent.sync.target.shadow_frontend import map_entries, strays_of
@@ -60,15 +62,36 @@ def planning(
     desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None
 ) -> Cooperative[Plan]:
     """Do what `plan` does. The Shadow must not be changed before the end."""
+    waiting = deferred_wants(desired, shadow)
+    out = None
+    if fit_without_shares(shadow, waiting):
+        out = yield from _planning(desired, shadow, paths, snat, MapCapacity(shadow, waiting=waiting))
+    if out is None:
+        shares = yield from counting(desired, shadow)
+        out = yield from _planning(desired, shadow, paths, snat, MapCapacity(shadow, shares))
+    assert out is not None
+    return out
+
+
+def _planning(
+    desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None, capacity: MapCapacity
+) -> Cooperative[Plan | None]:
+    """Do what `planning` does; None where shares must be counted first."""
     steps = Steps()
     changes = _changes(desired, shadow)
     out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
-    capacity = MapCapacity(shadow)
     backends = BackendPlanner(shadow, paths, steps)
     bits: set[int] = set()
-    for owner, change in enumerate(changes):
+    again: list[int] = []  # changes that may have more when each namespace has its part of the room
+    for owner in chain(range(len(changes)), again):
+        change = changes[owner]
         old = map_entries(change.old) if change.old is not None else NO_ENTRIES
         fit = capacity.fit(change.svc, old) if change.svc is not None else _NOTHING
+        if fit is Undecided.COUNT:
+            return None
+        if fit is Undecided.LATER:
+            again.append(owner)
+            continue
         if isinstance(fit, LbError):
             out.refused[owner] = fit
             continue
@@ -86,7 +109,8 @@ def planning(
             _stray_steps(steps, owner, new, strays, shadow)
         if change.svc is not None:
             bits.add(prefilter.vip_bit(change.frontend.address))
-    out.room = capacity.room()
+    capacity.explain()
+    out.room, out.share_room = capacity.room(), capacity.share_room()
     out.refs = yield from backends.planning()
     if snat is not None:
         out.snat_bits = frozenset(bit for address in snat for bit in prefilter.snat_bits(address))

@@ -41,6 +41,7 @@ class Shadow:
         self.services: tuple[SVC, ...] = ()  # the State planned last: what is the same object there needs no look
         self.frontends: dict[L3n4Addr, ShadowFrontend] = {}
         self.dirty: set[L3n4Addr] = set()  # must be planned again although their SVC is the same object
+        self.deferred: AbstractSet[L3n4Addr] = frozenset()  # were dirty, and are left out of the next plan
         self.refs = BackendRefs(sizes.backends)
         self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
@@ -96,7 +97,7 @@ class Shadow:
 
     def defer(self, frontends: AbstractSet[L3n4Addr]) -> set[L3n4Addr]:
         """Leave these out of the next plan; return those that were dirty, to be invalidated after it."""
-        deferred = self.dirty & frontends
+        self.deferred = deferred = self.dirty & frontends
         self.dirty -= deferred
         return deferred
 

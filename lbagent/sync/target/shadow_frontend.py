@@ -46,6 +46,23 @@ def map_entries(entry: ShadowFrontend) -> FrontendEntries:
     return entry.entries if isinstance(entry, PartialFrontend) else frontend_codec.encode(entry)
 
 
+Limited = tuple[int, int, int]  # slots, affinity matches, source ranges: what frontends can be short of
+LIMITED_MAPS = {family: (family.map("service"), "lb_affinity_match", family.map("source_range")) for family in Family}
+
+
+def limited_counts(entry: ShadowFrontend) -> Limited:
+    """Return how many entries of each of the `LIMITED_MAPS` an entry takes, without those that it has under another id."""
+    if isinstance(entry, PartialFrontend):
+        slots = len(entry.slots) // _SLOT_AND_VALUE.size if entry.slots else len(entry.rest.slots)
+        return slots, len(entry.rest.affinity), len(entry.rest.ranges)
+    matches = len(entry.selectable) if entry.session_affinity and entry.id else 0
+    ranges = 0
+    if entry.source_ranges and entry.id:
+        size = len(entry.frontend.address)
+        ranges = len({cidr for cidr in entry.source_ranges if len(cidr.network) == size})
+    return frontend_codec.entry_count(entry), matches, ranges
+
+
 def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]:
     """Return how many entries of which map an entry takes."""
     if entry is None:

@@ -167,7 +167,8 @@ class Plan(Struct):
     """Everything `apply` must do, in order. `refused` are changes (by index) of which nothing is written.
 
     `shortages` are changes of which a part is written: `FrontendChange.svc` is that part. `room` is what the maps have left
-    before anything leaves.
+    before anything leaves, or had left when one was short of it. `share_room` is what namespaces have left of their shares, by
+    map and namespace, in maps that cannot hold what all want.
     """
 
     changes: list[FrontendChange]
@@ -178,6 +179,7 @@ class Plan(Struct):
     refused: dict[int, LbError] = field(default_factory=dict)
     shortages: dict[int, LbError] = field(default_factory=dict)
     room: dict[str, int] = field(default_factory=dict)
+    share_room: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     full_sync: bool = False
 
     @property
