@@ -35,7 +35,7 @@ setup: ## install packages and the virtual environment
 	@sh vagrant/provision.sh
 
 build: setup ## compile the BPF programs (only when their sources changed)
-	@$(PYTHON) -m lbagent.bpf.build
+	@$(PYTHON) -m lbagent.bpf.compiler
 
 demo: need-root build ## show the agent at work on real traffic, ten seconds (ATTACH=tc: the other hook)
 	@exec $(PYTHON) examples/demo/run.py $(ARGS)

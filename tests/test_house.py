@@ -54,7 +54,7 @@ def test_a_file_name_is_there_once() -> None:
 
 
 def test_tests_mirror_the_package() -> None:
-    """tests/sync/target/test_plan.py tests lbagent/sync/target; only this file and what tests tests/turns.py test no folder."""
+    """tests/targets/bpf/test_plan.py tests lbagent/targets/bpf; only this file and what tests tests/turns.py test no folder."""
     odd = []
     for path in TESTS.rglob("test_*.py"):
         folder = path.parent.relative_to(TESTS)
@@ -91,7 +91,7 @@ def test_comments_name_files_that_exist(there: frozenset[str]) -> None:
 
 
 def test_a_file_that_is_gone_is_found(there: frozenset[str]) -> None:
-    text = '"""As sync/target/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
+    text = '"""As targets/bpf/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
     assert missing(text, there) == ["gone/plan.py", "nowhere.h"]
 
 

@@ -47,7 +47,7 @@ command -v dpkg-query >/dev/null || fail "this script installs packages on Debia
     ".venv/bin/pip install --require-hashes -r requirements-dev.txt && .venv/bin/pip install --no-deps --no-build-isolation -e ."
 
 if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/build/compile.py)
+    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/compiler/compile.py)
     packages="$packages python3.11 python3.11-venv"
     python=/usr/bin/python3.11
 fi

@@ -38,8 +38,8 @@ from lbagent.announce.leader.lease_election import LeaseElection
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.pool_rows import NativePools
-from lbagent.bpf.build import artifact, builder
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler import artifact, builder
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
@@ -48,23 +48,23 @@ from lbagent.bpf.run.resize import resize_at_start
 from lbagent.bpf.run.sweep import Sweeper, trust_ages
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
-from lbagent.healthcheck.node_servers import NodeServers
+from lbagent.healthz.node_servers import NodeServers
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.kube_settings import KubeSettings
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.observe import log as logs
-from lbagent.pools.followed_file import FollowedFile
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 from lbagent.process_memory import keep_memory_small, spare_memory
 from lbagent.resolve import Resolver
-from lbagent.sources.kube.kube_client import KubeClient
-from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
 from lbagent.sync.loop import SyncLoop
-from lbagent.sync.target.backends import each_backend
-from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.targets.bpf.backends import each_backend
+from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.textfile.followed_file import FollowedFile
 
 log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most

@@ -16,16 +16,16 @@ from lbagent.apilb.native.pool_rows import NativePools
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
-from lbagent.healthcheck.node_servers import NodeServers
+from lbagent.healthz.node_servers import NodeServers
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.family import Family
 from lbagent.model.further_sources import NO_FURTHER_SOURCES, FurtherSources
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
-from lbagent.pools.followed_file import FollowedFile
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
-from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.textfile.followed_file import FollowedFile
 
 
 @dataclass

@@ -49,7 +49,7 @@ from lbagent.task_failure import log_failure
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
-    from lbagent.objects.records import Message
+    from lbagent.model.message import Message
     from lbagent.objects.source import Source
 
 FRESH_S = 1.0  # flows counted so lately are not counted again

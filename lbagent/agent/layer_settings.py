@@ -6,10 +6,10 @@ import os
 
 from lbagent.agent.sources import source_names
 from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.run.sock_diag import netns_cookie
 from lbagent.config import PRIMARY, Config
 from lbagent.errors import NotFound
 from lbagent.kernel import mounts
+from lbagent.kernel.sock_diag import netns_cookie
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
 from lbagent.model.further_sources import FurtherSources

@@ -12,14 +12,14 @@ from lbagent.apilb.native import pool_objects
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.config import Config
 from lbagent.errors import ConfigError
+from lbagent.kube import object_cache
+from lbagent.kube.kube_settings import KubeSettings
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import OPERATOR
 from lbagent.objects.source import Source
 from lbagent.sources import synthetic
 from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.source import FolderSource
-from lbagent.sources.kube import object_cache
-from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
 from lbagent.sources.operator import OperatorSource
 

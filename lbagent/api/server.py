@@ -32,12 +32,12 @@ import msgspec
 from lbagent.api.agent_api import AgentApi
 from lbagent.api.client import API_PREFIX
 from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
-from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
-from lbagent.api.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.api.named_backends import named_backends
 from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
+from lbagent.http.http_server import MAX_HEAD_BYTES, HttpServer, Request, Response
+from lbagent.http.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively

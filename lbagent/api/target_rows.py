@@ -9,7 +9,7 @@ from lbagent.api.types import TargetStatus
 
 if TYPE_CHECKING:
     from lbagent.sync.runner import TargetRunner
-    from lbagent.sync.target.bpf_target import BpfTarget
+    from lbagent.targets.bpf.bpf_target import BpfTarget
 
 
 def target_status(runner: TargetRunner) -> TargetStatus:

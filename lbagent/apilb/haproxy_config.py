@@ -8,7 +8,8 @@ from __future__ import annotations
 import posixpath
 
 from lbagent.apilb.files.field_values import parse_bind, parse_server
-from lbagent.apilb.instance import HealthCheck, Instance, OnMarkedDown
+from lbagent.apilb.instance import Instance, OnMarkedDown
+from lbagent.probes.probe_spec import ProbeSpec
 
 CONTAINER_FOLDER = "/usr/local/etc/haproxy"  # where a container has the folder of hostConfigPath
 _TEMPLATE = """\
@@ -31,7 +32,7 @@ backend kube-apiserver
 
 def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
     """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when not where the pool file says."""
-    check = instance.health_check or HealthCheck()
+    check = instance.health_check or ProbeSpec()
     backend = [f"option httpchk GET {check.path} HTTP/1.1", f"http-check send hdr Host {check.host}"]
     if instance.health_check:
         backend.append(f"timeout check {_time(check.timeout)}")

@@ -49,9 +49,9 @@ from lbagent.cloud.provider_rules import (
     source_ranges,
 )
 from lbagent.errors import ConfigError
+from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
-from lbagent.sources.kube.kube_client import KubeClient
 
 __all__ = [
     "CONFIG", "ClientBuilder", "CloudProvider", "Clusters", "ConfigError", "DiskNotFound", "Factory", "ImplementedElsewhere",

@@ -21,8 +21,8 @@ from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import parse_ip
 from lbagent.objects.records import ObjectSnapshot
-from lbagent.pools.followed_file import read_text_of
 from lbagent.pools.read_pools import read_pools
+from lbagent.textfile.followed_file import read_text_of
 
 GROUP = "lbagent.cloud_providers"
 Plan = Callable[

@@ -1,6 +1,6 @@
 """Every record that crosses the kernel border: byte layout, byte order, size. The only place.
 
-C gets the same sizes, offsets and constants as a generated prelude (bpf/build/c_source.py), checked by the compiler; the agent
+C gets the same sizes, offsets and constants as a generated prelude (bpf/compiler/c_source.py), checked by the compiler; the agent
 compares a pinned map with its spec (specs.py) before it uses it. `be` fields are in network byte order in the map;
 everything else is host order. Source: cilium bpf/lib/lb.h layouts (behaviour), docs/maps.md.
 """
@@ -113,7 +113,7 @@ TARGET_ALGORITHM_SHIFT = 24
 TARGET_SECONDS_MASK = 0xFFFFFF
 SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
 # Values (u8) of an entry. Below these: listed, and the master's flag says what that means. These say it themselves, while the
-# flag turns from allow to deny or back (sync/target/ranges.py).
+# flag turns from allow to deny or back (targets/bpf/ranges.py).
 SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT = 2, 3
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from lbagent.objects.records import Message
+from lbagent.model.message import Message
 
 
 class ObjectEvent(Struct, frozen=True, gc=False):

@@ -11,10 +11,10 @@ import msgspec
 
 from lbagent.durations import UNITS_S
 from lbagent.errors import ConfigError
-from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.yamldoc import YamlError
+from lbagent.textfile import yamldoc
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.yamldoc import YamlError
 from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")

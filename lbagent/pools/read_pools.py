@@ -13,13 +13,13 @@ from msgspec import Struct
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
 from lbagent.pools.announcement import BGP, DEFEND, L2, YIELD, Bfd, BgpPeer, BgpSettings, L2Settings
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, PeerEntry, PoolEntry
 from lbagent.pools.pool import Pool
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
+from lbagent.textfile.field_path import FieldPath
+from lbagent.textfile.read_text import UnreadableManifest, decode_text
 from lbagent.wrong_value import shown
 
 MAX_BYTES = 4 << 20

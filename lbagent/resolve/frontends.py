@@ -13,8 +13,8 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVCType, is_in_any
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Service, ServicePort
+from lbagent.textfile.field_path import FieldPath
 
 UNSPECIFIED = {family: family.unspecified for family in Family}
 

@@ -13,9 +13,10 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
+from lbagent.model.message import Message
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.objects.records import HostPort, Pod
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import UNSPECIFIED, is_loopback, node_addresses
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lbagent.model.family import Family
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort, SlicePort
+from lbagent.objects.records import EndpointSlice, Service, ServicePort, SlicePort
 
 MAX_SHOWN_PORTS = 5  # ports of a slice that a message names
 CLOSE_PORT = 0.6  # names of ports are short, and few are compared

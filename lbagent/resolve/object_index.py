@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lbagent.objects.records import Endpoints, EndpointSlice, Message, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.model.message import Message
+from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
 from lbagent.resolve import mismatches
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant

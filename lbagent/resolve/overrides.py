@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.objects.records import OPERATOR, Message, StateOverride
+from lbagent.model.message import Message
+from lbagent.objects.records import OPERATOR, StateOverride
 
 
 class _Ranked(NamedTuple):

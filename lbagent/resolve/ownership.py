@@ -16,8 +16,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
+from lbagent.model.message import Message
 from lbagent.model.service import SVCType
-from lbagent.objects.records import Message, Service
+from lbagent.objects.records import Service
 from lbagent.resolve.frontends import WantedFrontend
 
 RANKS = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lbagent.model.address import format_ip
-from lbagent.objects.records import EndpointSlice, Message
+from lbagent.model.message import Message
+from lbagent.objects.records import EndpointSlice
 
 Claim = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
 MAX_MESSAGES = 200  # contradictions that are named one by one

@@ -18,9 +18,10 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
+from lbagent.model.message import Message
 from lbagent.model.service import CIDR, SVC
 from lbagent.model.state import State
-from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE, LocalNode, WantedFrontend, wanted_frontends

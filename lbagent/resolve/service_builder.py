@@ -16,6 +16,7 @@ from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.id_claims import OPERATORS_OWN
+from lbagent.model.message import Message
 from lbagent.model.select import (
     EndpointInfo,
     EndpointSet,
@@ -36,13 +37,13 @@ from lbagent.model.service import (
     SVCType,
     is_in_any,
 )
-from lbagent.objects.field_path import path_text
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
+from lbagent.objects.records import EndpointSlice, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.ownership import Claim, Contest
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
+from lbagent.textfile.field_path import path_text
 
 MAX_NAMED = 8  # addresses in one message
 

@@ -18,12 +18,13 @@ from lbagent.errors import LbError, Refused
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.pod_reference import pod_reference
-from lbagent.objects.records import OPERATOR, Message, ObjectChange, ObjectSnapshot, Origin, StateOverride
+from lbagent.objects.records import OPERATOR, ObjectChange, ObjectSnapshot, Origin, StateOverride
 from lbagent.objects.source import OnChange, initial_changes
 from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.read_text import UnreadableManifest, read_text
+from lbagent.textfile.read_text import UnreadableManifest, read_text
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.message import Message
 from lbagent.model.state import State, next_generation
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange
+from lbagent.objects.records import ObjectChange
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.frontends import LocalNode

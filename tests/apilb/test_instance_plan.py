@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lbagent.apilb.instance import HealthCheck, Instance, Mode, OnMarkedDown, Secret, SshAccess
+from lbagent.apilb.instance import Instance, Mode, OnMarkedDown, Secret, SshAccess
 from lbagent.apilb.instance_plan import Pair, as_known, paired, plan_steps, wanted_text
 from lbagent.apilb.plan_records import GONE, RUNNING, Action, KnownInstance, Observed, Step
 from lbagent.errors import ConfigError, HostUnreachable, Refused
+from lbagent.probes.probe_spec import ProbeSpec
 
 WANTED = Instance(
     pool="p",
@@ -141,14 +142,14 @@ def test_each_directive_of_haproxy_makes_an_update_alone() -> None:
     for other in (
         replace(WANTED, servers=("10.0.0.3:1",)),
         replace(WANTED, bind_address="127.0.0.1:1"),
-        replace(WANTED, health_check=HealthCheck(path="/readyz")),
+        replace(WANTED, health_check=ProbeSpec(path="/readyz")),
         replace(WANTED, on_marked_down=OnMarkedDown.RESET),
     ):
         assert step(other, KNOWN, SEEN).action is Action.UPDATE
 
 
 def test_authorities_that_a_container_does_not_see() -> None:
-    wanted = replace(WANTED, health_check=HealthCheck(ca_file="/etc/kubernetes/ca.pem"))
+    wanted = replace(WANTED, health_check=ProbeSpec(ca_file="/etc/kubernetes/ca.pem"))
     steps, (error,) = plan_steps([Pair(wanted, None)], {wanted.key: Observed()})
     assert steps == []
     assert isinstance(error, ConfigError)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build.c_source import ARTIFACT_PATH, UNITS
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH, UNITS
 from lbagent.bpf.hooks import CONTEXTS, HOOKS, INGRESS_MODES, AttachTarget, TargetKind, link_pin, parse_link_pin
 from lbagent.config import options
 from lbagent.maps.layout import CALL_MAPS

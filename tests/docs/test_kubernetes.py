@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lbagent.config import options
 from lbagent.config.schema import HEALTHZ, METRICS
-from lbagent.healthcheck.node_servers import RETRY_S
-from lbagent.healthcheck.proxy_health import STALE_S
+from lbagent.healthz.node_servers import RETRY_S
+from lbagent.healthz.proxy_health import STALE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "kubernetes.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbagent.apilb.native.server_probe import Result
+from lbagent.probes.server_probe import Result
 
 
 class HealthCase(NamedTuple):

@@ -10,12 +10,12 @@ from lbagent.model.address import parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.further_sources import FurtherAddress
 from lbagent.net import source_findings as findings
-from lbagent.sync.target.apply import apply
-from lbagent.sync.target.plan import plan
+from lbagent.targets.bpf.apply import apply
+from lbagent.targets.bpf.plan import plan
 from tests.net.builders import ADDRESSES, ETH0, address, network
-from tests.sync.target.plans import SMALL, Node
-from tests.sync.target.plans import backend as make
-from tests.sync.target.plans import service as frontend
+from tests.targets.bpf.plans import SMALL, Node
+from tests.targets.bpf.plans import backend as make
+from tests.targets.bpf.plans import service as frontend
 
 STRIDE = SMALL.backends // 5
 FOUR, SIX, POD = make("10.0.0.7:8080"), make("[2001:db8::9]:53/UDP"), make("10.244.0.5:8080")

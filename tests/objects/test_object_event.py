@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lbagent.model.message import Message
 from lbagent.objects.object_event import MessageEvents, ObjectEvent
-from lbagent.objects.records import Message
 
 SCTP = Message(
     "SCTP packets are not balanced yet",

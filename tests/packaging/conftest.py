@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.built_once import BuiltOnce
+from tests.kube_api.built_once import BuiltOnce
 from tests.packaging.renderer import build_renderer
 
 _RENDERER = BuiltOnce("renderer", build_renderer)

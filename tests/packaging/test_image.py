@@ -32,8 +32,8 @@ class Without(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Without())
 from lbagent.agent import app
-from lbagent.sources.kube import kube_client
-from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.kube import kube_client
+from lbagent.kube.kube_settings import KubeSettings
 
 async def ask():
     client = kube_client.KubeClient(KubeSettings(kubeconfig=sys.stdin.readline().strip(), node_name="n"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.c_source import Unit, unit_text
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.c_source import Unit, unit_text
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.constants import with_constants
 from lbagent.bpf.load.loader import generation_maps, load_program, with_old_maps

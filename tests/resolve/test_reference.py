@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from lbagent.sync.dry_run import dry_run
+from lbagent.targets.bpf.dry_run import dry_run
 from tests.resolve.random_folders import Folder
 from tests.resolve.reference import Reference
 

@@ -30,7 +30,7 @@ from lbagent.objects.records import (
 from lbagent.objects.source import initial_changes
 from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
-from lbagent.sync.target.plan import differences
+from lbagent.targets.bpf.plan import differences
 
 NAMES = ("a", "b", "c")
 VIPS = tuple(bytes((10, 96, 0, last)) for last in (1, 2))

@@ -10,10 +10,10 @@ from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
+from lbagent.model.message import Message
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
-    Message,
     ObjectChange,
     ObjectSnapshot,
     Origin,
@@ -24,8 +24,8 @@ from lbagent.objects.records import (
 )
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import SyncLoop
-from lbagent.sync.target.bpf_target import BpfTarget
 from lbagent.sync.target_protocol import Target
+from lbagent.targets.bpf.bpf_target import BpfTarget
 
 SMALL = Sizes(
     flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251

@@ -13,8 +13,8 @@ from lbagent.model.state import State
 from lbagent.sync import backoff, runner
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.runner import TargetRunner
-from lbagent.sync.target.bpf_target import BpfTarget
 from lbagent.sync.target_protocol import SnapshotTarget
+from lbagent.targets.bpf.bpf_target import BpfTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 

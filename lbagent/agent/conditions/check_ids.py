@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.model.fair_share import guard_of
-from lbagent.sync.target.namespace_use import BACKEND_IDS
+from lbagent.targets.bpf.namespace_use import BACKEND_IDS
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
 from lbagent.model.address import format_ip
 from lbagent.net.paths import gateways
-from lbagent.sync.target.backends import each_backend
+from lbagent.targets.bpf.backends import each_backend
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents

@@ -24,14 +24,14 @@ from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.reach import is_within
 from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError, KubeClient
+from lbagent.kube.kube_settings import KubeTiming
+from lbagent.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
+from lbagent.kube.object_cache import Draft, metadata_of
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import Resource
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError, KubeClient
-from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
-from lbagent.sources.kube.object_cache import Draft, metadata_of
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import Resource
 
 log = logging.getLogger(__name__)
 NAMESPACE = "kube-system"

@@ -17,7 +17,7 @@ from lbagent.apilb.files.pool_reader import DEFAULT_POOL, PoolReader
 from lbagent.apilb.files.section import Section
 from lbagent.apilb.files.state_file import Deployed, read_state
 from lbagent.apilb.instance import Instance, Mode
-from lbagent.objects.records import Message
+from lbagent.model.message import Message
 
 POOLS, STATE = "apiLoadBalancerPools", "state"
 

@@ -22,8 +22,9 @@ from lbagent.apilb.files.pool_settings import (
 )
 from lbagent.apilb.files.section import Section
 from lbagent.apilb.files.state_file import Deployed, read_state_of_pool
-from lbagent.apilb.instance import DEFAULT_NAME, DIRECT, HealthCheck, Instance, Mode, SshAccess
-from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.apilb.instance import DEFAULT_NAME, DIRECT, Instance, Mode, SshAccess
+from lbagent.probes.probe_spec import ProbeSpec
+from lbagent.textfile.field_path import FieldPath, path_text
 
 DEFAULT_POOL = "default"  # the pool that is the top of a document has no name there
 INSTANCES = "apiLoadBalancers"
@@ -144,5 +145,5 @@ def _made(pool: str, settings: Settings, ssh: SshAccess | None, mode: Mode) -> I
     given.setdefault("host_config_path", DEFAULT_PATH[mode].format(name=name))
     given.setdefault("on_marked_down", DEFAULT_ON_MARKED_DOWN[mode])
     if settings.health_check:
-        given["health_check"] = HealthCheck(**said(settings.health_check))
+        given["health_check"] = ProbeSpec(**said(settings.health_check))
     return Instance(**given | {"pool": pool, "ssh": ssh, "mode": mode})

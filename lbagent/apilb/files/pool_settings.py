@@ -41,7 +41,7 @@ class SshSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckSettings(Struct, frozen=True, kw_only=True):
-    """The mapping `healthCheck`; None: not said. Names as in HealthCheck."""
+    """The mapping `healthCheck`; None: not said. Names as in ProbeSpec."""
 
     path: str | None = None
     interval: float | None = None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lbagent.apilb.files.pool_document import PoolDocument
 from lbagent.apilb.instance import Secret
 from lbagent.durations import parse_duration
-from lbagent.objects.field_path import FieldPath
+from lbagent.textfile.field_path import FieldPath
 from lbagent.wrong_value import shown, wrong_type
 
 E = TypeVar("E", bound=StrEnum)

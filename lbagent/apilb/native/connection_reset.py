@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lbagent.apilb.instance import OnMarkedDown
 from lbagent.apilb.native.pool_objects import NAMESPACE, Pool
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
 from lbagent.errors import LbError
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.maps.layout import STREAM, STREAMS
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr

@@ -13,7 +13,8 @@ from lbagent.apilb.instance import Instance, Mode, OnMarkedDown
 from lbagent.apilb.native.kept_state import KeptInstance
 from lbagent.apilb.native.pool_objects import SOURCE, Pool, pool_of
 from lbagent.errors import LbError
-from lbagent.objects.records import Message, Origin
+from lbagent.model.message import Message
+from lbagent.objects.records import Origin
 
 SUFFIXES = (".yaml", ".yml", ".json")
 Read = Callable[[str], tuple[Sequence[Instance], Sequence[str]]]  # path -> instances, warnings; raises LbError

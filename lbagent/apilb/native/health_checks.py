@@ -1,4 +1,4 @@
-"""The checkers that are running: one for each address and HealthCheck, shared by the instances that ask the same of a server."""
+"""The checkers that are running: one for each address and ProbeSpec, shared by the instances that ask the same of a server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from lbagent.apilb.instance import HealthCheck
-from lbagent.apilb.native.check_time import LoopClock
-from lbagent.apilb.native.checker import Checker, Health
 from lbagent.apilb.native.kept_state import KeptHealth
-from lbagent.apilb.native.server_probe import Contexts, Outcome, Probe, Result
 from lbagent.model.address import L3n4Addr
+from lbagent.probes.check_time import LoopClock
+from lbagent.probes.checker import Checker, Health
+from lbagent.probes.probe_spec import ProbeSpec
+from lbagent.probes.server_probe import Contexts, Outcome, Probe, Result
 from lbagent.sync.histogram import Histogram
 from lbagent.task_failure import log_failure
 
-Key = tuple[L3n4Addr, HealthCheck]
+Key = tuple[L3n4Addr, ProbeSpec]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond or two), and so
 # many handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
@@ -74,12 +74,12 @@ class HealthChecks:
         """Return for how many checks a connection is used."""
         return 1 if self._rate <= MANY_A_SECOND else round(self._rate / FRESH_A_SECOND)
 
-    def checker(self, server: L3n4Addr, check: HealthCheck) -> Checker | None:
+    def checker(self, server: L3n4Addr, check: ProbeSpec) -> Checker | None:
         """Return what checks a server, if anything does."""
         found = self._checkers.get((server, check))
         return found[0] if found else None
 
-    def is_down(self, server: L3n4Addr, check: HealthCheck) -> bool:
+    def is_down(self, server: L3n4Addr, check: ProbeSpec) -> bool:
         """Return whether a server was found down; one that was not checked yet counts as up."""
         checker = self.checker(server, check)
         return checker is not None and not checker.health.up

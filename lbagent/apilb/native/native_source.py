@@ -11,8 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lbagent.apilb.instance import HealthCheck
-from lbagent.apilb.native.checker import Health
 from lbagent.apilb.native.followed_pools import FollowedPools, Read
 from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
@@ -26,18 +24,15 @@ from lbagent.apilb.native.pool_objects import (
     objects_of,
 )
 from lbagent.apilb.native.server_names import Lookup, ServerNames, look_up
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import (
-    EndpointSlice,
-    Message,
-    ObjectChange,
-    ObjectSnapshot,
-    Service,
-)
+from lbagent.objects.records import EndpointSlice, ObjectChange, ObjectSnapshot, Service
 from lbagent.objects.source import OnChange
+from lbagent.probes.checker import Health
+from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.25  # between two looks at the files
@@ -181,7 +176,7 @@ class NativeSource:
         """The report in the maps; before there is one, the latest report."""
         return self.in_force or self.reported
 
-    def shown_health(self, server: L3n4Addr, check: HealthCheck) -> Health | None:
+    def shown_health(self, server: L3n4Addr, check: ProbeSpec) -> Health | None:
         """Return the health of a server, with its last check; None where it is not checked.
 
         A server that was found up or down counts as such once the maps hold that.

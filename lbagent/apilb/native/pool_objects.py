@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lbagent.apilb.files.field_values import parse_bind, parse_server
-from lbagent.apilb.instance import HealthCheck, Instance
+from lbagent.apilb.instance import Instance
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.objects.records import Endpoint, EndpointSlice, Message, Origin, Service, ServicePort, SlicePort
+from lbagent.model.message import Message
+from lbagent.objects.records import Endpoint, EndpointSlice, Origin, Service, ServicePort, SlicePort
+from lbagent.probes.probe_spec import ProbeSpec
 
 NAMESPACE = "apilb"
 SOURCE = "apilb"
@@ -67,7 +69,7 @@ class Pool(Struct, frozen=True):
     instance: Instance
     bind: Bind
     servers: tuple[ServerName, ...]
-    check: HealthCheck
+    check: ProbeSpec
     origin: Origin
 
     @property
@@ -85,7 +87,7 @@ def pool_of(instance: Instance, origin: Origin) -> Pool:
     """Return what an instance says. Raises ValueError."""
     bind = Bind.parse(instance.bind_address)
     servers = tuple(server_name(text, bind.port) for text in instance.servers)
-    return Pool(instance, bind, servers, instance.health_check or HealthCheck(), origin)
+    return Pool(instance, bind, servers, instance.health_check or ProbeSpec(), origin)
 
 
 Addresses = Mapping[str, Sequence[bytes]]  # by name of a host

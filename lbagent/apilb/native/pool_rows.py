@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lbagent.api.types import ApilbRow, ApilbServer
-from lbagent.apilb.native.checker import Checker, Health
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_objects import Pool, ServerName
 from lbagent.errors import NotFound
 from lbagent.model.address import L3n4Addr
 from lbagent.observe.apilb_metrics import ApilbSample, ServerSample
+from lbagent.probes.checker import Checker, Health
 
 
 class NativePools(NamedTuple):

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.build.c_source import ARTIFACT_PATH
-from lbagent.bpf.build.compile import bcc_version
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
+from lbagent.bpf.compiler.compile import bcc_version
 from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC, TargetKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device, strict_devices

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import generation
 from lbagent.bpf.load import program_settings as records
 from lbagent.bpf.load.program_settings import Settings

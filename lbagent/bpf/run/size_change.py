@@ -17,7 +17,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import attach, datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings

@@ -49,7 +49,7 @@ def check(**flags: Any) -> int:
 
 
 def _manifests_are_good(settings: Config) -> bool:
-    from lbagent.sync.dry_run import dry_run
+    from lbagent.targets.bpf.dry_run import dry_run
 
     done = dry_run(settings.manifests, node_name=settings.node_name, node_ips=tuple(settings.node_ip))
     for message in done.messages:

@@ -96,7 +96,7 @@ def plan(
     Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
     no such folder.
     """
-    from lbagent.sync.dry_run import KnownIds, dry_run
+    from lbagent.targets.bpf.dry_run import KnownIds, dry_run
 
     known_ids = KnownIds.of_maps(bpffs or pins_of_the_agent()) if ids_from_maps else KnownIds()
     done = dry_run(

@@ -9,8 +9,8 @@ from msgspec import Struct, field
 from msgspec.structs import fields
 
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.field_checks import FieldChecks, only_document
+from lbagent.textfile.field_path import FieldPath
 from lbagent.wrong_value import shown
 
 CONFIG = "--config"  # stands for the file's name

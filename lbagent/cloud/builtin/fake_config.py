@@ -9,8 +9,8 @@ from msgspec.structs import fields
 
 from lbagent.cloud.provider_records import Ingress, IngressPort
 from lbagent.model.address import parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.field_checks import FieldChecks, only_document
+from lbagent.textfile.field_path import FieldPath
 
 CONFIG = "--config"  # stands for the file's name
 OPS = ("ensure", "update", "delete")

@@ -19,7 +19,6 @@ from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.controller_names import SERVICE_LB
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers
-from lbagent.cloud.controller.leader_election import LeaderElection
 from lbagent.cloud.controller.nodes.node_controllers import NodeControllers
 from lbagent.cloud.controller.service_controller import ServiceController
 from lbagent.cloud.controller.service_writer import ServiceWriter
@@ -27,13 +26,14 @@ from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider, NotSupported
 from lbagent.cloud.provider_records import Service
 from lbagent.errors import ConfigError
+from lbagent.kube.event_writer import EventLimits, EventWriter
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.leader_election import LeaderElection
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
-from lbagent.pools.followed_file import FollowedFile
-from lbagent.sources.kube.event_writer import EventLimits, EventWriter
-from lbagent.sources.kube.kube_client import KubeClient
+from lbagent.textfile.followed_file import FollowedFile
 
 log = logging.getLogger(__name__)
 COMPONENT = "service-controller"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from lbagent.api.http import Request, Response
-from lbagent.api.listeners import Listeners
+from lbagent.http.http_server import Request, Response
+from lbagent.http.listeners import Listeners
 from lbagent.model.address import L3n4Addr
 from lbagent.observe import exposition
 from lbagent.observe.exposition import HistogramFamily, MetricFamily

@@ -24,8 +24,8 @@ from lbagent.cloud.provider_records import LoadBalancerStatus, Node, Service
 from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
 from lbagent.cloud.service_rules import action_of
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError
 
 log = logging.getLogger(__name__)
 NAMED_NODES = 20  # in a message

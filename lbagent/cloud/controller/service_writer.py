@@ -15,9 +15,9 @@ from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.watched_objects import WatchedService
 from lbagent.cloud.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.kube.object_cache import metadata_of
 from lbagent.objects.decode.decode_balancer import CLEANUP
-from lbagent.sources.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
-from lbagent.sources.kube.object_cache import metadata_of
 
 TRIES = 4  # of a request that failed for the server's sake
 FIRST_PAUSE_S = 0.1  # before the second one; it doubles

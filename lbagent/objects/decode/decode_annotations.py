@@ -7,7 +7,7 @@ import re
 from lbagent.model.service import Algorithm, SVCNatPolicy
 from lbagent.objects.decode.report import Report, annotation
 from lbagent.objects.decode.wire import Meta
-from lbagent.objects.field_path import FieldPath
+from lbagent.textfile.field_path import FieldPath
 
 _ALGORITHMS = {word.value: word for word in Algorithm}
 _FORWARDING = {"snat": False, "dsr": True}

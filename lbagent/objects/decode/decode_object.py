@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
@@ -25,8 +26,8 @@ from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.lenient_convert import convert_leniently
 from lbagent.objects.decode.misspelling import misspelt_fields
 from lbagent.objects.decode.report import OURS, Report
-from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
+from lbagent.objects.records import KubeObject, LastGoodObject, Origin
+from lbagent.textfile.field_path import FieldPath
 from lbagent.wrong_value import shown, wrong_type
 
 

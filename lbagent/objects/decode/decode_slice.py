@@ -13,8 +13,8 @@ from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
 from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, Port, Reference, Subset
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort
+from lbagent.textfile.field_path import FieldPath
 from lbagent.wrong_value import wrong_type
 
 SERVICE_NAME = "kubernetes.io/service-name"

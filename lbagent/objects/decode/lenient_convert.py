@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.textfile.field_path import FieldPath, path_text
 from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
-from lbagent.objects.field_path import FieldPath
+from lbagent.textfile.field_path import FieldPath
 
 MAX_FOUND = 10  # misspelt fields of one object that are named
 

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode.misspelling import MisspeltField
 from lbagent.objects.decode.wire import Meta
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.objects.records import LastGoodObject, Message, Origin
+from lbagent.objects.records import LastGoodObject, Origin
+from lbagent.textfile.field_path import FieldPath, path_text
 
 T = TypeVar("T")
 OURS, CILIUM = "lbagent.io/", "service.cilium.io/"

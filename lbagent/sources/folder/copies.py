@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from lbagent.kernel.private_folder import make_private
-from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
+from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 log = logging.getLogger(__name__)
 DELAY_S = 1.0  # good files are copied so long after they were read

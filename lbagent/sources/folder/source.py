@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 
 from lbagent.kernel.inotify import Event
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange
 from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
 from lbagent.sources.folder.folder_watch import FolderWatch, is_about_all_files, is_complete, is_lost

@@ -17,20 +17,21 @@ from msgspec import Struct
 
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError, NotFound
+from lbagent.kube.api_failure import failure_message, not_read
+from lbagent.kube.event_writer import EventWriter
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.kube_settings import KubeSettings
+from lbagent.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import NODES, Resource, resources
+from lbagent.kube.server_contact import ServerContact
+from lbagent.kube.server_history import ServerHistory
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
-from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import FIELD_OF_KIND, KubeObject, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange, initial_changes
-from lbagent.sources.kube.api_failure import failure_message, not_read
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
-from lbagent.sources.kube.event_writer import EventWriter
-from lbagent.sources.kube.kube_client import KubeClient
-from lbagent.sources.kube.kube_settings import KubeSettings
-from lbagent.sources.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import NODES, Resource, resources
-from lbagent.sources.kube.server_contact import ServerContact
-from lbagent.sources.kube.server_history import ServerHistory
 
 log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20

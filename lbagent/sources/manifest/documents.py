@@ -15,12 +15,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lbagent.model.message import Message
 from lbagent.objects.decode.decode_object import DecodedObject, decode_object
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest
-from lbagent.sources.manifest.yamldoc import Lines, YamlError
+from lbagent.objects.records import KubeObject, LastGoodObject, Origin
+from lbagent.textfile import yamldoc
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest
+from lbagent.textfile.yamldoc import Lines, YamlError
 from lbagent.wrong_value import wrong_type
 
 MAX_OBJECTS = 1_000_000  # of one file

@@ -26,13 +26,13 @@ from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr, format_ip
 from lbagent.model.backend import Backend
 from lbagent.model.further_sources import FurtherSources
+from lbagent.model.message import Message
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.paths import gateways
 from lbagent.net.snapshot import EMPTY, Link
-from lbagent.objects.records import Message
 from lbagent.resolve.ownership import Contest
-from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.targets.bpf.bpf_target import BpfTarget
 from tests.net.builders import network as node_network
 from tests.sync.rig import SMALL, FixedPaths
 

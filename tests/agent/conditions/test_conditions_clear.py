@@ -41,8 +41,8 @@ from lbagent.model.backend import Backend
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import Link
-from lbagent.sync.target.bpf_target import BpfTarget
 from lbagent.sync.target_protocol import SnapshotTarget
+from lbagent.targets.bpf.bpf_target import BpfTarget
 from tests.agent.conditions.test_broken import Patient, detach
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.lab import netns

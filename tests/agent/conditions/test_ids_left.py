@@ -9,7 +9,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.service import CIDR, SVC, ServiceName
 from lbagent.model.state import State
-from lbagent.sync.target.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
+from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
 
 
 def svc(frontend: str, namespace: str, *backends: str, **more: object) -> SVC:

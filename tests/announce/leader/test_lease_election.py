@@ -20,9 +20,9 @@ from lbagent.announce.leader.lease_election import (
 from lbagent.announce.leader.lease_view import view_of
 from lbagent.announce.vip_machine import PROBE_S
 from lbagent.announce.wanted import WantedVip
+from lbagent.kube.leases import Lease, LeaseSpec
+from lbagent.kube.object_cache import metadata_of
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.sources.kube.leases import Lease, LeaseSpec
-from lbagent.sources.kube.object_cache import metadata_of
 
 
 def lease(renewed: str, networks: str = "10.0.0.0/24", withheld: str = "") -> Lease:

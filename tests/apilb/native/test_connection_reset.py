@@ -11,8 +11,8 @@ import pytest
 from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.pool_objects import pool_of
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.maps.layout import LB4_STREAM, STREAMS
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.state import State

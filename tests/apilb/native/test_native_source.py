@@ -10,20 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.apilb.instance import HealthCheck, Instance, Mode
+from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native import native_source, server_names
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_objects import Bind
-from lbagent.apilb.native.server_probe import Outcome, Result
-from lbagent.bpf.run.sock_diag import ConnectedSocket
 from lbagent.errors import ConfigError
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.objects.records import EndpointSlice, ObjectChange
+from lbagent.probes.probe_spec import ProbeSpec
+from lbagent.probes.server_probe import Outcome, Result
 
 A, B = L3n4Addr.parse("10.0.0.1:6443"), L3n4Addr.parse("10.0.0.2:6443")
-CHECK = HealthCheck(interval=0.02, timeout=0.02, fall=2, rise=2)
+CHECK = ProbeSpec(interval=0.02, timeout=0.02, fall=2, rise=2)
 
 
 class Host:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build.c_source import ARTIFACT_PATH
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
 from lbagent.bpf.hooks import SOCK_CONTEXT, SOCKET_HOOKS, AttachTarget, TargetKind, load_attach_type
 from lbagent.bpf.load import attach, links, loader
 from lbagent.bpf.load.verifier_report import temporary_maps
-from lbagent.bpf.run.sock_diag import netns_cookie
 from lbagent.errors import ConfigError, Conflict, NotFound
 from lbagent.kernel import bpf_link, bpf_prog, features
 from lbagent.kernel.bpfsys import bpf
 from lbagent.kernel.mounts import first_cgroup, open_cgroup
 from lbagent.kernel.opcodes import returning
+from lbagent.kernel.sock_diag import netns_cookie
 from tests.bpf.support import config_record
 from tests.lab import cgroup
 from tests.lab.netns import Namespace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build.artifact import Program
+from lbagent.bpf.compiler.artifact import Program
 from lbagent.bpf.load import loader
 from lbagent.bpf.load.loader import call_slots, load_generation, load_program
 from lbagent.bpf.run import test_run

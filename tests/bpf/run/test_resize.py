@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.build import builder
+from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import datapath
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings

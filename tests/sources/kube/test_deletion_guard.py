@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.sources.kube import request_pauses
+from lbagent.kube import request_pauses
+from lbagent.kube.kube_settings import KubeTiming
+from lbagent.kube.request_pauses import Backoff
 from lbagent.sources.kube.deletion_guard import needs_confirmation
-from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.request_pauses import Backoff
 
 
 @pytest.mark.parametrize(

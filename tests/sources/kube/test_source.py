@@ -12,11 +12,11 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from lbagent.errors import NotFound
+from lbagent.kube.kube_settings import KubeSettings
 from lbagent.sources.kube import deletion_guard
-from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
-from tests.sources.kube.api_server import ApiServer, status
-from tests.sources.kube.cluster import (
+from tests.kube.api_server import ApiServer, status
+from tests.kube.cluster import (
     NODE,
     QUICK,
     backend_state,

@@ -13,7 +13,7 @@ from lbagent.model.address import L4Type
 from lbagent.objects.records import EndpointSlice, LastGoodObject, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.manifest.documents import parse
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text, read_text
+from lbagent.textfile.read_text import UnreadableManifest, decode_text, read_text
 
 GOOD = [
     {

@@ -21,7 +21,7 @@
 #define WR32(p, v) (*(volatile u32 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
-#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/build/rewrite.py puts the instruction in for this call */
+#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/compiler/rewrite.py puts the instruction in for this call */
 static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #define CAS(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
 #else

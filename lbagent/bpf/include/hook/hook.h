@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the choice of the hook a program is compiled for. The build defines one LB_HOOK_*; only files named hook*.h
- * ask for it (tests/bpf/build/test_headers.py). A new hook is a new hook_NAME.h and one line here.
+ * ask for it (tests/bpf/compiler/test_headers.py). A new hook is a new hook_NAME.h and one line here.
  *
  * Every hook_NAME.h gives:
  *   lb_ctx                  type of the context

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the entry points of each hook: what is attached. The IPv6 ones become parts of the IPv4 ones
- * (bpf/build/join_entries.py).
+ * (bpf/compiler/join_entries.py).
  */
 #pragma once
 #include "entry.h"

@@ -34,7 +34,7 @@ AI u16 frame_type(lb_ctx *ctx)
 	return data + ETH_HLEN <= CTX_END(ctx) ? *(u16 *)(data + ETH_TYPE) : 0;
 }
 
-/* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
+/* Goes on with the IPv6 entry point of this program: a jump (bpf/compiler/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
 /* The flags of a frame. What the node itself sends has internal scope as well. */

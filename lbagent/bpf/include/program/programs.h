@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the way to every function NAME_main that a program runs. The programs themselves stand behind the last line
- * of lb4.c and lb6.c: bpf/build/c_source.py writes them from the list in bpf/tail_calls.py, which has their slots too.
+ * of lb4.c and lb6.c: bpf/compiler/c_source.py writes them from the list in bpf/tail_calls.py, which has their slots too.
  */
 #pragma once
 #include "announce.h"

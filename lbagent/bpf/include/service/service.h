@@ -2,7 +2,7 @@
  *
  * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, source ranges. Verdicts
  * are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
- * It takes a tuple, no packet, so that a socket program can use it (tests/bpf/build/test_headers.py).
+ * It takes a tuple, no packet, so that a socket program can use it (tests/bpf/compiler/test_headers.py).
  */
 #pragma once
 #include "maps.h"
@@ -103,7 +103,7 @@ AI u32 service_routable(const struct lb_tuple5 *t, const struct lb_service *svc)
 }
 
 /* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list turns from one into the other its entries say
- * themselves what they mean, so that no packet meets half of the change (sync/target/ranges.py). */
+ * themselves what they mean, so that no packet meets half of the change (targets/bpf/ranges.py). */
 AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	WORDS_OF(struct FAMILY(source_range_key)) key;

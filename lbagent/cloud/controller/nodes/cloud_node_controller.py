@@ -20,8 +20,8 @@ from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider_parts import InstanceMetadata, InstancesV2
 from lbagent.cloud.provider_records import Node
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError
 
 log = logging.getLogger(__name__)
 COMPONENT = "cloud-node-controller"
