@@ -29,7 +29,7 @@ WHOLE = {
     "docs",
     "packaging",
     "mutants",
-    "kube",
+    "kube_api",
     "conformance",
 }  # tests of the whole, and what they share
 
