@@ -12,6 +12,7 @@ import lbagent
 from lbagent.agent.conditions import check_services_of_node
 from lbagent.agent.conditions.check_devices import check_reverse_path
 from lbagent.agent.device_keeper import cgroup_hooks
+from lbagent.agent.drains import Drains
 from lbagent.agent.operator_states import OperatorStates
 from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
@@ -22,6 +23,7 @@ from lbagent.api.types import (
     CgroupStatus,
     ConditionStatus,
     DeviceStatus,
+    DrainRow,
     FailingService,
     MapUsage,
     OutputStatus,
@@ -56,6 +58,7 @@ FRESH_S = 1.0  # flows counted so lately are not counted again
 COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 s with the largest table
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
+MAX_SHOWN_DRAINS = 1000  # in `status`: `backend list` has them all
 MAX_SHOWN_MESSAGES = 1000  # of a source
 
 
@@ -68,6 +71,13 @@ class AgentFacade:
         self._counted = (State(), 0)  # a State and how many Services it has
         self._operator_states = OperatorStates(components)
         self._counting: asyncio.Task[None] | None = None
+        self.drain_follower = Drains(
+            components.operator,
+            lambda: components.bpf.current_state,
+            self.count_flows,
+            lambda: components.sweeper.sweeps if components.sweeper else 0,
+            self._failing_backends,
+        )
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
@@ -134,6 +144,38 @@ class AgentFacade:
         """Forget the state the operator set and return when it is in the maps."""
         return await self._operator_states.clear_state(addresses, pods)
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Set maintenance and drain these backends and `further` ones (drains.py)."""
+        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
+        drains = self.drain_follower.begun(dict.fromkeys((*addresses, *of_pods, *further)), timeout_s)
+        await self._operator_states.set_state(
+            addresses, BackendState.MAINTENANCE, pods, spare_last=spare_last, drains=drains
+        )
+        await self.drain_follower.check()
+
+    def drains(self) -> Sequence[DrainRow]:
+        """Return the drains as they were at the last count."""
+        return self.drain_follower.rows()
+
+    async def check_drains(self) -> Sequence[DrainRow]:
+        """Count flows and return the drains."""
+        await self.drain_follower.check()
+        return self.drains()
+
+    def _failing_backends(self) -> Collection[L3n4Addr]:
+        """Return the backends of frontends whose last write failed: the maps may still give them new flows."""
+        bpf = self._components.bpf
+        rows = (bpf.current_state.by_frontend.get(frontend) for frontend in bpf.failing)
+        return {backend.address for svc in rows if svc is not None for backend in svc.backends}
+
     # --- how the agent is ---
 
     def status(self) -> Status:
@@ -160,6 +202,7 @@ class AgentFacade:
             cgroups=[CgroupStatus(path, hooks) for path, hooks in cgroup_hooks(components.devices).items()],
             outputs=self._outputs(),
             maps=[self._map_usage(name, used, size) for name, (used, size) in sorted(usage.items())],
+            drains=self.drain_follower.rows()[:MAX_SHOWN_DRAINS],
             failing=self._failing(state),
             conditions=self._conditions(),
             problems=self._problems(),
@@ -348,6 +391,7 @@ class AgentFacade:
                 snat_ports=_ports(components.config.snat_port_range),
                 snat_addresses=components.further_in_use(),
                 live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
+                draining=self.drain_follower.flows_left(MAX_BACKEND_SERIES),
                 maps=components.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
                 severities=components.conditions.severities() if components.conditions else {},
