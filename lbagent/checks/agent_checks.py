@@ -8,7 +8,6 @@ from lbagent.api.target_rows import problem_of_target
 from lbagent.checks.running_context import RunningContext
 from lbagent.kernel.private_folder import unwritable
 from lbagent.model.check import Check, Result, Severity
-from lbagent.sources.folder.source import FolderSource
 
 
 def port_not_open(context: RunningContext) -> Iterator[Result]:
@@ -42,6 +41,8 @@ def state_dir_unusable(context: RunningContext) -> Iterator[Result]:
 
 def copies_not_written(context: RunningContext) -> Iterator[Result]:
     """Name the folder whose copies of good manifests cannot be brought up to date, and the file of who has which frontend."""
+    from lbagent.sources.folder.source import FolderSource
+
     owners = context.agent.owners
     if owners and owners.failure:
         yield Result(owners.path, {"problem": owners.failure})

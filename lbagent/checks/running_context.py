@@ -6,30 +6,33 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from lbagent.announce.announcer import Announcer
-from lbagent.bpf.load.attach import Attachment
-from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.run.sweep import Sweeper
 from lbagent.checks.node_context import MissingDevice, ShortBackend
 from lbagent.checks.snat_ports import short_in_state
-from lbagent.config import Config
-from lbagent.config.device_names import ChosenDevices, is_name
-from lbagent.healthz.node_servers import NodeServers
+from lbagent.config.device_names import is_name
 from lbagent.kernel.mounts import is_private
-from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.pins import pin_dir
-from lbagent.model.backend import Backend
-from lbagent.model.family import Family
-from lbagent.model.further_sources import FurtherSources
-from lbagent.net.neighbours import NeighbourKeeper
-from lbagent.net.paths import PathFinder
-from lbagent.net.snapshot import Link, NodeNetwork
-from lbagent.objects.source import Source
-from lbagent.sync.loop import SyncLoop
-from lbagent.targets.bpf.bpf_target import BpfTarget
+
+if TYPE_CHECKING:  # doctor has this module too, and needs none of the agent's
+    from lbagent.announce.announcer import Announcer
+    from lbagent.bpf.load.attach import Attachment
+    from lbagent.bpf.load.datapath import Datapath
+    from lbagent.bpf.run.sweep import Sweeper
+    from lbagent.config import Config
+    from lbagent.config.device_names import ChosenDevices
+    from lbagent.healthz.node_servers import NodeServers
+    from lbagent.maps.kernel_maps import KernelMaps
+    from lbagent.maps.lbmaps import PathInfo
+    from lbagent.model.backend import Backend
+    from lbagent.model.family import Family
+    from lbagent.model.further_sources import FurtherSources
+    from lbagent.net.neighbours import NeighbourKeeper
+    from lbagent.net.paths import PathFinder
+    from lbagent.net.snapshot import Link, NodeNetwork
+    from lbagent.objects.source import Source
+    from lbagent.sync.loop import SyncLoop
+    from lbagent.targets.bpf.bpf_target import BpfTarget
 
 
 class FollowedNetwork(Protocol):
