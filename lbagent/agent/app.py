@@ -19,8 +19,7 @@ from pathlib import Path
 import lbagent
 from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
-from lbagent.agent.conditions.every_check import every_check
-from lbagent.agent.conditions.monitor import ConditionMonitor
+from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper, expected_hooks, require_devices
 from lbagent.agent.facade import AgentFacade
 from lbagent.agent.frontend_owners import FrontendOwners
@@ -46,6 +45,7 @@ from lbagent.bpf.load.loader import require_kernel
 from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import resize_at_start
 from lbagent.bpf.run.sweep import Sweeper, trust_ages
+from lbagent.checks.table import running_checks
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
 from lbagent.healthz.node_servers import NodeServers
@@ -262,7 +262,7 @@ class Agent:
         if config.has_socket_programs:
             group.create_task(DeadPeers(components.maps, bpf.is_former_backend).run(bpf.changed_from))
         group.create_task(Reloader(components, self._load, self._reload).run())
-        components.conditions = ConditionMonitor(components, every_check())
+        components.conditions = ConditionMonitor(components, running_checks())
         await components.conditions.look()  # `status` tells the truth from the first moment on
         group.create_task(components.conditions.run())
         group.create_task(keep_watchdog())

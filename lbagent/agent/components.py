@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lbagent.agent.conditions.monitor import ConditionMonitor
+from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.agent.device_keeper import DeviceKeeper
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.lock import AgentLock

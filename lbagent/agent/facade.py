@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.conditions import check_services_of_node
-from lbagent.agent.conditions.check_devices import check_reverse_path
 from lbagent.agent.device_keeper import cgroup_hooks
 from lbagent.agent.drains import Drains
 from lbagent.agent.operator_states import OperatorStates
@@ -34,6 +32,7 @@ from lbagent.api.types import (
 )
 from lbagent.apilb.native import pool_rows
 from lbagent.bpf.hooks import TargetKind
+from lbagent.checks.table import current_texts
 from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
@@ -297,7 +296,7 @@ class AgentFacade:
         monitor = self._components.conditions
         return [
             ConditionStatus(
-                each.name.value,
+                each.name,
                 each.subject,
                 each.text,
                 each.remedy,
@@ -333,17 +332,11 @@ class AgentFacade:
         if components.devices:
             shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
             out += [text for name, text in components.devices.problems.items() if name not in shown]
-        out += [each.text for each in check_reverse_path(components)]
+        out += current_texts(components, "reverse-path-strict")
         more = len(components.bpf.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        for check in (
-            check_services_of_node.check_state_dir,
-            check_services_of_node.check_announcing,
-            check_services_of_node.check_settings,
-        ):
-            out += [each.text for each in check(components)]
-        return out
+        return out + current_texts(components, "state-dir-unusable", "announcing-failed", "setting-not-in-force")
 
     def vips(self) -> Sequence[VipRow]:
         """Return the addresses that are to be announced."""
