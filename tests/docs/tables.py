@@ -10,13 +10,8 @@ from lbagent import errors
 from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
-from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason, label
-from lbagent.model.state import State
-from lbagent.observe import metrics
-from lbagent.observe.kube_proxy_metrics import KubeProxySample
-from lbagent.observe.metrics import Snapshot, SourceSample
-from lbagent.sync.sync_record import SyncRecord
+from lbagent.observe.metrics import every_metric
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -60,15 +55,8 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 
 
 def metric_rows() -> Iterator[tuple[str, ...]]:
-    full = Snapshot(
-        version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, draining={"b": 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
-        kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
-        announced={("10.0.0.1", "l2"): True},
-        takeovers=0,
-    )  # fmt: skip
-    for family in metrics.families(full):
-        yield f"`{family.name}`", family.kind, family.help
+    for metric in every_metric():
+        yield f"`{metric.name}`", metric.kind, ", ".join(f"`{name}`" for name in metric.labels), metric.help
 
 
 def doctor_rows() -> Iterator[tuple[str, ...]]:
@@ -90,7 +78,7 @@ def code_rows() -> Iterator[tuple[str, ...]]:
 TABLES = {
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
-    "metrics": lambda: table(("metric", "type", "meaning"), metric_rows()),
+    "metrics": lambda: table(("metric", "type", "labels", "meaning"), metric_rows()),
     "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
 }
