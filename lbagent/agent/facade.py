@@ -14,10 +14,10 @@ from lbagent.agent.drains import Drains
 from lbagent.agent.operator_states import OperatorStates
 from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.target_rows import problems_of_targets, target_status
 from lbagent.api.types import (
     ApilbRow,
+    BgpPeerRow,
     CgroupStatus,
     ConditionStatus,
     DeviceStatus,
@@ -62,7 +62,7 @@ MAX_SHOWN_MESSAGES = 1000  # of a source
 
 
 class AgentFacade:
-    """Implements api.agent_api.AgentApi over the agent's components."""
+    """Implements api.agent_api.AgentApi, and what api/api_routes.py names, over the agent's components."""
 
     def __init__(self, components: AgentComponents) -> None:
         self._components = components

@@ -1,12 +1,14 @@
-"""What the API server asks of the agent. The agent implements it; nothing else of the agent is reachable over the socket."""
+"""What the API server asks of the agent: the methods here, and those that are an answer by themselves, which api_routes.py names.
+
+The agent implements both (agent/facade.py); nothing else of it is reachable over the socket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lbagent.api.bgp_peers import BgpPeerRow
-from lbagent.api.types import ApilbRow, DrainRow, Status, VipAnswer, VipRow
+from lbagent.api.types import DrainRow
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.state import State
@@ -43,10 +45,6 @@ class AgentApi(Protocol):
 
     def state(self) -> State:
         """Return the State that is in the maps, ids filled in; an empty one before the first."""
-        ...
-
-    def status(self) -> Status:
-        """Return how the agent is, now."""
         ...
 
     def external_clusterip(self) -> bool:
@@ -107,10 +105,6 @@ class AgentApi(Protocol):
         """Return the drains as they were at the last count, those that go on first."""
         ...
 
-    async def check_drains(self) -> Sequence[DrainRow]:
-        """Count the flows of the backends that are drained now; return the drains."""
-        ...
-
     async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
         """Forget what the operator set for these backends, for these Pods and for the Pods' backends; return the names.
 
@@ -130,26 +124,6 @@ class AgentApi(Protocol):
         """
         ...
 
-    def vips(self) -> Sequence[VipRow]:
-        """Return the addresses that are to be announced, by address and mode. Raises NotFound without --announce."""
-        ...
-
-    def why_vip(self, name: str) -> VipAnswer:
-        """Return why an address, or the addresses of Service NAMESPACE/NAME, are announced or not. Raises NotFound."""
-        ...
-
-    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
-        """Return the BGP sessions of this node, in the order of the pools file; none without its section `bgp`."""
-        ...
-
-    async def apilb(self) -> Sequence[ApilbRow]:
-        """Return the instances of native mode, in the order of their files. Raises NotFound without --apilb."""
-        ...
-
     def settings(self) -> Mapping[str, object]:
         """Return the configuration in force, by key."""
-        ...
-
-    def metrics(self) -> Iterable[str]:
-        """Yield the Prometheus text in pieces of at most some 64 KiB (observe.metrics.render)."""
         ...

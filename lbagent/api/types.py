@@ -5,6 +5,8 @@ The command line reads the same JSON as plain dicts, without this module's help:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from msgspec import Struct, field
 
 
@@ -86,6 +88,7 @@ class BackendRow(Struct, gc=False, omit_defaults=True):
 class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
     """The backends that a request names. `node` and `service` together: those of this Service on this node."""
 
+    command: ClassVar[str] = ""  # what a body of this kind is called in messages
     addresses: list[str] = []  # ADDRESS:PORT[/PROTOCOL], pod/NAMESPACE/NAME
     hosts: list[str] = []  # ADDRESS: every backend there
     node: str = ""
@@ -95,6 +98,7 @@ class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
 class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/state."""
 
+    command: ClassVar[str] = "set-state"
     state: str
     spare_last: bool = False  # refuse (409, `last_backend`) what would leave a Service without a backend
 
@@ -102,6 +106,7 @@ class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
 class StartDrain(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/drain."""
 
+    command: ClassVar[str] = "drain"
     timeout_s: float
     spare_last: bool = False  # as in SetState
 
@@ -109,12 +114,26 @@ class StartDrain(NamedBackends, kw_only=True, forbid_unknown_fields=True):
 class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/clear-state."""
 
+    command: ClassVar[str] = "clear-state"
+
 
 class Cleared(Struct):
     """The answer to ClearState."""
 
     cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
     backends: list[BackendRow]  # those of them that are served, as they are now
+
+
+class Differences(Struct):
+    """The answer to GET /v1/verify."""
+
+    differences: list[str]  # sentences
+
+
+class Generation(Struct):
+    """The answer to GET /v1/wait."""
+
+    generation: int  # of the State that is in the maps
 
 
 class SourceStatus(Struct):
@@ -241,6 +260,19 @@ class VipAnswer(Struct):
 
     announced: bool  # somewhere
     lines: list[str]  # sentences
+
+
+class BgpPeerRow(Struct, gc=False, omit_defaults=True):
+    """A router that this node has a BGP session with."""
+
+    address: str
+    asn: int
+    state: (
+        str  # established; idle, connect, active, opensent, openconfirm (RFC 4271 8.2.2); down: no BIRD, or no session
+    )
+    bfd: str  # up, down, init, admindown; off: it is not asked for
+    advertised: int  # routes that the router was told
+    reason: str = ""  # why the session is not established, and what to do; left out when it is
 
 
 class ApilbServer(Struct):

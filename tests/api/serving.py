@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from lbagent.agent.drains import Drains
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
-from lbagent.api.types import DrainRow, MapUsage, SourceStatus, Status
+from lbagent.api.types import BgpPeerRow, DrainRow, MapUsage, SourceStatus, Status
 from lbagent.errors import LastBackend, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
@@ -245,17 +244,19 @@ class Agent:
 
 
 @contextlib.contextmanager
-def served(agent: Agent, path: Path | str, metrics_address: str = "") -> Iterator[ApiServer]:
+def served(
+    agent: Agent, path: Path | str, metrics_address: str = "", server: type[ApiServer] = ApiServer
+) -> Iterator[ApiServer]:
     """Serve until the end of the block; the loop runs in a thread, so that blocking clients can be used."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = ApiServer(agent, str(path), metrics_address)
+    running = server(agent, str(path), metrics_address)
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-        yield server
+        asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
+        yield running
     finally:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(running.close(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

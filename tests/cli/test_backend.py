@@ -459,7 +459,7 @@ def test_drain_follows_again_when_the_agent_is_back(lb: Run, agent: Agent, monke
 @pytest.mark.parametrize("body", [{"timeout_s": -1}, {"timeout_s": "x"}, {}])
 def test_drain_refused_by_the_agent(agent: Agent, body: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="nothing was changed"):
-        AgentClient()._request("PUT", "/backends/drain", {"addresses": ["10.0.0.9:8080"], **body})
+        AgentClient()._send("start_drain", {"addresses": ["10.0.0.9:8080"], **body})
     assert agent.current.generation == 3
 
 

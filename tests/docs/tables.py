@@ -1,4 +1,4 @@
-"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file."""
+"""The tables of docs/operations.md and docs/api.md, made from the code: `python -m tests.docs.tables` writes them into the files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lbagent import errors
+from lbagent.api.api_routes import ROUTES, TEXT
 from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.reasons import Reason, label
 from lbagent.observe.metrics import every_metric
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FILE, API_FILE = DOCS / "operations.md", DOCS / "api.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
@@ -59,6 +61,14 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{metric.name}`", metric.kind, ", ".join(f"`{name}`" for name in metric.labels), metric.help
 
 
+def route_rows() -> Iterator[tuple[str, ...]]:
+    for route in ROUTES:
+        query = "&".join(f"{key}=" for key, _ in route.query)
+        answer = route.answer if route.answer == TEXT else f"{'list of ' if route.many else ''}`{route.answer}`"
+        body = f"`{route.body}`" if route.body else ""
+        yield f"`{route.method} {route.path}{'?' if query else ''}{query}`", body, answer, route.meaning
+
+
 def doctor_rows() -> Iterator[tuple[str, ...]]:
     for check in every_check():
         if check.when.offline:
@@ -79,6 +89,7 @@ TABLES = {
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
     "metrics": lambda: table(("metric", "type", "labels", "meaning"), metric_rows()),
+    "routes": lambda: table(("request", "body", "answer", "meaning"), route_rows()),
     "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
 }
@@ -90,4 +101,5 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written(FILE.read_text()))
+    for path in (FILE, API_FILE):
+        path.write_text(written(path.read_text()))

@@ -18,7 +18,7 @@ from lbagent.announce.bgp.bird_control import BirdRefused, Protocol
 from lbagent.announce.bgp.bird_process import BirdProcess
 from lbagent.announce.bgp.node_addresses import choose_router_id
 from lbagent.announce.bgp.peer_sessions import PeerSessions
-from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.api.types import BgpPeerRow
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family

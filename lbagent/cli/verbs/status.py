@@ -64,7 +64,7 @@ def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
     found = False
     while True:
         try:
-            answer = client.status()
+            answer: dict[str, Any] = client.status()
             found = True
             if answer["ready"]:
                 return answer

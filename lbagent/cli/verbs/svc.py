@@ -77,7 +77,8 @@ def list_(socket: str, namespace: str, style: Style) -> None:
     client = AgentClient(socket)
 
     def fetch() -> list[Row]:
-        return client.services(namespace)
+        rows: list[Row] = client.services(namespace)
+        return rows
 
     if style.watch:
         output.watch(client, fetch, SERVICES, style)
@@ -142,7 +143,7 @@ def _frontends_of(client: AgentClient, name: str) -> list[Row]:
     if of_port := _SERVICE_PORT.fullmatch(name):
         return _of_port(_frontends_of(client, of_port["service"]), of_port["port"], of_port["protocol"] or "")
     if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service is called so
-        rows = client.services(vip=name)
+        rows: list[Row] = client.services(vip=name)
         if not rows:
             raise NotFound(f"no frontend {name} is served here; see `lbagent svc list`")
         return rows
