@@ -209,6 +209,8 @@ def _method(route: Route) -> Callable[..., Any]:
     keys = [key for key, _ in route.query]
 
     def ask(client: AgentClient, *words: object, **named: object) -> Any:
+        if len(words) > len(keys) or not named.keys() <= set(keys):
+            raise TypeError(f"{route.name}() takes {', '.join(keys) or 'nothing'}")
         return client._request(route, dict(zip(keys, words, strict=False)) | named)  # noqa: SLF001  # it is a method
 
     return ask

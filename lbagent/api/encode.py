@@ -1,4 +1,7 @@
-"""Model -> wire: rows of the API, made one service at a time so that 10,000 of them do not stop the agent."""
+"""Model -> wire: the items of the API's lists, one at a time so that 10,000 services do not stop the agent.
+
+listed_fields.py makes their rows.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.types import BackendRow, DrainProgress, DrainRow, FrontendBackendRow, FrontendRow
-from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
+from lbagent.api.listed_fields import ListedBackend, ListedService
+from lbagent.api.types import DrainProgress, DrainRow
+from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
-from lbagent.model.service import SVC, SVCType
+from lbagent.model.service import SVCType
 from lbagent.model.state import State
 
 _PIECE_BYTES = 64 * 1024
-NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
-
-
-def frontend_row(svc: SVC, *, external_clusterip: bool = False) -> FrontendRow:
-    """Return one frontend as it is listed. The scope has a field of its own, so the frontend's text goes without `/i`.
-
-    `non-routable` is in the maps of every ClusterIP; with `external_clusterip` the programs pass over it, and it is not shown.
-    """
-    selectable = {id(backend) for backend in svc.selectable}
-    is_reached = external_clusterip and svc.type is SVCType.CLUSTER_IP
-    return FrontendRow(
-        id=svc.id,
-        namespace=svc.name.namespace,
-        name=svc.name.name,
-        port_name=svc.port_name,
-        frontend=svc.frontend.with_scope(Scope.EXTERNAL).with_protocol(),
-        scope=svc.frontend.scope.name.lower(),
-        type=svc.type.value,
-        flags=[word for word in svc.flags.words() if not (is_reached and word == NON_ROUTABLE)],
-        algorithm=svc.algorithm.value,
-        affinity_timeout_s=svc.affinity_timeout_s,
-        ext_traffic_policy=svc.ext_traffic_policy.value,
-        int_traffic_policy=svc.int_traffic_policy.value,
-        backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
-        source_ranges_policy=("deny" if svc.source_ranges_deny else "allow") if svc.check_source_range else "",
-        source_ranges=list(map(str, svc.source_ranges)),
-    )
-
-
-def _frontend_backend_row(backend: Backend, selectable: bool) -> FrontendBackendRow:
-    return FrontendBackendRow(
-        id=backend.id,
-        address=backend.address.with_protocol(),
-        state=backend.state.text,
-        weight=backend.weight,
-        node=backend.node_name,
-        zone=backend.zone,
-        local=backend.local,
-        selectable=selectable,
-    )
 
 
 class VIP(NamedTuple):
@@ -83,15 +47,15 @@ class VIP(NamedTuple):
         )
 
 
-def frontend_rows(
+def listed_services(
     state: State, namespace: str = "", name: str = "", vip: VIP | None = None, *, external_clusterip: bool = False
-) -> Iterator[FrontendRow]:
+) -> Iterator[ListedService]:
     """Yield the frontends in dump order, wildcard rows left out; '' and None = any."""
     for svc in state.services:
         if svc.wildcard or (namespace and svc.name.namespace != namespace) or (name and svc.name.name != name):
             continue
         if vip is None or vip.is_of(svc.frontend):
-            yield frontend_row(svc, external_clusterip=external_clusterip)
+            yield ListedService(svc, external_clusterip and svc.type is SVCType.CLUSTER_IP)
 
 
 Used = tuple[Backend, tuple[str, ...]]  # a backend in its most alive state, and the Services that have it
@@ -117,39 +81,27 @@ NOT_COUNTED = FlowCounts(None)
 _NONE_SET: Mapping[L3n4Addr, SetBy] = {}
 
 
-def backend_rows(
+def listed_backends(
     used: Iterable[Used],
     flows: FlowCounts = NOT_COUNTED,
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
     way_of: WayOf = lambda _backend: BackendWay(),
     drains: Iterable[DrainRow] = (),
-) -> Iterator[BackendRow]:
-    """Yield the row of each. What it does not say is left as it is by default, and so out of the JSON."""
+) -> Iterator[ListedBackend]:
+    """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
     drain_of = {drain.address: drain for drain in drains}
     for backend, services in used:
-        row = BackendRow(
-            id=backend.id,
-            address=backend.address.with_protocol(),
-            state=backend.state.text,
-            weight=backend.weight,
-            node=backend.node_name,
-            zone=backend.zone,
-            local=backend.local,
-            flows=-1 if flows.live is None else flows.live.get(backend.id, 0),
-            services=sorted(services),
-        )
-        if flows.live is not None and flows.age_s:
-            row.flows_age_s = round(flows.age_s, 1)
         by = states_set.get(backend.address)
-        if by is not None and by.state is backend.state:
-            row.set_by = by.what
-            if by.at:
-                row.set_at = by.at
-        row.way, row.device, row.way_reason = way_of(backend)
-        drain = drain_of.get(row.address)
-        if drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE):
-            row.drain = _progress(drain)
-        yield row
+        drain = drain_of.get(backend.address.with_protocol()) if drain_of else None
+        is_drained = drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE)
+        yield ListedBackend(
+            backend,
+            services,
+            flows,
+            by if by is not None and by.state is backend.state else None,
+            way_of(backend),
+            _progress(drain) if drain is not None and is_drained else None,
+        )
 
 
 def _progress(drain: DrainRow) -> DrainProgress:
@@ -157,7 +109,7 @@ def _progress(drain: DrainRow) -> DrainProgress:
     return DrainProgress(**{name: getattr(drain, name) for name in DrainProgress.__struct_fields__})
 
 
-def json_list(rows: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+def json_list(rows: Iterable[object]) -> Iterator[bytes]:
     """Yield a JSON list in pieces."""
     encoder = msgspec.json.Encoder()
     piece = bytearray(b"[")

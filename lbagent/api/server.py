@@ -22,14 +22,13 @@ import msgspec
 from lbagent.api import types
 from lbagent.api.agent_api import AgentApi
 from lbagent.api.api_routes import ROUTES, TEXT, Route
-from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
+from lbagent.api.encode import VIP, backends_used, json_list, listed_backends, listed_services
+from lbagent.api.listed_fields import BACKENDS, LISTS, ListedBackend, ListedService
 from lbagent.api.named_backends import named_backends
 from lbagent.api.types import (
-    BackendRow,
     Cleared,
     ClearState,
     Differences,
-    FrontendRow,
     Generation,
     NamedBackends,
     Problem,
@@ -55,6 +54,7 @@ BACKLOG = 32
 PROBE_S = 1.0  # for an agent that may listen on the path already
 PROXY_MODE = b"lbagent"  # kube-proxy says iptables or nftables here
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LISTED = {each.record: each for each in LISTS}
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
 
@@ -142,39 +142,39 @@ class ApiServer:
     async def _configz(self, _: Request) -> Response:
         return Response(200, msgspec.json.encode({"lbagent": self._view.settings()}) + b"\n")
 
-    def _services(self, namespace: str, name: str, text: str) -> Iterator[FrontendRow]:
+    def _services(self, namespace: str, name: str, text: str) -> Iterator[ListedService]:
         try:
             vip = VIP.parse(text) if text else None
         except ValueError as error:
             raise ConfigError(f"vip: {error}") from None
         reached = self._view.external_clusterip()
-        return frontend_rows(self._view.state(), namespace, name, vip, external_clusterip=reached)
+        return listed_services(self._view.state(), namespace, name, vip, external_clusterip=reached)
 
-    async def _backends(self) -> Iterator[BackendRow]:
-        return await self._rows()
+    async def _backends(self) -> Iterator[ListedBackend]:
+        return await self._listed()
 
-    async def _rows(self, only: Collection[L3n4Addr] | None = None) -> Iterator[BackendRow]:
-        """Return the rows of backends, all or `only` these, with flows counted now."""
+    async def _listed(self, only: Collection[L3n4Addr] | None = None) -> Iterator[ListedBackend]:
+        """Return backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._view.count_flows(), await self._view.states_set()
         used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
-        return backend_rows(used, flows, states_set, self._view.backend_ways(), self._view.drains())
+        return listed_backends(used, flows, states_set, self._view.backend_ways(), self._view.drains())
 
-    async def _set_state(self, wanted: SetState) -> Iterator[BackendRow]:
+    async def _set_state(self, wanted: SetState) -> Iterator[ListedBackend]:
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
         named = self._to_set(wanted, state)
         if state in (BackendState.TERMINATING, BackendState.INVALID):
             raise self._not_to_set(named.every[0], wanted.state or "''")
         await self._view.set_state(named.addresses, state, pods=named.pods, spare_last=wanted.spare_last)
-        return await self._rows({*named.every, *named.further})
+        return await self._listed({*named.every, *named.further})
 
-    async def _start_drain(self, wanted: StartDrain) -> Iterator[BackendRow]:
+    async def _start_drain(self, wanted: StartDrain) -> Iterator[ListedBackend]:
         if wanted.timeout_s < 0:
             raise ConfigError("timeout_s must not be negative; nothing was changed")
         named = self._to_set(wanted, BackendState.MAINTENANCE)
         await self._view.start_drain(
             named.addresses, wanted.timeout_s, pods=named.pods, further=named.further, spare_last=wanted.spare_last
         )
-        return await self._rows({*named.every, *named.further})
+        return await self._listed({*named.every, *named.further})
 
     def _to_set(self, wanted: NamedBackends, state: BackendState) -> _ToSet:
         """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
@@ -193,8 +193,10 @@ class ApiServer:
         if not addresses and not pods:
             raise ConfigError("no backend was named; nothing was changed")
         cleared = await self._view.clear_state(addresses, pods=pods)
-        rows = await self._rows({*addresses, *(L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))})
-        return Cleared(cleared, list(rows))
+        listed = await self._listed(
+            {*addresses, *(L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))}
+        )
+        return Cleared(cleared, list(map(BACKENDS.row, listed)))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
         """Return the refusal of a state that set-state cannot give; it names both states, as every refusal of a state does."""
@@ -243,7 +245,10 @@ def _encoded(route: Route, answer: Any) -> Response:
     """Return what a route answers, as its row says."""
     if route.answer == TEXT:
         return Response(200, (piece.encode() for piece in answer), METRICS_TYPE)
-    return Response(200, json_list(answer)) if route.many else _json(answer)
+    if not route.many:
+        return _json(answer)
+    listed = _LISTED.get(route.answer)
+    return Response(200, json_list(map(listed.row, answer) if listed else answer))
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""What goes over the agent's socket, as JSON. The field names are a contract: scripts read them.
+"""What goes over the agent's socket, as JSON. The field names are a contract: scripts read them. Rows of lists: listed_fields.py.
 
 The command line reads the same JSON as plain dicts, without this module's help: it has 150 ms to start.
 """
@@ -8,39 +8,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from msgspec import Struct, field
-
-
-class FrontendBackendRow(Struct, gc=False):
-    """A backend of a service."""
-
-    id: int
-    address: str  # 10.0.0.1:8080/TCP
-    state: str
-    weight: int
-    node: str
-    zone: str
-    local: bool
-    selectable: bool  # in the COUNT group of this service: new flows may take it
-
-
-class FrontendRow(Struct, gc=False, omit_defaults=True):
-    """A frontend with its backends, in slot order."""
-
-    id: int
-    namespace: str
-    name: str
-    port_name: str
-    frontend: str  # 10.96.0.1:80/TCP
-    scope: str  # external, internal
-    type: str
-    flags: list[str]
-    algorithm: str
-    affinity_timeout_s: int  # 0: no affinity
-    ext_traffic_policy: str
-    int_traffic_policy: str
-    backends: list[FrontendBackendRow]
-    source_ranges_policy: str = ""  # allow, deny; left out where source ranges are not looked at
-    source_ranges: list[str] = []  # 192.0.2.0/24; left out where there are none
 
 
 class DrainProgress(Struct, gc=False):
@@ -60,29 +27,6 @@ class DrainRow(DrainProgress, kw_only=True, gc=False):
     """The drain of a backend, with its address."""
 
     address: str  # 10.0.0.1:8080/TCP
-
-
-class BackendRow(Struct, gc=False, omit_defaults=True):
-    """A backend of the node, with all services that use it."""
-
-    id: int
-    address: str
-    state: str
-    weight: int
-    node: str
-    zone: str
-    local: bool
-    flows: int  # live flows; -1: not counted yet
-    services: list[str]  # NAMESPACE/NAME, each once, sorted
-    flows_age_s: float = 0.0  # how long ago they were counted; left out when it was for this answer
-    set_by: str = (
-        ""  # what set the state: operator, FILE:LINE of a BackendState; left out when the endpoint alone says it
-    )
-    set_at: float = 0.0  # since when, in seconds since the epoch; left out when it is not known
-    way: str = ""  # of its packets: stack (it is on this node), xdp, tc; left out where none can be sent to it
-    device: str = ""  # by which they leave; left out where `way` is stack, and with it
-    way_reason: str = ""  # why tc, where XDP programs run; else left out
-    drain: DrainProgress | None = None  # left out where the backend is not drained
 
 
 class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +65,7 @@ class Cleared(Struct):
     """The answer to ClearState."""
 
     cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
-    backends: list[BackendRow]  # those of them that are served, as they are now
+    backends: list[dict[str, object]]  # BackendRow (listed_fields.py): those of them that are served, as they are now
 
 
 class Differences(Struct):
@@ -244,7 +188,7 @@ class Status(Struct):
 
 
 class VipRow(Struct):
-    """An address that is to be announced, and one way of doing it."""
+    """An address that is to be announced, and one way of doing it; its JSON: VIPS in listed_fields.py."""
 
     address: str
     pool: str
@@ -262,8 +206,8 @@ class VipAnswer(Struct):
     lines: list[str]  # sentences
 
 
-class BgpPeerRow(Struct, gc=False, omit_defaults=True):
-    """A router that this node has a BGP session with."""
+class BgpPeerRow(Struct, gc=False):
+    """A router that this node has a BGP session with. Its JSON: PEERS in listed_fields.py."""
 
     address: str
     asn: int

@@ -21,6 +21,7 @@ from lbagent.errors import AgentUnreachable, ConfigError
 
 if TYPE_CHECKING:
     from lbagent.api.client import AgentClient
+    from lbagent.api.listed_fields import ListedFields
 
 Row = dict[str, Any]
 GAP = "   "
@@ -47,6 +48,13 @@ class Listing(NamedTuple):
     columns: Sequence[Column]
     name: Callable[[Row], str]
     key: Callable[[Row], object]
+
+
+def columns_of(fields: ListedFields[Any], rows: Sequence[Row] = (), *, always: bool = False) -> list[Column]:
+    """Return the columns of a list, for these rows; `always` also those that only some rows need."""
+    return [
+        Column(each.title, each.cell_of, each.wide if always else each.is_wide(rows), each.cut) for each in fields.shown
+    ]
 
 
 class Style(NamedTuple):

@@ -13,11 +13,12 @@ from lbagent.agent.facade import AgentFacade
 from lbagent.api import types
 from lbagent.api.api_routes import ROUTES, TEXT, Route
 from lbagent.api.client import AgentClient
+from lbagent.api.listed_fields import LISTS
 from lbagent.api.server import ApiServer
 from lbagent.http.http_server import Request
 from tests.api.serving import Agent, served
 
-LISTS = (list, Sequence, Collection, Iterable)
+SEQUENCES = (list, Sequence, Collection, Iterable)
 
 
 def test_a_route_is_there_once() -> None:
@@ -35,7 +36,7 @@ def test_records_and_handlers(route: Route) -> None:
         assert issubclass(getattr(types, route.body), types.NamedBackends)
     if not route.agent:
         assert callable(getattr(ApiServer, f"_{route.name}"))
-        assert hasattr(types, route.answer)
+        assert hasattr(types, route.answer) or route.answer in {each.record for each in LISTS}
         return
     hints = typing.get_type_hints(getattr(AgentFacade, route.agent))
     answer = hints.pop("return")
@@ -43,7 +44,7 @@ def test_records_and_handlers(route: Route) -> None:
     if route.answer == TEXT:
         assert answer == Iterable[str]
     elif route.many:
-        assert typing.get_origin(answer) in LISTS
+        assert typing.get_origin(answer) in SEQUENCES
         assert typing.get_args(answer) == (getattr(types, route.answer),)
     else:
         assert answer is getattr(types, route.answer)
@@ -78,3 +79,7 @@ def test_the_client_sends_by_the_table(tmp_path: Path) -> None:
         )
         with pytest.raises(AttributeError, match="svcs"):
             client.svcs()
+        with pytest.raises(TypeError, match="services.. takes namespace, name, vip"):
+            client.services(port="80")
+        with pytest.raises(TypeError, match="status.. takes nothing"):
+            client.status("now")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lbagent import errors
 from lbagent.api.api_routes import ROUTES, TEXT
+from lbagent.api.listed_fields import LISTS, ListedFields
 from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
@@ -69,6 +71,18 @@ def route_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{route.method} {route.path}{'?' if query else ''}{query}`", body, answer, route.meaning
 
 
+def field_rows(listed: ListedFields[Any]) -> Iterator[tuple[str, ...]]:
+    for field in listed.fields:
+        when = (
+            " (`-o wide`)"
+            if field.wide
+            else f" (`-o wide`, or where a row has `{field.shown_with}`)"
+            if field.shown_with
+            else ""
+        )
+        yield f"`{field.key}`" if field.key else "", field.kind, field.title + when, field.meaning
+
+
 def doctor_rows() -> Iterator[tuple[str, ...]]:
     for check in every_check():
         if check.when.offline:
@@ -85,7 +99,9 @@ def code_rows() -> Iterator[tuple[str, ...]]:
         yield str(code), text
 
 
+FIELDS = ("key", "type", "column", "meaning")
 TABLES = {
+    **{each.record: lambda each=each: table(FIELDS, field_rows(each)) for each in LISTS},
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
     "metrics": lambda: table(("metric", "type", "labels", "meaning"), metric_rows()),

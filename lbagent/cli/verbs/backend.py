@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import click
 
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
+from lbagent.api.listed_fields import BACKENDS
 from lbagent.cli import output
 from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
-from lbagent.cli.output import FORMATS, Column, Listing, Row, Style
+from lbagent.cli.output import FORMATS, Listing, Row, Style, columns_of
 from lbagent.errors import AgentUnreachable, LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,58 +27,14 @@ RECONNECT_S = 60.0  # a drain is followed again when an agent that went away is 
 OLD_S = 1.0  # counts older than this are said to be old
 
 
-def _set_by(row: Row) -> str:
-    """Return what says the state: the operator, a BackendState, else the endpoint itself (or its weight 0)."""
-    if row.get("set_by"):
-        return str(row["set_by"])
-    if row["state"] == "active":
-        return ""
-    return "weight" if row["state"] == "maintenance" and row["weight"] == 0 else "endpoint"
-
-
-def _drain(row: Row) -> str:
-    """Return how far the drain of a backend is: `draining 3/12`, flows that are left of those at its start."""
-    drain = row.get("drain")
-    if not drain:
-        return ""
-    counted = drain["flows"] >= 0 and drain["state"] != "drained"
-    return f"{drain['state']} {drain['flows']}/{drain['flows_at_start']}" if counted else str(drain["state"])
-
-
-def _since(row: Row) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["set_at"])) if row.get("set_at") else ""
-
-
-COLUMNS = (
-    Column("ID", lambda row: row["id"]),
-    Column("ADDRESS", lambda row: row["address"]),
-    Column("STATE", lambda row: row["state"]),
-    Column("WEIGHT", lambda row: row["weight"]),
-    Column("FLOWS", lambda row: row["flows"] if row["flows"] >= 0 else ""),
-    Column("NODE", lambda row: row["node"]),
-    Column("LOCAL", lambda row: row["local"]),
-    Column("SERVICES", lambda row: row["services"], cut=True),
-    Column("ZONE", lambda row: row["zone"], wide=True),
-)
-
-
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
     """Return how backends are shown.
 
     A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), which
     backends are drained, and who set a state and since when (one was set).
     """
-    one_way = not always and not any(row.get("way_reason") for row in rows)
-    none_drained = not always and not any(row.get("drain") for row in rows)
-    none_set = not always and not any(row.get("set_by") for row in rows)
-    columns = (
-        Column("WAY", lambda row: row.get("way"), wide=one_way),
-        Column("DEVICE", lambda row: row.get("device"), wide=True),
-        Column("DRAIN", _drain, wide=none_drained),
-        Column("SET-BY", _set_by, wide=none_set),
-        Column("SINCE", _since, wide=none_set),
-    )
-    return Listing((*COLUMNS, *columns), name=lambda row: str(row["address"]), key=lambda row: row["address"])
+    columns = columns_of(BACKENDS, rows, always=always)
+    return Listing(columns, name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
 def show(rows: list[Row], style: Style) -> None:

@@ -109,7 +109,8 @@ def plan(
         if done.lines:
             click.echo("\n".join(done.lines))
     else:
-        from lbagent.api.encode import frontend_rows, json_list
+        from lbagent.api.encode import json_list, listed_services
+        from lbagent.api.listed_fields import SERVICES
 
-        document(json.loads(b"".join(json_list(frontend_rows(done.state)))), form)
+        document(json.loads(b"".join(json_list(map(SERVICES.row, listed_services(done.state))))), form)
     return done.exit_code
