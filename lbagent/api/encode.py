@@ -5,21 +5,66 @@ listed_fields.py makes their rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.listed_fields import ListedBackend, ListedService
+from lbagent.api.listed_fields import MEMBERS, Row
 from lbagent.api.types import DrainProgress, DrainRow
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
-from lbagent.model.service import SVCType
+from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
 
 _PIECE_BYTES = 64 * 1024
+
+
+NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
+
+
+class ListedMember(Struct, frozen=True, gc=False):
+    """A backend of a frontend. `selectable`: new flows may take it."""
+
+    backend: Backend
+    selectable: bool
+
+
+class ListedService(Struct, frozen=True):
+    """A frontend. `reached`: sources outside the node reach it, though it is a ClusterIP."""
+
+    svc: SVC
+    reached: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that have an effect: with `reached` the programs pass over `non-routable`."""
+        return [word for word in self.svc.flags.words() if not (self.reached and word == NON_ROUTABLE)]
+
+    @property
+    def members(self) -> list[Row]:
+        """The rows of the backends, in the order of their slots."""
+        selectable = {id(backend) for backend in self.svc.selectable}
+        return [MEMBERS.row(ListedMember(each, id(each) in selectable)) for each in self.svc.backends]
+
+
+class ListedBackend(Struct, frozen=True):
+    """A backend of the node: what is known of it at one moment."""
+
+    backend: Backend
+    services: Sequence[str]
+    flows: FlowCounts
+    set_by: SetBy | None
+    way: BackendWay
+    drain: DrainProgress | None
+
+    @property
+    def flow_count(self) -> int:
+        """Live flows; -1 before the first count."""
+        return -1 if self.flows.live is None else self.flows.live.get(self.backend.id, 0)
 
 
 class VIP(NamedTuple):

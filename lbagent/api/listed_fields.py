@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy
-    from lbagent.api.types import BgpPeerRow, DrainProgress, VipRow
-    from lbagent.model.backend import Backend
-    from lbagent.model.service import SVC
+    from lbagent.api.encode import ListedBackend, ListedMember, ListedService
+    from lbagent.api.types import BgpPeerRow, VipRow
 
 Item = TypeVar("Item")
 Row = dict[str, Any]  # of the JSON
@@ -29,7 +27,6 @@ NUMBER, TEXT, BOOLEAN, TEXTS, ROWS, OBJECT = (
     "list of objects",
     "object",
 )
-NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
 
 
 class Field(NamedTuple, Generic[Item]):
@@ -78,47 +75,6 @@ class ListedFields(Generic[Item]):
         """The words that have a column, in the order of the columns."""
         place = {title: number for number, title in enumerate(self.columns)}
         return sorted((each for each in self.fields if each.title), key=lambda each: place.get(each.title, len(place)))
-
-
-class ListedMember(NamedTuple):
-    """A backend of a frontend. `selectable`: new flows may take it."""
-
-    backend: Backend
-    selectable: bool
-
-
-class ListedService(NamedTuple):
-    """A frontend. `reached`: sources outside the node reach it, though it is a ClusterIP."""
-
-    svc: SVC
-    reached: bool = False
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags that have an effect: with `reached` the programs pass over `non-routable`."""
-        return [word for word in self.svc.flags.words() if not (self.reached and word == NON_ROUTABLE)]
-
-    @property
-    def members(self) -> Sequence[Row]:
-        """The backends, in the order of their slots."""
-        selectable = {id(backend) for backend in self.svc.selectable}
-        return [MEMBERS.row(ListedMember(each, id(each) in selectable)) for each in self.svc.backends]
-
-
-class ListedBackend(NamedTuple):
-    """A backend of the node: what is known of it at one moment."""
-
-    backend: Backend
-    services: Sequence[str]
-    flows: FlowCounts
-    set_by: SetBy | None
-    way: BackendWay
-    drain: DrainProgress | None
-
-    @property
-    def flow_count(self) -> int:
-        """Live flows; -1 before the first count."""
-        return -1 if self.flows.live is None else self.flows.live.get(self.backend.id, 0)
 
 
 def frontend_name(row: Row) -> str:

@@ -22,8 +22,16 @@ import msgspec
 from lbagent.api import types
 from lbagent.api.agent_api import AgentApi
 from lbagent.api.api_routes import ROUTES, TEXT, Route
-from lbagent.api.encode import VIP, backends_used, json_list, listed_backends, listed_services
-from lbagent.api.listed_fields import BACKENDS, LISTS, ListedBackend, ListedService
+from lbagent.api.encode import (
+    VIP,
+    ListedBackend,
+    ListedService,
+    backends_used,
+    json_list,
+    listed_backends,
+    listed_services,
+)
+from lbagent.api.listed_fields import BACKENDS, LISTS
 from lbagent.api.named_backends import named_backends
 from lbagent.api.types import (
     Cleared,

@@ -49,7 +49,9 @@ def items(listed: ListedFields[Any]) -> list[Any]:
     if listed is SERVICES:
         ranges = ("192.0.2.0/24",)
         return list(listed_services(state)) + [
-            each._replace(svc=msgspec.structs.replace(each.svc, check_source_range=True, source_ranges=ranges))
+            msgspec.structs.replace(
+                each, svc=msgspec.structs.replace(each.svc, check_source_range=True, source_ranges=ranges)
+            )
             for each in listed_services(state)
         ]
     if listed is BACKENDS:
