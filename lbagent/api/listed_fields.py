@@ -1,8 +1,8 @@
 """The words of `svc list`, `svc get`, `backend list`, `vip list` and `bgp peers`: one row for key, value and column.
 
 The agent's answer (encode.py), the command line and docs/api.md (`python -m tests.docs.tables`) are made from these rows. A word
-is a key of the JSON, a column of the table, or both. A new one is the last key, and the last column unless `columns` of its list
-names it.
+is a key of the JSON, a column of the table, or both. Those that may be left out are the last keys; a new word is the last column
+unless `columns` of its list names it.
 
 Standard library only, as the command line has 150 ms to start.
 """
@@ -53,7 +53,7 @@ class Field(NamedTuple, Generic[Item]):
 
 
 class ListedFields(Generic[Item]):
-    """A list: its words in the order of the JSON, optional ones last, and the titles of its first columns in theirs."""
+    """A list: its words in the order of the JSON (optional ones are last there), and the titles of its first columns in theirs."""
 
     def __init__(self, record: str, fields: Sequence[Field[Item]], columns: Sequence[str]) -> None:
         self.record = record  # what api_routes.py and docs/api.md call it
