@@ -10,7 +10,7 @@ from lbagent.bpf.compiler.c_source import INCLUDE_DIR
 # What docs/datapath.md calls the flow table. All others use the functions these give.
 TABLE = {
     "ct.h", "ct_entry.h", "ct_find.h", "ct_insert.h", "ct_key.h", "ct_refresh.h", "ct_state.h", "ct_value.h",
-    "ct_walk.h", "snat.h", "snat_find.h", "snat_lease.h", "snat_migrate.h", "snat_slot.h",
+    "ct_walk.h", "snat.h", "snat_migrate.h", "snat_slot.h",
 }  # fmt: skip
 SHARED_MEMORY = {
     "types.h",

@@ -63,6 +63,8 @@ AI struct lb_scratch *scratch(void)
 		asm volatile("" ::"i"(slot)); \
 	} while (0)
 
+#define CONTINUE (-1) /* no verdict yet */
+
 /* Counts a verdict under its reason and returns it. */
 AI int verdict(lb_ctx *ctx, u32 reason, int action)
 {

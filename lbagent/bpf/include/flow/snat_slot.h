@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the layout of the SNAT slots: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
+ * This file contains the layout of the SNAT slots and their leases: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
  * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol. With a
  * further source address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
  * Only the headers of the flow table (ct_*.h, snat*.h) know the words; others use functions.
@@ -234,4 +234,69 @@ AI u64 snat_view_service(const struct snat_view *view)
 AI u64 snat_view_nexthop(const struct snat_view *view)
 {
 	return view->meta >> SNAT_SLOT_NEXTHOP_SHIFT & (NEXTHOPS - 1);
+}
+
+/* --- the lease: how long a slot stays with its flow without a sign of it ---
+ *
+ * Any flow may take a slot whose lease is over. Only a flow that keeps its port (value_keeps_port) gets a full lease. The stamp of any
+ * other is put back, so that the slot ends with its flow, and its age tells such slots from the others (snat_reclaim.h). */
+
+/* Life of a slot without a sign of its flow, in units of 8 ticks: the flow's own, and twice the 256 ticks between two renewals. */
+#define SNAT_LIFE (CFG(timeout_longest) / 8 + 64 + 2)
+
+/* Returns by what the stamp of a short lease is put back, so that it ends with a flow of this time-out. */
+AI u64 snat_back(u64 timeout)
+{
+	return SNAT_LIFE - timeout / 8 - 2;
+}
+
+/* Returns by what the stamp of the flow's lease is put back, in units of 8 ticks: the age of a short lease that begins. */
+AI u64 snat_lease_back(u64 value, u64 l4)
+{
+	if (value_keeps_port(value, l4))
+		return 0;
+	if (V_STATE(value) == CT_EST)
+		return snat_back(CFG(timeout_udp));
+	return snat_back(V_STATE(value) == CT_CLOSING ? CFG(timeout_closing) : CFG(timeout_new));
+}
+
+/* Returns the stamp of a lease that begins now: only a flow that keeps its port gets a full one. */
+AI u64 snat_slot_stamp(u64 now, u64 value, u64 l4)
+{
+	return ((now >> 3) - snat_lease_back(value, l4) & 0xfff) << 4;
+}
+
+/* Returns the age of the lease in units of 8 ticks, what was put back included. */
+AI u64 snat_slot_age(u64 meta, u64 now)
+{
+	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_SEEN(meta) & 0xfff;
+}
+
+/* The same of the slot at `s`. */
+AI u64 snat_slot_lease_age(u64 *s, u64 now)
+{
+	return snat_slot_age(RD64(s + SNAT_SLOT_META), now);
+}
+
+AI bool snat_slot_is_stale(u64 meta, u64 now)
+{
+	return snat_slot_age(meta, now) > SNAT_LIFE;
+}
+
+/* The same of the slot of `view`. */
+AI u64 snat_view_age(const struct snat_view *view, u64 now)
+{
+	return snat_slot_age(view->meta, now);
+}
+
+/* Was the lease renewed in these 8 ticks? */
+AI bool snat_view_is_stamped(const struct snat_view *view, u64 now)
+{
+	return SNAT_SLOT_SEEN(view->meta) == SNAT_SLOT_UNITS(now);
+}
+
+/* The same of the short lease of a UDP flow that was answered. */
+AI bool snat_view_is_stamped_short(const struct snat_view *view, u64 now)
+{
+	return snat_slot_age(view->meta, now) == snat_back(CFG(timeout_udp));
 }

@@ -9,7 +9,7 @@
  */
 #pragma once
 #include "flow_select.h"
-#include "limits.h"
+#include "fwd.h"
 #include "vip.h"
 
 AI bool former_leader_has_mac(lb_ctx *ctx, const struct lb_vip *vip)

@@ -6,7 +6,7 @@
 #pragma once
 #include "ct_find.h"
 #include "ct_refresh.h"
-#include "snat_find.h"
+#include "snat.h"
 #include "prefilter.h"
 #include "fwd.h"
 

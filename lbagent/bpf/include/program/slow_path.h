@@ -7,7 +7,26 @@
 #include "fast_path.h"
 #include "flow_select.h"
 #include "former_leader.h"
-#include "limits.h"
+#include "fragmentation.h"
+
+/* A datagram that is too large for its way: who makes fragments of it? */
+AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
+{
+	if (s->pk.flags & PKT_DF)
+		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+	if (here && !(s->pk.flags & PKT_EGRESS))
+		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
+	if (!HOOK_SENDS_COPIES)
+		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
+	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+}
+
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
+
+	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
+}
 
 /* To this node itself. A request that was about to leave it comes back up through the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
