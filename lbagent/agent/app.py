@@ -30,8 +30,7 @@ from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources, event_sinks, native_pools
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.announcer_view import NodeView
+from lbagent.announce.announcer import Announcer, NodeView
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
 from lbagent.announce.leader.lease_election import LeaseElection

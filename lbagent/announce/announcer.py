@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
-from lbagent.announce.due_times import DueTimes
+from lbagent.announce.l2.frames import Claim, is_of_a_host
+from lbagent.announce.l2.link_sockets import LinkSockets
+from lbagent.announce.l2.placements import NodeState, Placements
+from lbagent.announce.l2.solicited_groups import SolicitedGroups
+from lbagent.announce.l2.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine, is_overdue
+from lbagent.announce.l2.wire_questions import WireQuestions
 from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
-from lbagent.announce.leader.lease_view import view_of
-from lbagent.announce.placements import NodeState, Placements
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.served_addresses import ServedAddresses
-from lbagent.announce.strangers import Conflict, Strangers
-from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
 from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal
-from lbagent.announce.wire.frames import Claim, is_of_a_host
-from lbagent.announce.wire.link_sockets import LinkSockets
-from lbagent.announce.wire.solicited_groups import SolicitedGroups
-from lbagent.announce.wire.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
+from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
-from lbagent.objects.object_event import EventSink
+from lbagent.objects.object_event import EventSink, ObjectEvent
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
@@ -43,6 +43,115 @@ TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by
 SWEEP_S = 30.0  # between two looks for Leases that are left over
 OBJECTS_S = 0.2  # between two looks at all objects
 WRITES_AT_ONCE = 8  # of Leases
+IN_USE = "AddressInUse"  # the reason of Events
+
+
+class RouteAnnouncer(Protocol):
+    """What announces addresses by routes."""
+
+    def set_routes(self, addresses: Collection[bytes]) -> None:
+        """Announce exactly these from now on; returns at once."""
+
+    def refusal(self) -> str:
+        """Return why no router is told of the routes, '' when one is."""
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong: with what, and a sentence."""
+
+
+class NodeView(NamedTuple):
+    """What the announcer asks of the rest of the agent; each is called when it is needed.
+
+    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
+    names of devices with programs, `carriers` the devices by which frames can leave. `state` is what the maps hold; `is_settled`:
+    all that was resolved is in it.
+    """
+
+    objects: Callable[[], ObjectSnapshot | None]
+    network: Callable[[], NodeNetwork]
+    attached: Callable[[], Collection[str]]
+    carriers: Callable[[], Collection[int]]
+    state: Callable[[], State]
+    is_settled: Callable[[], bool]
+
+
+class Conflict(NamedTuple):
+    """A host that is no node has an address, or claims it while this node answers for it (`is_defended`)."""
+
+    address: bytes
+    mac: bytes
+    is_defended: bool
+
+    def text(self) -> str:
+        """Return the sentence about it."""
+        return contested_text(self.address, self.mac) if self.is_defended else in_use_text(self.address, self.mac)
+
+
+class Strangers:
+    """Of which stranger the users of an address were told."""
+
+    def __init__(self, events: Sequence[EventSink]) -> None:
+        self._events = events
+        self._told: dict[bytes, bytes] = {}
+
+    def tell(self, address: bytes, mac: bytes, services: Sequence[str], *, is_defended: bool = False) -> None:
+        """Warn of a host, and send a Warning for each Service that has the address."""
+        if self._told.get(address) == mac:
+            return
+        self._told[address] = mac
+        fields = {"address": format_ip(address), "services": list(services), "mac": mac.hex(":")}
+        text = Conflict(address, mac, is_defended).text()
+        log.warning("another host claims an address" if is_defended else "an address is in use", extra=fields)
+        for key in services:
+            for sink in self._events:
+                sink(ObjectEvent("Service", key, IN_USE, text, warning=True))
+
+    def forget(self, address: bytes) -> None:
+        """Take that no stranger has it, or that it matters no more."""
+        self._told.pop(address, None)
+
+
+def in_use_text(address: bytes, mac: bytes) -> str:
+    """Return the sentence about an address that a stranger has."""
+    found = f"{format_ip(address)} is in use: the host with the MAC address {mac.hex(':')} answers for it"
+    return f"{found}; it is not announced, and tried again each minute"
+
+
+def contested_text(address: bytes, mac: bytes) -> str:
+    """Return the sentence about an address that a stranger claims while this node answers for it."""
+    found = f"{format_ip(address)} is claimed: the host with the MAC address {mac.hex(':')} answers for it, too"
+    return f"{found}; this node goes on announcing it (l2.conflict: defend)"
+
+
+class DueTimes:
+    """A time for each address, as far as it has one; seconds of one steady clock."""
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, float] = {}
+        self._heap: list[tuple[float, bytes]] = []  # entries that `_at` does not confirm are left overs
+
+    def set(self, address: bytes, at: float) -> None:
+        """Let an address be due at a time; inf: at none."""
+        if at == float("inf"):
+            self._at.pop(address, None)
+        elif self._at.get(address) != at:
+            self._at[address] = at
+            heapq.heappush(self._heap, (at, address))
+
+    def next_at(self) -> float:
+        """Return when the next address is due; inf: none is."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def take(self, now: float) -> list[bytes]:
+        """Return the addresses that are due by now, and have them due no more."""
+        found = []
+        while self.next_at() <= now:
+            _, address = heapq.heappop(self._heap)
+            del self._at[address]
+            found.append(address)
+        return found
 
 
 class Announcer:
@@ -469,3 +578,26 @@ class Announcer:
     def objects(self) -> ObjectSnapshot:
         """The objects of the last look."""
         return self._objects or ObjectSnapshot()
+
+
+def view_of(election: LeaseElection, node: str, vip: WantedVip, now: float, *, eligible: bool, served: bool) -> View:
+    """Return what is known of an address now at this node, which may announce it if it is `eligible`.
+
+    One whose programs do not serve an address of policy Cluster leaves it to another node that does; without one it stays.
+    """
+    address = vip.address
+    nodes = {each for each in election.nodes_reaching(address, now) if each != node and vip.admits(each)}
+    holder = election.holder(address)
+    holder_dead_s = election.dead_s(holder, now) if holder else -1.0
+    if is_overdue(holder_dead_s):
+        nodes.discard(holder)
+    if nodes and vip.is_withheld(node, is_served=served):
+        eligible = False
+    return View(
+        eligible,
+        elects=True,
+        fresh=election.is_fresh(now),
+        holder=holder,
+        holder_dead_s=holder_dead_s,
+        preferred=preferred_node(address, nodes | {node} if eligible else nodes),
+    )

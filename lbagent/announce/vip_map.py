@@ -13,8 +13,8 @@ import socket
 import struct
 from collections.abc import Collection, Mapping
 
+from lbagent.announce.l2.frames import group_mac, solicited_node
 from lbagent.announce.leader.former_leaders import Place
-from lbagent.announce.wire.frames import group_mac, solicited_node
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
 

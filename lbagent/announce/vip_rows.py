@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE
-from lbagent.announce.strangers import in_use_text
-from lbagent.announce.vip_machine import Phase
+from lbagent.announce.announcer import Announcer, in_use_text
+from lbagent.announce.l2.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE
+from lbagent.announce.l2.vip_machine import Phase
 from lbagent.announce.wanted import WantedVip
 from lbagent.api.types import VipAnswer, VipRow
 from lbagent.errors import ConfigError, NotFound

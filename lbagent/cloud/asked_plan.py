@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lbagent.cloud.manifest_records import BalancerName, node_record, planned_name, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.cloud.service_rules import action_of
 from lbagent.objects.records import ObjectSnapshot, Service
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from lbagent.cloud.provider_records import Ingress, LoadBalancerStatus, Node, Service, ServicePort
+from lbagent.cloud.provider_api.provider_records import Ingress, LoadBalancerStatus, Node, Service, ServicePort
 from lbagent.model.address import format_ip
 from lbagent.objects import records
 

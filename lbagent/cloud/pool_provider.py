@@ -7,7 +7,7 @@ from typing import Any
 
 from lbagent.cloud.manifest_records import BalancerName, node_record, planned_name, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
+from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.kube.api_failure import ApiFailure
 from lbagent.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable
 from lbagent.kube.kube_settings import KubeTiming
-from lbagent.kube.list_and_watch import ListPage, WatchEvent, error_of, events_of, page_of
 from lbagent.kube.object_cache import Draft, ObjectCache, UnreadableAnswer, is_older, metadata_of
-from lbagent.kube.request_pauses import Backoff
 from lbagent.kube.resources import Resource
 from lbagent.kube.server_history import ServerHistory
 from lbagent.objects.records import ObjectChange
@@ -44,6 +44,29 @@ class _ListenerFailed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Backoff:
+    """Pauses that double, each with jitter; after a healthy time they begin anew."""
+
+    def __init__(self, timing: KubeTiming, rng: Callable[[], float] = random.random) -> None:
+        self._timing, self._rng = timing, rng
+        self._delay_s = timing.first_pause_s
+        self._resumed = -timing.healthy_s  # when the last pause ended, monotonic seconds
+
+    def pause(self, *, is_failure: bool = True) -> float:
+        """Return the seconds to wait. What is no failure (a watch that ends, a version that expired) waits only when it recurs."""
+        now, first = time.monotonic(), self._timing.first_pause_s
+        is_healthy = now - self._resumed >= self._timing.healthy_s
+        if is_healthy:
+            self._delay_s = first
+        if is_healthy and not is_failure:
+            self._resumed = now
+            return 0.0
+        seconds = min(self._delay_s * (1 + self._rng()), self._timing.max_pause_s)
+        self._delay_s = min(self._delay_s * 2, self._timing.max_pause_s)
+        self._resumed = now + seconds
+        return seconds
 
 
 class Reflector:
@@ -380,3 +403,62 @@ def _sentence(error: ApiError) -> str:
 
 
 _CODES = frozenset(each.value for each in HTTPStatus)
+
+
+class _ListMeta(Struct, gc=False):
+    resourceVersion: str = ""  # noqa: N815 - Kubernetes' spelling
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class ListPage(Struct, gc=False):
+    """A page of a list: some objects, undecoded; `metadata.continue_` is '' in the last one."""
+
+    kind: str
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(Struct, gc=False):
+    """An event of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and its object."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(Struct, gc=False):
+    code: int = 0
+    message: str = ""
+
+
+_PAGE = msgspec.json.Decoder(ListPage)
+_EVENT = msgspec.json.Decoder(WatchEvent)
+_STATUS = msgspec.json.Decoder(_Status)
+
+
+def page_of(body: bytes) -> ListPage:
+    """Return a page of a list. Raises UnreadableAnswer for anything else that came with status 200."""
+    try:
+        page = _PAGE.decode(body)
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"the list cannot be read: {decoding_problem(error)}") from None
+    if not page.kind.endswith("List") or not page.metadata.resourceVersion:
+        raise UnreadableAnswer(f"not a list with a resourceVersion but a {page.kind}")
+    return page
+
+
+def error_of(raw: msgspec.Raw) -> ApiError:
+    """Return the error that an ERROR event tells. Raises UnreadableAnswer."""
+    try:
+        status = _STATUS.decode(raw)
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"an error event cannot be read: {decoding_problem(error)}") from None
+    return ApiError(status.code, status.message)
+
+
+def events_of(lines: Sequence[bytes]) -> Iterator[WatchEvent]:
+    """Iterate over the events of a watch, one in each line. Raises UnreadableAnswer."""
+    for line in lines:
+        try:
+            yield _EVENT.decode(line)
+        except DECODING_ERRORS as error:
+            raise UnreadableAnswer(f"an event cannot be read: {decoding_problem(error)}") from None

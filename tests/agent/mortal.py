@@ -9,7 +9,7 @@ import sys
 from lbagent.agent import app
 from lbagent.cli.main import main
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps
+from lbagent.testing.faulty_maps import FaultyMaps
 
 LIFE = int(sys.argv.pop(1))
 

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.announcer_view import NodeView
-from lbagent.announce.placements import NOT_SERVED_HERE
-from lbagent.announce.strangers import IN_USE, Conflict
-from lbagent.announce.vip_machine import PROBE_S
+from lbagent.announce.announcer import IN_USE, Announcer, Conflict, NodeView
+from lbagent.announce.l2.frames import Claim
+from lbagent.announce.l2.placements import NOT_SERVED_HERE
+from lbagent.announce.l2.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
-from lbagent.announce.wire.frames import Claim
 from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps

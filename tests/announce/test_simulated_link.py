@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lbagent.announce.l2.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
+from lbagent.announce.l2.wire_questions import WireQuestions
 from lbagent.announce.leader.node_lives import NodeLives
 from lbagent.announce.leader.rendezvous import preferred_node
-from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
-from lbagent.announce.wire.wire_questions import WireQuestions
 
 ADDRESS = b"\n\0\0\1"
 STEP_S, DURATION_S, RENEW_S, GRACE_S = 0.05, 2.0, 1.0, 6.0

@@ -19,7 +19,7 @@ from lbagent.cloud.edge.edge_rules import IGD, TYPE
 from lbagent.cloud.manifest_records import service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
 from lbagent.cloud.provider import Node, Refusal, Service, needs_update
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED
 from lbagent.objects.decode.source_ranges import ANNOTATION

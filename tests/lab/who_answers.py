@@ -15,7 +15,7 @@ from typing import Self
 from scapy.layers.inet6 import ICMPv6ND_NS, ICMPv6NDOptSrcLLAddr, IPv6
 from scapy.layers.l2 import ARP, Ether
 
-from lbagent.announce.wire.frames import advertisement_claim, arp_claim, group_mac, solicited_node
+from lbagent.announce.l2.frames import advertisement_claim, arp_claim, group_mac, solicited_node
 from tests.lab.netns import Namespace
 
 ASK_S = 0.05

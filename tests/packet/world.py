@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.sweep import trust_ages
-from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout, mmap_window, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
 from lbagent.maps.specs import MapType, counter_row
+from lbagent.testing.bpf_test_run import Result, Tc, Xdp, run_tc, run_xdp
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 

@@ -21,7 +21,7 @@ class BgpSection(NamedTuple):
 
 
 class BgpRoutes:
-    """Implements announcer_view.RouteAnnouncer. `section` gives None while the node's labels are not known."""
+    """Implements announcer.RouteAnnouncer. `section` gives None while the node's labels are not known."""
 
     def __init__(self, speaker: BgpSpeaker, section: Callable[[], BgpSection | None]) -> None:
         self._speaker, self._section = speaker, section

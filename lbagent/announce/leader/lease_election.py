@@ -19,10 +19,10 @@ from ipaddress import ip_address
 
 import msgspec
 
+from lbagent.announce.l2.reach import is_within
+from lbagent.announce.l2.vip_machine import is_overdue
 from lbagent.announce.leader.node_lives import NodeLives
 from lbagent.announce.leader.rendezvous import preferred_node
-from lbagent.announce.reach import is_within
-from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError, KubeClient
 from lbagent.kube.kube_settings import KubeTiming

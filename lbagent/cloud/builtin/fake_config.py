@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import fields
 
-from lbagent.cloud.provider_records import Ingress, IngressPort
+from lbagent.cloud.provider_api.provider_records import Ingress, IngressPort
 from lbagent.model.address import parse_ip
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.textfile.field_path import FieldPath

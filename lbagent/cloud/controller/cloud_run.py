@@ -24,7 +24,7 @@ from lbagent.cloud.controller.service_controller import ServiceController
 from lbagent.cloud.controller.service_writer import ServiceWriter
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider, NotSupported
-from lbagent.cloud.provider_records import Service
+from lbagent.cloud.provider_api.provider_records import Service
 from lbagent.errors import ConfigError
 from lbagent.kube.event_writer import EventLimits, EventWriter
 from lbagent.kube.kube_client import KubeClient

@@ -20,8 +20,8 @@ from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.planned_balancer import Action
 from lbagent.cloud.provider import ImplementedElsewhere, LoadBalancer, Refusal, RetryAfter
-from lbagent.cloud.provider_records import LoadBalancerStatus, Node, Service
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
+from lbagent.cloud.provider_api.provider_records import LoadBalancerStatus, Node, Service
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
 from lbagent.cloud.service_rules import action_of
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError

@@ -13,7 +13,7 @@ from typing import Any
 
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.watched_objects import WatchedService
-from lbagent.cloud.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
+from lbagent.cloud.provider_api.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
 from lbagent.kube.object_cache import metadata_of

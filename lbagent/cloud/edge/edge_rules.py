@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
 from lbagent.cloud.edge.protocols.port_mapping import PortMapping, is_special
-from lbagent.cloud.provider_records import Node, Service
+from lbagent.cloud.provider_api.provider_records import Node, Service
 from lbagent.objects.decode.decode_balancer import ROUTER_IGD, ROUTER_TYPE
 
 TYPE, IGD = ROUTER_TYPE, ROUTER_IGD

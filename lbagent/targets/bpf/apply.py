@@ -21,8 +21,7 @@ from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.targets.bpf.backends import reference_counts
 from lbagent.targets.bpf.replay import entries_by_owner, parts_of, replay
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import PartialFrontend
+from lbagent.targets.bpf.shadow import PartialFrontend, Shadow
 from lbagent.targets.bpf.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all

@@ -37,8 +37,7 @@ from lbagent.model.id_claims import namespace_of
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.targets.bpf.map_shares import MapShares, wanted_counts
 from lbagent.targets.bpf.retention import RESTORED, as_found
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import LIMITED_MAPS, Limited
+from lbagent.targets.bpf.shadow import LIMITED_MAPS, Limited, Shadow
 
 _MATCHES = "lb_affinity_match"
 _NAMED = 3  # backends or ranges that a message names

@@ -16,8 +16,7 @@ from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.further_paths import ids_of, number_of
 from lbagent.targets.bpf.retention import RESTORED
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import ShadowFrontend
+from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend
 from lbagent.targets.bpf.steps import FrontendChange, Plan
 
 

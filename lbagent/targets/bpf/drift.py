@@ -19,8 +19,7 @@ from lbagent.model.state import State
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.further_paths import further_records, path_record
 from lbagent.targets.bpf.record_array import RecordArray
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import ShadowFrontend, map_entries, strays_of
+from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend, map_entries, strays_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 PIECE = 1 << 18  # bytes of path records compared between two yields

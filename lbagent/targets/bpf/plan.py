@@ -25,8 +25,7 @@ from lbagent.targets.bpf.backends import BackendPlanner
 from lbagent.targets.bpf.capacity import Fit, MapCapacity, Undecided
 from lbagent.targets.bpf.map_shares import counting, deferred_wants, fit_without_shares
 from lbagent.targets.bpf.ranges import range_steps, range_steps_in_full_map
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import map_entries, strays_of
+from lbagent.targets.bpf.shadow import Shadow, map_entries, strays_of
 from lbagent.targets.bpf.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
 _NOTHING = Fit(None, NO_ENTRIES)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U32
-from lbagent.targets.bpf.shadow_frontend import map_entries, strays_of
+from lbagent.targets.bpf.shadow import map_entries, strays_of
 from lbagent.targets.bpf.steps import FrontendChange, Kind, Phase, Plan, Step
 
 Stray = tuple[str, bytes]  # map, key

@@ -17,7 +17,7 @@ from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_objects, check_sources
 from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
-from lbagent.announce.strangers import Conflict
+from lbagent.announce.announcer import Conflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.maps.memory_maps import MemoryMaps

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from lbagent.announce.announcer import view_of
+from lbagent.announce.l2.vip_machine import PROBE_S
 from lbagent.announce.leader.lease_election import (
     ANOTHER_NODE,
     MACS,
@@ -17,8 +19,6 @@ from lbagent.announce.leader.lease_election import (
     vip_lease,
     vip_of_lease,
 )
-from lbagent.announce.leader.lease_view import view_of
-from lbagent.announce.vip_machine import PROBE_S
 from lbagent.announce.wanted import WantedVip
 from lbagent.kube.leases import Lease, LeaseSpec
 from lbagent.kube.object_cache import metadata_of

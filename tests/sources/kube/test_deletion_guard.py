@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.kube import request_pauses
+from lbagent.kube import reflector as request_pauses
 from lbagent.kube.kube_settings import KubeTiming
-from lbagent.kube.request_pauses import Backoff
+from lbagent.kube.reflector import Backoff
 from lbagent.sources.kube.deletion_guard import needs_confirmation
 
 

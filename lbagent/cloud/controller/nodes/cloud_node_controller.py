@@ -17,8 +17,8 @@ from lbagent.cloud.controller.nodes.provider_calls import Failures, answer_of, f
 from lbagent.cloud.controller.service_writer import NotLeading, Outdated
 from lbagent.cloud.controller.watched_objects import WatchedNode
 from lbagent.cloud.controller.work_queue import WorkQueue
-from lbagent.cloud.provider_parts import InstanceMetadata, InstancesV2
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstanceMetadata, InstancesV2
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError
 from lbagent.objects.records import ObjectChange

@@ -15,8 +15,8 @@ from lbagent.cloud.controller.nodes import node_rules
 from lbagent.cloud.controller.nodes.node_writer import NodeWriter
 from lbagent.cloud.controller.nodes.provider_calls import CALL_S, Failures, answer_of, for_each
 from lbagent.cloud.controller.service_writer import NotLeading, Outdated
-from lbagent.cloud.provider_parts import InstancesV2
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstancesV2
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
 from lbagent.objects.decode.decode_pod import SHUT_DOWN
 

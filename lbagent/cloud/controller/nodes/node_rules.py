@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbagent.cloud.provider_parts import Addresses, InstanceMetadata
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Addresses, InstanceMetadata
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.objects.decode.decode_pod import SHUT_DOWN
 
 Obj = dict[str, Any]

@@ -15,7 +15,7 @@ import msgspec
 
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.service_writer import FIRST_PAUSE_S, TRIES, NotLeading, Outdated, may_pass
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.kube.kube_client import STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
 from lbagent.kube.object_cache import UnreadableAnswer

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from lbagent.cloud.provider import CloudProvider
-from lbagent.cloud.provider_errors import InstanceNotFound, NotSupported
-from lbagent.cloud.provider_parts import InstanceMetadata, Instances, InstancesV2, Zone, Zones
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_errors import InstanceNotFound, NotSupported
+from lbagent.cloud.provider_api.provider_parts import InstanceMetadata, Instances, InstancesV2, Zone, Zones
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from lbagent.cloud.controller.nodes.node_writer import NodeWriter
 from lbagent.cloud.controller.nodes.provider_calls import Failures, answer_of, for_each
 from lbagent.cloud.controller.nodes.route_rules import Network, RoutePlan, plan_routes
 from lbagent.cloud.controller.watched_objects import WatchedNode
-from lbagent.cloud.provider_parts import Route, Routes
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Route, Routes
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)

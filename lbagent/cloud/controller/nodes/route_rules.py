@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from lbagent.cloud.provider_parts import Route
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Route
+from lbagent.cloud.provider_api.provider_records import Node
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

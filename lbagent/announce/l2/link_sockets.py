@@ -11,8 +11,8 @@ import struct
 import sys
 from collections.abc import Callable, Collection
 
-from lbagent.announce.wire import frames
-from lbagent.announce.wire.frames import Claim
+from lbagent.announce.l2 import frames
+from lbagent.announce.l2.frames import Claim
 
 log = logging.getLogger(__name__)
 SO_ATTACH_FILTER = 26

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.cloud.provider_records import LoadBalancerStatus
+from lbagent.cloud.provider_api.provider_records import LoadBalancerStatus
 from lbagent.errors import LbError
 
 

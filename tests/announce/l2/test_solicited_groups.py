@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lbagent.announce.wire import solicited_groups
-from lbagent.announce.wire.solicited_groups import Group, SolicitedGroups
+from lbagent.announce.l2 import solicited_groups
+from lbagent.announce.l2.solicited_groups import Group, SolicitedGroups
 from lbagent.model.address import parse_ip
 from tests.lab.netns import Namespace, filter_groups, veth, wait_for
 

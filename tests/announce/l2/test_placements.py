@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE, NodeState, Placements
+from lbagent.announce.l2.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE, NodeState, Placements
 from lbagent.announce.wanted import WantedVip
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.announce.vip_machine import (
+from lbagent.announce.l2.vip_machine import (
     BURST_S,
     CHECK_S,
     CONFLICT_S,

@@ -8,7 +8,7 @@ import pytest
 from scapy.layers.inet6 import ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6NDOptDstLLAddr, IPv6
 from scapy.layers.l2 import ARP, Ether
 
-from lbagent.announce.wire import frames
+from lbagent.announce.l2 import frames
 
 MAC, OTHER = bytes.fromhex("020000000001"), bytes.fromhex("020000000002")
 V4, V6 = socket.inet_aton("10.77.0.100"), socket.inet_pton(socket.AF_INET6, "fd77::1:2345")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from lbagent.announce import reach
+from lbagent.announce.l2 import reach
 from lbagent.announce.wanted import WantedVip
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.pools.announcement import L2Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from lbagent.announce.reach import is_within, networks, places
+from lbagent.announce.l2.reach import is_within, networks, places
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
 from lbagent.pools.announcement import L2Settings

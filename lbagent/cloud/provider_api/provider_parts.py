@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from lbagent.cloud.provider_errors import NotSupported
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_errors import NotSupported
+from lbagent.cloud.provider_api.provider_records import Node
 
 Addresses = tuple[tuple[str, str], ...]  # pairs of type (InternalIP, ExternalIP, HostName, ...) and address
 

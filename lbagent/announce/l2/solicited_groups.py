@@ -12,8 +12,8 @@ import socket
 import struct
 from collections.abc import Collection
 
+from lbagent.announce.l2.frames import solicited_node
 from lbagent.announce.leader.former_leaders import Place
-from lbagent.announce.wire.frames import solicited_node
 from lbagent.model.address import format_ip
 
 log = logging.getLogger(__name__)

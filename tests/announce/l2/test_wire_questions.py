@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.announce.wire.wire_questions import ASK_S, AT_ONCE, WireQuestions
+from lbagent.announce.l2.wire_questions import ASK_S, AT_ONCE, WireQuestions
 
 MANY = [bytes([10, 0, 0, number]) for number in range(20)]
 

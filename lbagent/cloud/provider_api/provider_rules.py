@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lbagent.cloud.provider_records import Node, Service
+from lbagent.cloud.provider_api.provider_records import Node, Service
 from lbagent.objects.decode import source_ranges as decoded
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED, is_no
 
