@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lbagent.apilb.files.pool_files import parse_pool_text, read_pool_files
+from lbagent.apilb.files.pool_files import read_pool_files
 from lbagent.apilb.files.state_file import Deployed, state_text
 from lbagent.apilb.instance_plan import found_instance, wanted_text
 from lbagent.apilb.plan_records import Observed
+from tests.apilb.pool_texts import parse_pool_text
 from tests.cli.conftest import Run
 
 CONFIG = """\

@@ -56,13 +56,6 @@ def read_pool_files(
     return _read(document, state, strict=strict, mode=mode, environ=environ)
 
 
-def parse_pool_text(text: str, path: str, *, environ: Mapping[str, str] = os.environ) -> PoolFiles:
-    """Read the text of one file; `path` is its name in messages. Raises PoolFaults."""
-    document = PoolDocument()
-    document.add_text(text, path)
-    return _read(document, PoolDocument(), strict=False, mode=None, environ=environ)
-
-
 def default_state_path(paths: Sequence[str]) -> str:
     """Return the state file's path: state.yaml beside the first file, or in the current folder for stdin."""
     first = next((path for path in paths if path != STDIN), "")

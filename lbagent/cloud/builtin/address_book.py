@@ -7,7 +7,7 @@ in which writes and watches arrive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -127,10 +127,6 @@ class AddressBook:
         """Forget what a Service was given: its balancer is gone."""
         if self._given.pop(key, None) is not None:
             self.is_stale = True
-
-    def changed_since(self, before: dict[str, Allocation]) -> Iterator[str]:
-        """Iterate over the Services that have something else now."""
-        return (key for key, each in self.allocations.items() if before.get(key) != each)
 
     def _claim(self, service: Service | None) -> Claim | None:
         if service is None or action_of(service, self.lb_class)[0] is not Action.ENSURE:

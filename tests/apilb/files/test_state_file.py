@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbagent.apilb.files.pool_document import PoolFaults
-from lbagent.apilb.files.pool_files import PoolFiles, parse_pool_text, read_pool_files
+from lbagent.apilb.files.pool_files import PoolFiles, read_pool_files
 from lbagent.apilb.files.state_file import Deployed, state_text
 from lbagent.apilb.instance import Mode, Secret, SshAccess
 from lbagent.apilb.plan_records import KnownInstance
+from tests.apilb.pool_texts import parse_pool_text
 
 SEEDS = """\
 state:
