@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from lbagent.announce.announce_refusal import AnnounceRefusal
 from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
 from lbagent.announce.due_times import DueTimes
 from lbagent.announce.leader.former_leaders import FormerLeaders
@@ -78,7 +79,7 @@ class Announcer:
         self._undecided: set[bytes] = set()  # addresses of which that is not known yet
         self._are_routes_stale = False
         self._placements = Placements(node)
-        self.refusals: Mapping[bytes, str] = self._placements.refusals  # why this node may not announce one by L2
+        self.refusals: Mapping[bytes, AnnounceRefusal] = self._placements.refusals  # why this node may not announce one by L2
         self._looks = 0  # how often all addresses were placed anew
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
@@ -322,7 +323,7 @@ class Announcer:
             self._is_published = True
             self.election.publish(state.networks(), state.macs(), self._withheld)
 
-    def _node_refusal(self) -> str:
+    def _node_refusal(self) -> AnnounceRefusal | None:
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2)
 
@@ -442,8 +443,8 @@ class Announcer:
         vips = (self.wanted or {}).values()
         return frozenset(vip.address for vip in vips if BGP in vip.modes and vip.address in self._served)
 
-    def bgp_refusal(self) -> str:
-        """Return why this node announces nothing by BGP, '' when it may."""
+    def bgp_refusal(self) -> AnnounceRefusal | None:
+        """Return why this node announces nothing by BGP, None when it may."""
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2, for_l2=False)
 
