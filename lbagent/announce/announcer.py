@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from lbagent.announce.announce_refusal import AnnounceRefusal
 from lbagent.announce.l2.frames import Claim, is_of_a_host
 from lbagent.announce.l2.link_sockets import LinkSockets
 from lbagent.announce.l2.placements import NodeState, Placements
@@ -187,7 +188,9 @@ class Announcer:
         self._undecided: set[bytes] = set()  # addresses of which that is not known yet
         self._are_routes_stale = False
         self._placements = Placements(node)
-        self.refusals: Mapping[bytes, str] = self._placements.refusals  # why this node may not announce one by L2
+        self.refusals: Mapping[bytes, AnnounceRefusal] = (
+            self._placements.refusals
+        )  # why this node may not announce one by L2
         self._looks = 0  # how often all addresses were placed anew
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
@@ -431,7 +434,7 @@ class Announcer:
             self._is_published = True
             self.election.publish(state.networks(), state.macs(), self._withheld)
 
-    def _node_refusal(self) -> str:
+    def _node_refusal(self) -> AnnounceRefusal | None:
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2)
 
@@ -551,8 +554,8 @@ class Announcer:
         vips = (self.wanted or {}).values()
         return frozenset(vip.address for vip in vips if BGP in vip.modes and vip.address in self._served)
 
-    def bgp_refusal(self) -> str:
-        """Return why this node announces nothing by BGP, '' when it may."""
+    def bgp_refusal(self) -> AnnounceRefusal | None:
+        """Return why this node announces nothing by BGP, None when it may."""
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2, for_l2=False)
 

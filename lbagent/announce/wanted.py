@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.model.family import Family
 from lbagent.model.select import can_serve
 from lbagent.model.service import CIDR, is_in_any
@@ -173,18 +174,15 @@ def _admitted(uses: Collection[_Use]) -> frozenset[str] | None:
     return frozenset(node for use in uses for node in use.nodes)
 
 
-def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True) -> str:
-    """Return why a node announces nothing, '' when it may. A folder without the node's object is no reason."""
+def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True) -> AnnounceRefusal | None:
+    """Return why a node announces nothing, None when it may. A folder without the node's object is no reason."""
     if node is None:
-        return ""
-    if node.excluded:
-        return "the node has the label node.kubernetes.io/exclude-from-external-load-balancers"
-    if node.leaves:
-        return "the node is about to go away"
-    if node.shuts_down:
-        return "the node is shutting down"
-    if node.cordoned:
-        return "the node is cordoned"
-    if for_l2 and not settings.node_selector.matches(node.labels):
-        return "the node has not the labels of l2.nodeSelector"
-    return ""
+        return None
+    found = (
+        (node.excluded, RefusalReason.EXCLUDED),
+        (node.leaves, RefusalReason.LEAVES),
+        (node.shuts_down, RefusalReason.SHUTS_DOWN),
+        (node.cordoned, RefusalReason.CORDONED),
+        (for_l2 and not settings.node_selector.matches(node.labels), RefusalReason.NOT_SELECTED),
+    )
+    return next((AnnounceRefusal(reason) for holds, reason in found if holds), None)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.announce.announcer import IN_USE, Announcer, Conflict, NodeView
 from lbagent.announce.l2.frames import Claim
-from lbagent.announce.l2.placements import NOT_SERVED_HERE
 from lbagent.announce.l2.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
@@ -224,7 +224,11 @@ async def test_another_mac_address_is_answered_with_and_a_device_without_carrier
     world.network = replace(NETWORK, links={IFINDEX: replace(link, up=False)})
     world.run(0.1)
     assert world.written() == set()
-    assert world.announcer.refusals == {VIP: "eth0 has no carrier"}
+    assert world.announcer.refusals == {VIP: AnnounceRefusal(RefusalReason.NO_CARRIER, "eth0")}
+    assert why(world.announcer, "10.0.0.9").lines[:2] == [
+        "10.0.0.9 (l2, pool lan): withdrawn: eth0 has no carrier",
+        f"  {RefusalReason.NO_CARRIER.advice}",
+    ]
 
 
 async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:
@@ -335,10 +339,10 @@ async def test_policy_local_follows_what_the_programs_select(
     assert world.written() == ({VIP} if is_announced else set())
     assert world.announcer.wanted_routes() == frozenset({VIP} if is_announced else ())
     if not is_announced:
-        assert world.announcer.refusals == {VIP: NOT_SERVED_HERE}
+        assert world.announcer.refusals == {VIP: AnnounceRefusal(RefusalReason.NOT_SERVED_HERE)}
         assert world.announcer._withheld == {VIP}
         assert [row.reason for row in vip_rows(world.announcer)] == [
-            NOT_SERVED_HERE,
+            RefusalReason.NOT_SERVED_HERE,
             "the programs of this node send no new connections to its endpoints, so the route is withdrawn",
         ]
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.announce.l2 import reach
 from lbagent.announce.wanted import WantedVip
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.pools.announcement import L2Settings
 
-NO_ENDPOINT_HERE = "policy Local, and no ready endpoint is on this node"
-NOT_SERVED_HERE = "policy Local, and the programs of this node send no new connections to the endpoints here"
-
 
 class NodeState(NamedTuple):
-    """What placements follow from, beside the addresses. `refusal`: why the node announces nothing, '' when it may.
+    """What placements follow from, beside the addresses. `refusal`: why the node announces nothing, None when it may.
 
     `attached` are names of devices with programs, `carriers` devices by which frames can leave, by ifindex.
     """
@@ -24,7 +22,7 @@ class NodeState(NamedTuple):
     attached: frozenset[str]
     carriers: frozenset[int]
     settings: L2Settings
-    refusal: str
+    refusal: AnnounceRefusal | None
 
     def is_as(self, other: NodeState | None) -> bool:
         """Return whether placements are the same as with another state: of the network only links and addresses count."""
@@ -49,7 +47,7 @@ class Placements:
         self._node = node
         self._state: NodeState | None = None
         self.places: dict[bytes, dict[int, bytes]] = {}
-        self.refusals: dict[bytes, str] = {}
+        self.refusals: dict[bytes, AnnounceRefusal] = {}
 
     def use(self, state: NodeState) -> bool:
         """Take how the node is; return whether each address has to be placed anew."""
@@ -68,11 +66,11 @@ class Placements:
         assert self._state is not None
         network, attached, carriers, settings, refusal = self._state
         self.places[address], why = reach.places(network, attached, carriers, settings, address)
-        no_endpoint = ""
+        no_endpoint = None
         if vip is not None and not vip.admits(self._node):
-            no_endpoint = NO_ENDPOINT_HERE
+            no_endpoint = AnnounceRefusal(RefusalReason.NO_ENDPOINT_HERE)
         elif vip is not None and vip.is_local and not is_served:
-            no_endpoint = NOT_SERVED_HERE
+            no_endpoint = AnnounceRefusal(RefusalReason.NOT_SERVED_HERE)
         self.refusals.pop(address, None)
         if reason := refusal or no_endpoint or why:
             self.refusals[address] = reason

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 from lbagent.pools.announcement import L2Settings
 
@@ -15,23 +16,26 @@ MAC_BYTES = 6
 
 def places(
     network: NodeNetwork, attached: Collection[str], carriers: Collection[int], settings: L2Settings, address: bytes
-) -> tuple[dict[int, bytes], str]:
+) -> tuple[dict[int, bytes], AnnounceRefusal | None]:
     """Return the MAC address by which each device announces an address, and if there is none the reason.
 
     `attached`: names of the devices whose programs would answer; `carriers`: devices by which frames can leave, by ifindex.
     """
     if network.has(address):
-        return {}, "a device of this node has the address itself"
+        return {}, AnnounceRefusal(RefusalReason.OWN_ADDRESS)
     near = {each.ifindex for each in network.addresses if _holds(each, address)}
     chosen = [link for link in network.links.values() if _is_chosen(link, near, settings)]
     if not chosen:
-        words = "no device of l2.devices is there" if settings.devices else "no device has an address of its network"
-        return {}, words
+        return {}, AnnounceRefusal(RefusalReason.NO_NAMED_DEVICE if settings.devices else RefusalReason.NO_NETWORK)
     with_programs = [link for link in chosen if link.name in attached and len(link.mac) == MAC_BYTES]
     if not with_programs:
-        return {}, f"no programs are on {', '.join(link.name for link in chosen)}; name it with --device"
+        return {}, AnnounceRefusal(RefusalReason.NO_PROGRAMS, _names(chosen))
     alive = {link.index: link.mac for link in with_programs if link.up and link.index in carriers}
-    return alive, "" if alive else f"{', '.join(link.name for link in with_programs)} has no carrier"
+    return alive, None if alive else AnnounceRefusal(RefusalReason.NO_CARRIER, _names(with_programs))
+
+
+def _names(links: Iterable[Link]) -> str:
+    return ", ".join(link.name for link in links)
 
 
 def networks(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.l2.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE, NodeState, Placements
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
+from lbagent.announce.l2.placements import NodeState, Placements
 from lbagent.announce.wanted import WantedVip
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
@@ -15,7 +16,8 @@ VIP, MAC = parse_ip("10.0.0.9"), b"\2\0\0\0\0\1"
 NETWORK = replace(
     EMPTY, links={7: Link(7, "eth0", MAC, 1500, True)}, addresses=(NodeAddress(parse_ip("10.0.0.5"), 24, 7),)
 )
-STATE = NodeState(NETWORK, frozenset({"eth0"}), frozenset({7}), L2Settings(), "")
+CORDONED = AnnounceRefusal(RefusalReason.CORDONED)
+STATE = NodeState(NETWORK, frozenset({"eth0"}), frozenset({7}), L2Settings(), None)
 
 
 def test_an_address_is_placed_and_dropped() -> None:
@@ -34,7 +36,7 @@ def test_an_address_is_placed_and_dropped() -> None:
         {"attached": frozenset()},
         {"carriers": frozenset()},
         {"settings": L2Settings(devices=("eth1",))},
-        {"refusal": "the node is cordoned"},
+        {"refusal": CORDONED},
     ],
 )
 def test_all_are_placed_anew_when_what_they_follow_from_is_another(change: dict[str, object]) -> None:
@@ -54,15 +56,15 @@ def test_policy_local_needs_an_endpoint_here() -> None:
     placements.use(STATE)
     vip = WantedVip(VIP, "lan", ("l2",), ("ns/web",), True, frozenset({"m"}))
     placements.place(VIP, vip, is_served=False)
-    assert placements.refusals == {VIP: NO_ENDPOINT_HERE}
+    assert placements.refusals == {VIP: AnnounceRefusal(RefusalReason.NO_ENDPOINT_HERE)}
     placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})), is_served=True)
     assert placements.refusals == {}
     placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})), is_served=False)
-    assert placements.refusals == {VIP: NOT_SERVED_HERE}
+    assert placements.refusals == {VIP: AnnounceRefusal(RefusalReason.NOT_SERVED_HERE)}
     placements.place(VIP, replace(vip, nodes=None), is_served=False)
     assert placements.refusals == {}, "policy Cluster: clients are answered, another node may do better"
 
 
 def test_what_other_nodes_are_told() -> None:
     assert (STATE.networks(), STATE.macs()) == (["10.0.0.0/24"], {MAC})
-    assert STATE._replace(refusal="the node is cordoned").networks() == []
+    assert STATE._replace(refusal=CORDONED).networks() == []

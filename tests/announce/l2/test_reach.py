@@ -23,20 +23,20 @@ VIP = parse_ip("10.0.0.9")
 
 
 def test_the_device_of_its_network_announces_it() -> None:
-    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, L2Settings(), VIP) == ({1: MAC}, "")
-    assert places(NETWORK, {"eth0"}, {1}, L2Settings(), parse_ip("fd00::9")) == ({1: MAC}, "")
+    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, L2Settings(), VIP) == ({1: MAC}, None)
+    assert places(NETWORK, {"eth0"}, {1}, L2Settings(), parse_ip("fd00::9")) == ({1: MAC}, None)
 
 
 def test_named_devices_announce_any_address() -> None:
     named = L2Settings(devices=("eth*",))
-    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, named, parse_ip("192.0.2.1")) == ({1: MAC, 2: MAC}, "")
+    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, named, parse_ip("192.0.2.1")) == ({1: MAC, 2: MAC}, None)
 
 
 def test_why_no_device_does() -> None:
     def why(attached: set[str], carriers: set[int], settings: L2Settings, address: str) -> str:
         found, reason = places(NETWORK, attached, carriers, settings, parse_ip(address))
         assert found == {}
-        return reason
+        return str(reason)
 
     assert "has the address itself" in why({"eth0"}, {1}, L2Settings(), "10.0.0.5")
     assert "no device has an address" in why({"eth0"}, {1}, L2Settings(), "10.0.1.9")
