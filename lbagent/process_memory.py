@@ -12,8 +12,8 @@ M_ARENA_MAX = -8  # mallopt(3)
 # Garbage collections: none while a start builds what stays, later seldom: a change of one service makes no cycles.
 AT_START, LATER = (5_000_000, 20, 100), (10_000, 20, 100)
 STORM_WRITES = 10_000  # map entries; what fewer changes use is used again by the next ones
-LOOK_S = 1.0
-MOST_LOOKS = 60  # at a start that is followed by one change after the other
+TRIM_CHECK_INTERVAL_S = 1.0
+MAX_TRIM_CHECKS = 60  # at a start that is followed by one change after the other
 
 
 def spare_memory() -> None:
@@ -41,8 +41,8 @@ def trim() -> None:
 async def keep_memory_small(writes: Callable[[], int]) -> None:
     """Settle in the first moment without a write of map entries (`writes` counts them) after the start; then trim for ever."""
     last = writes()
-    for _ in range(MOST_LOOKS):
-        await asyncio.sleep(LOOK_S)
+    for _ in range(MAX_TRIM_CHECKS):
+        await asyncio.sleep(TRIM_CHECK_INTERVAL_S)
         if (now := writes()) == last:
             break
         last = now
@@ -54,7 +54,7 @@ async def trim_after_storms(writes: Callable[[], int]) -> None:
     """Trim for ever, each time when many map entries were written and a moment passed without any; `writes` counts them all."""
     trimmed = last = writes()
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(TRIM_CHECK_INTERVAL_S)
         now = writes()
         if now == last and now - trimmed > STORM_WRITES:
             trimmed = now

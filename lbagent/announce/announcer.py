@@ -39,11 +39,11 @@ from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0  # at the latest everything is looked at: carriers change without a word
+FULL_SCAN_INTERVAL_S = 1.0  # every address is checked so often: no event reports a carrier
 TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
-SWEEP_S = 30.0  # between two looks for Leases that are left over
-OBJECTS_S = 0.2  # between two looks at all objects
-WRITES_AT_ONCE = 8  # of Leases
+SWEEP_S = 30.0  # between two searches for Leases that are left over
+OBJECTS_S = 0.2  # between two reads of all objects
+MAX_CONCURRENT_WRITES = 8  # of Leases
 IN_USE = "AddressInUse"  # the reason of Events
 
 
@@ -205,7 +205,7 @@ class Announcer:
         self._strangers = Strangers(events)
         self._announced_routes: frozenset[bytes] | None = None
         self._wake = asyncio.Event()
-        self._writes = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._writes = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
         if election is not None:
             election.on_change = self._leases_change
 
@@ -299,14 +299,14 @@ class Announcer:
 
     def _next_turn(self, now: float) -> float:
         """Return when the next turn is, unless something is heard of before."""
-        end = self.election.next_end(now, PROBE_S) if self.election is not None else now + LOOK_S
+        end = self.election.next_end(now, PROBE_S) if self.election is not None else now + FULL_SCAN_INTERVAL_S
         return min(
             self._due.next_at(),
             end,
             self._map.refresh_at(),
             self._former_map.refresh_at(),
             self._questions.wake_at(),
-            now + LOOK_S,
+            now + FULL_SCAN_INTERVAL_S,
         )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
@@ -343,10 +343,10 @@ class Announcer:
             tasks.create_task(self.election.remove(name))
 
     def _concerned(self, now: float) -> list[bytes]:
-        """Return the addresses to be decided about: all each LOOK_S and when something changed for all, else those with news."""
+        """Return the addresses to decide about: all each FULL_SCAN_INTERVAL_S and after a change for all, else those that changed."""
         common = (self._looks, self.election.state(now) if self.election is not None else ())
         news, self._news, self._leases_changed = self._news | self._leases_changed, set(), set()
-        if common != self._stepped or now >= self._stepped_at + LOOK_S:
+        if common != self._stepped or now >= self._stepped_at + FULL_SCAN_INTERVAL_S:
             self._stepped, self._stepped_at = common, now
             return list(self.machines)
         return [address for address in news.union(self._due.take(now)) if address in self.machines]

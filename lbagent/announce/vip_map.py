@@ -20,7 +20,7 @@ from lbagent.maps.lbmaps import LBMaps
 
 log = logging.getLogger(__name__)
 MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
-REFRESH_PARTS, MOST_REFRESH_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
+REFRESH_PARTS, MAX_REFRESH_INTERVAL_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
 SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 NS = 1_000_000_000
@@ -49,7 +49,7 @@ class VipMap:
     def refresh_at(self) -> float:
         """Return when `write` must be called again though nothing changed; monotonic seconds."""
         return (
-            self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MOST_REFRESH_S)
+            self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MAX_REFRESH_INTERVAL_S)
             if self._written
             else float("inf")
         )

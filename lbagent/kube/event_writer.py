@@ -26,12 +26,15 @@ from lbagent.objects.object_event import ObjectEvent
 log = logging.getLogger(__name__)
 BURST, REFILL_S = 25, 10.0  # so many at once, then one each so many seconds
 MAX_WAITING = 100  # what comes beyond is left out
-MAX_TRIES, RETRY_S = 3, 5.0  # when the server does not answer
+MAX_TRIES, EVENT_RETRY_DELAY_S = 3, 5.0  # when the server does not answer
 SILENCE_S = 10.0
 MAX_TEXT = 1024  # characters of a message that the API takes
 NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
 COMPONENT = "lbagent"
-LOOK_S, LOOKS = 0.025, 4  # after each Event, until what Events are about is no more under way: 0.1 s at most
+BUSY_POLL_INTERVAL_S, MAX_BUSY_POLLS = (
+    0.025,
+    4,
+)  # after each Event, while the work that Events report goes on: 0.1 s at most
 MAX_COUNTED = 20_000  # Events whose number of times is known
 NAME_HASH_BYTES = 8
 
@@ -113,10 +116,10 @@ class EventWriter:
 
     async def _let_work_go_first(self) -> None:
         """Wait a moment while there is work; not when so many Events wait that some would be left out."""
-        looks = LOOKS if len(self._waiting) <= self._limits.waiting / 2 else 0
-        while looks and self._is_busy():
-            looks -= 1
-            await asyncio.sleep(LOOK_S)
+        polls = MAX_BUSY_POLLS if len(self._waiting) <= self._limits.waiting / 2 else 0
+        while polls and self._is_busy():
+            polls -= 1
+            await asyncio.sleep(BUSY_POLL_INTERVAL_S)
 
     def _pause(self) -> float:
         """Take credit for one event; return the seconds until it is there."""
@@ -134,10 +137,10 @@ class EventWriter:
                 self._say(error.status, error)
                 if error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.status != HTTPStatus.TOO_MANY_REQUESTS:
                     return
-                await asyncio.sleep(max(RETRY_S, error.retry_after_s))
+                await asyncio.sleep(max(EVENT_RETRY_DELAY_S, error.retry_after_s))
             except LbError as error:
                 self._say(0, error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(EVENT_RETRY_DELAY_S)
             except Exception as error:  # noqa: BLE001 - no Event is worth a sync loop that ends
                 self._say(-1, error)
                 return

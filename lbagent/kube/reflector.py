@@ -28,8 +28,8 @@ from lbagent.objects.records import ObjectChange
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 TOO_LARGE = "Too large resource version"  # the server is behind what it said before
-AT_ONCE = 100  # objects decoded in one go
-MOST_ABSENT = 5  # times that a resource is not there before its objects are gone
+DECODE_BATCH = 100  # objects decoded in one go
+MAX_NOT_FOUND_ANSWERS = 5  # times that a resource is not there before its objects are gone
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -217,8 +217,8 @@ class Reflector:
                 draft, limit, token = {}, {}, ""
                 continue
             items = page.items or []
-            for at in range(0, len(items), AT_ONCE):
-                for raw in items[at : at + AT_ONCE]:
+            for at in range(0, len(items), DECODE_BATCH):
+                for raw in items[at : at + DECODE_BATCH]:
                     self.cache.add_to(draft, raw)
                 await asyncio.sleep(0)
             token = page.metadata.continue_
@@ -278,8 +278,8 @@ class Reflector:
         try:
             async for lines in answer.lines():
                 self._heard = time.monotonic()
-                for at in range(0, len(lines), AT_ONCE):
-                    draft = self._take(events_of(lines[at : at + AT_ONCE]), draft)
+                for at in range(0, len(lines), DECODE_BATCH):
+                    draft = self._take(events_of(lines[at : at + DECODE_BATCH]), draft)
                     await asyncio.sleep(0)
                 lines.clear()  # no watch holds what it has read while it waits
         finally:
@@ -353,7 +353,7 @@ class Reflector:
     def _take_absence(self, error: ApiError) -> float:
         """Take it that an optional resource is not installed, or not for this user: it is asked for again, rarely."""
         self._absent += 1
-        if len(self.cache) and self._absent < MOST_ABSENT:
+        if len(self.cache) and self._absent < MAX_NOT_FOUND_ANSWERS:
             self._fail(error.status, _sentence(error))
             return self._backoff.pause()
         self._version = ""

@@ -11,7 +11,7 @@ from lbagent.kernel.regular_file import read_regular
 from lbagent.textfile.read_text import UnreadableManifest, decode_text
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0  # between two looks at the file
+FILE_POLL_INTERVAL_S = 1.0
 MAX_BYTES = 4 << 20
 
 
@@ -27,7 +27,7 @@ class FollowedFile:
         """Give each other text of the file to `use`, until cancelled. What that refuses is said, and changes nothing."""
         seen: str | ConfigError | None = self.text
         while self.path:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FILE_POLL_INTERVAL_S)
             now: str | ConfigError | None
             try:
                 now = await asyncio.to_thread(read_text_of, self.path)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.pools.announcement import BgpSettings
 
-LOOK_S = 1.0  # the section and the labels change without a word
+SETTINGS_POLL_INTERVAL_S = 1.0  # no event reports a change of the section or the labels
 
 
 class BgpSection(NamedTuple):
@@ -49,7 +49,7 @@ class BgpRoutes:
             routes: frozenset[bytes] | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                    await asyncio.wait_for(self._wake.wait(), SETTINGS_POLL_INTERVAL_S)
                 self._wake.clear()
                 now = self._section()
                 if now is None:

@@ -32,7 +32,7 @@ CHECK_S = 1.0  # how often it is seen whether BIRD runs
 CHECKS_A_LOOK = 3  # sessions that are up and password files are looked at each so many checks
 UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
 STEADY_S = 60.0  # a BIRD that ran for so long is started again at once
-SETTLE_S = 10.0  # a session that is down for less is no problem yet
+SESSION_GRACE_S = 10.0  # a session that is down for less is no problem yet
 
 
 class BgpSpeaker:
@@ -86,7 +86,7 @@ class BgpSpeaker:
     def faults(self) -> list[tuple[str, str]]:
         """Return the same with what each is about: BIRD, or a peer."""
         now = asyncio.get_running_loop().time()
-        down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SETTLE_S}
+        down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SESSION_GRACE_S}
         out = [("BGP", "; ".join(self._problems))] if self._problems else []
         return [*out, *((peer, f"{peer}: {why}") for peer, why in down.items())]
 

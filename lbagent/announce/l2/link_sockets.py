@@ -19,7 +19,7 @@ SO_ATTACH_FILTER = 26
 ICMP6_FILTER = 1
 IPV6_HOPLIMIT, IPV6_RECVHOPLIMIT = 52, 51
 MAX_FRAME = 256  # bytes; what is looked at is shorter
-AT_ONCE = 64  # frames between two turns of other tasks
+FRAME_BATCH = 64  # frames between two turns of other tasks
 PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST = 0, 1, 2
 _LD_H, _LD_W, _TAX, _JEQ, _JEQ_X, _RET = 0x28, 0x20, 0x07, 0x15, 0x1D, 0x06
 # Classic BPF: replies, and what a host says of itself; a busy network's questions stay below.
@@ -119,7 +119,7 @@ class LinkSockets:
         sock.close()
 
     def _receive(self, ifindex: int, sock: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(FRAME_BATCH):
             try:
                 frame, sender = sock.recvfrom(MAX_FRAME)
             except (BlockingIOError, InterruptedError):
@@ -130,7 +130,7 @@ class LinkSockets:
                 self._on_claim(ifindex, claim)
 
     def _receive_advertisements(self, sock: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(FRAME_BATCH):
             try:
                 body, words, _, _ = sock.recvmsg(MAX_FRAME, 128)
             except OSError:  # also EAGAIN

@@ -29,11 +29,11 @@ from msgspec import Struct
 PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no failover could wait for them
 PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
 SLACK_S = 0.01  # a clock's rounding, and a timer's
-PROBE_AGAIN_S = 0.5  # while the node that led before still answers
+PROBE_RETRY_DELAY_S = 0.5  # while the node that led before still answers
 BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the beginning: when the network is told, as one frame may be lost
 CHECK_S = (0.4, 0.6, 0.8)  # after the beginning, and so within a second: is this node alone?
-LEAVE_S = 0.8  # a leader that gave its Lease away answers no longer, heard or not
-GIVE_AGAIN_S = 1.0
+HANDOVER_GRACE_S = 0.8  # a leader that gave its Lease away answers no longer, heard or not
+HANDOVER_RETRY_DELAY_S = 1.0
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
 CONFLICT_S = 60.0  # until an address that a stranger has is tried again
 CLAIM_S = CONFLICT_S + 5.0  # until a claim counts no longer; it counts on while the address is tried again
@@ -239,7 +239,7 @@ class VipMachine:
             yield Order(Act.PROBE)
         elif now >= self._due:
             if self._peer_answered and not self._may_begin_beside(now, allowed):
-                self._stand(now, PROBE_AGAIN_S)
+                self._stand(now, PROBE_RETRY_DELAY_S)
             elif allowed is Rule.SOON:
                 self._due = now - view.holder_dead_s
             else:
@@ -263,7 +263,7 @@ class VipMachine:
         if done:
             yield from self._announce(now)
         else:
-            self._stand(now, PROBE_AGAIN_S)
+            self._stand(now, PROBE_RETRY_DELAY_S)
 
     def _announce(self, now: float) -> Iterator[Order]:
         self.phase, self.stranger, self.yielded_to = Phase.ANNOUNCED, b"", ""
@@ -277,7 +277,7 @@ class VipMachine:
         """Give away a Lease that this node cannot use: no other one takes it while this one lives."""
         is_ours = view.elects and view.fresh and view.holder == self.settings.node
         if is_ours and not view.eligible and view.preferred not in ("", self.settings.node) and now >= self._may_give:
-            self._may_give = now + GIVE_AGAIN_S
+            self._may_give = now + HANDOVER_RETRY_DELAY_S
             yield Order(Act.GIVE, view.preferred)
 
     # --- leading ---
@@ -290,11 +290,11 @@ class VipMachine:
             elif (
                 now >= self._may_give
             ):  # the Lease was deleted, or names a node that died: it is written, while the programs answer on
-                self._may_give = now + GIVE_AGAIN_S
+                self._may_give = now + HANDOVER_RETRY_DELAY_S
                 yield Order(Act.CLAIM)
         elif view.elects and view.fresh and view.preferred not in ("", own):
             if now >= self._may_give:
-                self._may_give = now + GIVE_AGAIN_S
+                self._may_give = now + HANDOVER_RETRY_DELAY_S
                 self.phase = Phase.GIVING
                 yield Order(Act.GIVE, view.preferred)
         elif not view.eligible:
@@ -303,7 +303,7 @@ class VipMachine:
     def given(self, now: float, *, done: bool) -> None:
         """Take how the writing of another node's name ended."""
         if self.phase is Phase.GIVING:
-            self.phase, self._due = (Phase.LEAVING, now + LEAVE_S) if done else (Phase.ANNOUNCED, now)
+            self.phase, self._due = (Phase.LEAVING, now + HANDOVER_GRACE_S) if done else (Phase.ANNOUNCED, now)
 
     def _withdraw(self, now: float, pause_s: float = 0.0) -> Iterator[Order]:
         self._stand(now, pause_s)
@@ -333,7 +333,7 @@ class VipMachine:
             self.yielded_to = node
             if holds:  # its agent did not hear this one: it is dead, and its programs stop by then
                 self._patient_until = now + self.settings.restart_grace_s
-            yield from self._withdraw(now, PROBE_AGAIN_S)
+            yield from self._withdraw(now, PROBE_RETRY_DELAY_S)
             return
         if not node and self.settings.defends:
             is_new = not self.conflict_with(now)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-ASK_S = 0.5
-AT_ONCE = 8  # addresses; the others follow in turn
+PROBE_INTERVAL_S = 0.5
+PROBE_BATCH = 8  # addresses; the others follow in turn
 
 
 class WireQuestions:
@@ -54,12 +54,12 @@ class WireQuestions:
             self._next_at, self._asks_all = float("inf"), False
             return []
         if self._asks_all:
-            self._next_at, self._asks_all = now + ASK_S, False
+            self._next_at, self._asks_all = now + PROBE_INTERVAL_S, False
             return list(leading)
         if self._next_at == float("inf"):
             self._next_at = now
         if now < self._next_at:
             return []
-        self._next_at = now + ASK_S
-        begin, self._turn = self._turn % len(leading), self._turn + AT_ONCE
-        return [*leading[begin:], *leading[:begin]][:AT_ONCE]
+        self._next_at = now + PROBE_INTERVAL_S
+        begin, self._turn = self._turn % len(leading), self._turn + PROBE_BATCH
+        return [*leading[begin:], *leading[:begin]][:PROBE_BATCH]

@@ -41,7 +41,7 @@ WITHHELD = "lbagent.io/withheld-addresses"  # the same: those that its programs 
 ANOTHER_NODE = "another node"
 NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
 RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
-RETRY_S = 0.3
+LEASE_RETRY_DELAY_S = 0.3
 MAX_WITHHELD = 4096  # addresses in an annotation: 164 kB of the 256 kB that an object may have
 FORGET_NODE_S = 600.0  # a node's Lease that has run out for so long is deleted
 
@@ -229,7 +229,7 @@ class LeaseElection:
             began = self._clock()
             self._publish.clear()
             done = await self._renew_once()
-            pause_s = self.duration_s * RENEW_PARTS - (self._clock() - began) if done else RETRY_S
+            pause_s = self.duration_s * RENEW_PARTS - (self._clock() - began) if done else LEASE_RETRY_DELAY_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, pause_s)):
                     await self._publish.wait()

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 SPREAD_S = 1.5  # over which many connections end
 EACH_S = 0.03  # between two of few
 TICK_S = 0.05
-STEADY_S, LOOK_S = 5.0, 0.5
-AGAIN_S = 1.0  # until another look: a socket may have been given the server in the moment of the change
-LOOKS = 10  # the other servers may go down in between, and come back
+STEADY_S, STEADY_POLL_INTERVAL_S = 5.0, 0.5
+RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server at the moment of the change
+MAX_CHECKS = 10  # the other servers may go down in between, and come back
 REMEMBER_S = 10.0  # between two looks at whose connections there are: STREAMS further sockets take a connection's place
 
 Frontend = tuple[bytes, int]  # what a process asked for: packed address, port
@@ -83,14 +83,14 @@ class ConnectionReset:
     async def _end_all(self, pool: Pool, server: L3n4Addr) -> int:
         """End connections until none is left, or they may stay; return how many were ended."""
         ended = 0
-        for look in range(LOOKS):
+        for check in range(MAX_CHECKS):
             found = await asyncio.to_thread(self._find, pool, server)
-            if look and not found:
+            if check and not found:
                 break
             if not self.may_reset(pool, server) and not await self._others_are_back(pool, server):
                 break
             ended += await self._end(pool, found, server)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RECHECK_DELAY_S)
         return ended
 
     async def _others_are_back(self, pool: Pool, server: L3n4Addr) -> bool:
@@ -100,11 +100,11 @@ class ConnectionReset:
         """
         steady_s = 0.0
         while steady_s < STEADY_S:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STEADY_POLL_INTERVAL_S)
             groups = [svc for svc in self._rows(pool, server) if server in {each.address for each in svc.backends}]
             if not groups or any(each.address == server for svc in groups for each in svc.selectable):
                 return False
-            steady_s = steady_s + LOOK_S if self.may_reset(pool, server) else 0.0
+            steady_s = steady_s + STEADY_POLL_INTERVAL_S if self.may_reset(pool, server) else 0.0
         return True
 
     async def _end(self, pool: Pool, found: list[ConnectedSocket], server: L3n4Addr) -> int:

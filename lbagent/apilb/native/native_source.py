@@ -35,8 +35,8 @@ from lbagent.probes.checker import Health
 from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
-LOOK_S = 0.25  # between two looks at the files
-WRITE_AGAIN_S = 5.0  # what a later agent needs, after a failure
+POOL_FILE_POLL_INTERVAL_S = 0.25
+WRITE_RETRY_DELAY_S = 5.0  # of the file that a later agent reads, after a failure
 LISTENERS_S = (
     1.0  # between two looks at what listens on this host; while a bind is taken, every look at the files is one
 )
@@ -140,7 +140,7 @@ class NativeSource:
         """Look at the files, and at what listens, for ever."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POOL_FILE_POLL_INTERVAL_S)
             if await asyncio.to_thread(self._files.look):
                 await self._look_at_listeners()  # before a new bind is served
                 self._changed.set()
@@ -268,7 +268,7 @@ class NativeSource:
                 if self._keeper.problem != before:
                     self._changed.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_AGAIN_S if self._keeper.problem else None):
+                async with asyncio.timeout(WRITE_RETRY_DELAY_S if self._keeper.problem else None):
                     await self._to_keep.wait()
             self._to_keep.clear()
 

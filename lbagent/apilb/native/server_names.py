@@ -12,9 +12,9 @@ from lbagent.model.address import format_ip, parse_ip
 from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
-AGAIN_S = 30.0
-RETRY_S = 2.0  # for a name that has no address yet
-MAX_AT_ONCE = 4  # questions; a resolver that hangs holds up other names, never the loop
+RESOLVE_INTERVAL_S = 30.0
+RESOLVE_RETRY_DELAY_S = 2.0  # for a name that has no address yet
+MAX_CONCURRENT_LOOKUPS = 4  # questions; a resolver that hangs holds up other names, never the loop
 MAX_ADDRESSES = 64  # of a name
 
 Lookup = Callable[[str], list[bytes]]
@@ -40,7 +40,7 @@ class ServerNames:
         self.problems: dict[str, str] = {}  # names whose last look-up failed
         self._on_change, self._lookup = on_change, lookup
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._places = asyncio.Semaphore(MAX_CONCURRENT_LOOKUPS)
 
     def use(self, hosts: Collection[str]) -> None:
         """Follow these names, and no others."""
@@ -67,7 +67,7 @@ class ServerNames:
         while True:
             async with self._places:
                 await self._ask(host)
-            await asyncio.sleep(AGAIN_S if self.addresses.get(host) else RETRY_S)
+            await asyncio.sleep(RESOLVE_INTERVAL_S if self.addresses.get(host) else RESOLVE_RETRY_DELAY_S)
 
     async def _ask(self, host: str) -> None:
         before = self.addresses.get(host, ()), self.problems.get(host, "")

@@ -30,7 +30,7 @@ from lbagent.pools.claim import POOL_ANNOTATION, Allocation, read_wish
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 
 log = logging.getLogger(__name__)
-LOOK_S = 0.05  # after a change, until it is seen who has something else now: many changes come together
+CHANGE_DEBOUNCE_S = 0.05  # from a change until allocations are compared: many changes come together
 FAILED, ASTRAY = "AllocationFailed", "AddressNotInPool"
 
 
@@ -115,7 +115,7 @@ class PoolBalancers(LoadBalancer):
 
     def _look_soon(self) -> None:
         if self._looking is None and self._builder is not None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._sync_changed)
+            self._looking = asyncio.get_running_loop().call_later(CHANGE_DEBOUNCE_S, self._sync_changed)
 
     def _sync_changed(self) -> None:
         """Have those Services synced that were told something else before."""

@@ -8,7 +8,7 @@ from lbagent.announce.l2.vip_machine import (
     BURST_S,
     CHECK_S,
     CONFLICT_S,
-    PROBE_AGAIN_S,
+    PROBE_RETRY_DELAY_S,
     PROBE_S,
     PROBES,
     Act,
@@ -113,7 +113,7 @@ def test_a_dead_node_whose_programs_answer_is_waited_for() -> None:
     run.run(0.1)
     assert list(run.machine.heard(run.now, MAC, "b")) == []
     assert Act.CLAIM not in run.acts(PROBE_S)
-    assert Act.PROBE in run.acts(PROBE_AGAIN_S + 0.1)
+    assert Act.PROBE in run.acts(PROBE_RETRY_DELAY_S + 0.1)
     run.view = dead(30.0)
     assert Act.CLAIM in run.acts(2)
 
@@ -140,8 +140,8 @@ def test_an_overdue_lease_is_not_taken_while_its_node_answers() -> None:
     expiring(run, 0.85)
     assert list(run.machine.heard(run.now, MAC, "b")) == []
     found = expiring(run, 1.0)
-    assert [act for at, act in found if at < PROBE_AGAIN_S - 0.1] == [Act.PROBE] * (PROBES - 2)
-    assert [act for at, act in found if at >= PROBE_AGAIN_S - 0.1] == [Act.PROBE] * PROBES + [Act.CLAIM]
+    assert [act for at, act in found if at < PROBE_RETRY_DELAY_S - 0.1] == [Act.PROBE] * (PROBES - 2)
+    assert [act for at, act in found if at >= PROBE_RETRY_DELAY_S - 0.1] == [Act.PROBE] * PROBES + [Act.CLAIM]
 
 
 def test_an_overdue_lease_that_is_renewed_is_let_be() -> None:

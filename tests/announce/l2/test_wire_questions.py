@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.announce.l2.wire_questions import ASK_S, AT_ONCE, WireQuestions
+from lbagent.announce.l2.wire_questions import PROBE_BATCH, PROBE_INTERVAL_S, WireQuestions
 
 MANY = [bytes([10, 0, 0, number]) for number in range(20)]
 
@@ -16,10 +16,10 @@ def test_nothing_is_asked_and_nothing_waked_for_while_the_leases_are_known() -> 
 def test_each_address_has_its_turn() -> None:
     questions, asked = WireQuestions(), []
     for step in range(3):
-        found = questions.due(step * ASK_S, MANY)
-        assert len(found) == AT_ONCE
-        assert questions.wake_at() == (step + 1) * ASK_S
-        assert questions.due(step * ASK_S + 0.1, MANY) == []
+        found = questions.due(step * PROBE_INTERVAL_S, MANY)
+        assert len(found) == PROBE_BATCH
+        assert questions.wake_at() == (step + 1) * PROBE_INTERVAL_S
+        assert questions.due(step * PROBE_INTERVAL_S + 0.1, MANY) == []
         asked += found
     assert set(asked) == set(MANY)
 
@@ -27,7 +27,7 @@ def test_each_address_has_its_turn() -> None:
 def test_few_addresses_are_asked_about_once_each_time() -> None:
     questions = WireQuestions()
     for step in range(3):
-        assert sorted(questions.due(step * ASK_S, MANY[:3])) == MANY[:3]
+        assert sorted(questions.due(step * PROBE_INTERVAL_S, MANY[:3])) == MANY[:3]
 
 
 def test_all_are_asked_about_at_once_when_one_was_taken() -> None:
@@ -42,14 +42,14 @@ def test_a_suspicion_ends_when_the_leases_are_known() -> None:
     questions = WireQuestions()
     questions.suspect()
     questions.due(0.0, [])
-    assert len(questions.due(1.0, MANY)) == AT_ONCE
+    assert len(questions.due(1.0, MANY)) == PROBE_BATCH
 
 
 def test_it_says_when_a_list_of_addresses_is_of_use() -> None:
     questions = WireQuestions()
     assert questions.is_due(0.0), "the first ones"
     questions.due(0.0, MANY)
-    assert [questions.is_due(now) for now in (0.1, ASK_S)] == [False, True]
+    assert [questions.is_due(now) for now in (0.1, PROBE_INTERVAL_S)] == [False, True]
     questions.suspect()
     assert questions.is_due(0.1)
     questions.due(0.1, [])

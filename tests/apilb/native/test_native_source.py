@@ -96,9 +96,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
             return
 
     monkeypatch.setattr("lbagent.apilb.native.health_checks.Probe", FakeProbe)
-    monkeypatch.setattr(native_source, "LOOK_S", 0.01)
+    monkeypatch.setattr(native_source, "POOL_FILE_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(native_source, "LISTENERS_S", 0.01)
-    monkeypatch.setattr(server_names, "RETRY_S", 0.01)
+    monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)
     return made
 
 
@@ -198,7 +198,7 @@ async def test_a_file_that_was_never_good_leaves_its_source_untrusted(host: Host
 async def test_a_state_folder_that_cannot_be_written_is_said_and_changes_nothing(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_source, "WRITE_AGAIN_S", 0.05)
+    monkeypatch.setattr(native_source, "WRITE_RETRY_DELAY_S", 0.05)
     host.state.write_text("a file")
     host.write("lb", str(A))
     async with host.source() as source:

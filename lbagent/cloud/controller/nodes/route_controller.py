@@ -22,7 +22,7 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 COMPONENT = "route_controller"
-SETTLE_S = 0.5  # Nodes change in bursts
+CHANGE_DEBOUNCE_S = 0.5  # Nodes change in bursts
 CREATED = ("False", "RouteCreated")
 NOT_CREATED = ("True", "NoRouteCreated")
 MESSAGES = {
@@ -69,7 +69,7 @@ class RouteController:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
-                    await asyncio.sleep(SETTLE_S)
+                    await asyncio.sleep(CHANGE_DEBOUNCE_S)
 
     def take(self, changes: Sequence[ObjectChange]) -> None:
         """Take changes of Nodes."""
