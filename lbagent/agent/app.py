@@ -30,7 +30,7 @@ from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.reload import Reloader
 from lbagent.agent.removal import remove_pins
 from lbagent.agent.sources import build_sources, event_sinks, native_pools
-from lbagent.announce.announcer import Announcer, NodeView
+from lbagent.announce.announcer import Announcer, AnnouncerInputs
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.speaker import BgpSpeaker, end_left_bird
 from lbagent.announce.leader.lease_election import LeaseElection
@@ -327,7 +327,7 @@ def build_announcer(components: AgentComponents, pools: PoolsFile) -> Announcer:
 
     (runner,) = (each for each in loop.runners if each.target is components.bpf)
 
-    around = NodeView(
+    around = AnnouncerInputs(
         objects,
         lambda: network.network,
         lambda: components.devices.announcing_devices() if components.devices else (),

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Mapping
 
 from lbagent.announce.l2.frames import group_mac, solicited_node
-from lbagent.announce.leader.former_leaders import Place
+from lbagent.announce.leader.former_leaders import DeviceAddress
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
 
@@ -32,13 +32,13 @@ class VipMap:
     def __init__(self, maps: LBMaps, restart_grace_s: float, name: str = MAP) -> None:
         self._maps, self._name = maps, name
         self.restart_grace_s = restart_grace_s
-        self._written: dict[Place, bytes] = read(maps, name=name)
-        self._lasting: Mapping[Place, bytes] = dict(self._written)
-        self._wanted: Mapping[Place, bytes] | None = None  # the last ones that were written
+        self._written: dict[DeviceAddress, bytes] = read(maps, name=name)
+        self._lasting: Mapping[DeviceAddress, bytes] = dict(self._written)
+        self._wanted: Mapping[DeviceAddress, bytes] | None = None  # the last ones that were written
         self._refreshed, self._ends_at = float("-inf"), float("inf")
 
     @property
-    def places(self) -> Mapping[Place, bytes]:
+    def places(self) -> Mapping[DeviceAddress, bytes]:
         """What an earlier agent left that has not ended: a MAC address by device and address."""
         return self._lasting
 
@@ -58,7 +58,7 @@ class VipMap:
         """Return whether the entries ended by themselves because `write` was not called; `now` is of CLOCK_MONOTONIC."""
         return bool(self._written) and now >= self._ends_at
 
-    def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
+    def write(self, wanted: Mapping[DeviceAddress, bytes], now: float) -> None:
         """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull.
 
         The same object as before is taken to hold the same.
@@ -84,14 +84,14 @@ class VipMap:
             self._refreshed, self._ends_at = now, now + self.restart_grace_s
         self._wanted = wanted
 
-    def _listen(self, places: Collection[Place], *, leave: bool = False) -> None:
+    def _listen(self, places: Collection[DeviceAddress], *, leave: bool = False) -> None:
         for place in places if self._name == MAP else ():
             _listen(place, leave=leave)
 
 
-def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[Place, bytes]:
+def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress, bytes]:
     """Return what is written, without what ended before `now`."""
-    out: dict[Place, bytes] = {}
+    out: dict[DeviceAddress, bytes] = {}
     if name in maps.specs:  # pins of an earlier version lack it
         for key, value in maps.items(name):
             ifindex, address = LB_VIP_KEY.unpack(key)
@@ -105,18 +105,18 @@ def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[Place, bytes]:
     return out
 
 
-def release(places: Mapping[Place, bytes]) -> None:
+def release(places: Mapping[DeviceAddress, bytes]) -> None:
     """Let devices take solicitations for these addresses no longer (for `cleanup`)."""
     for place in places:
         _listen(place, leave=True)
 
 
-def _key(place: Place) -> bytes:
+def _key(place: DeviceAddress) -> bytes:
     ifindex, address = place
     return LB_VIP_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
 
 
-def _listen(place: Place, *, leave: bool = False) -> None:
+def _listen(place: DeviceAddress, *, leave: bool = False) -> None:
     """Let the device take the group in which an IPv6 address is asked for: its filter may drop other ones.
 
     It holds until it is taken back, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.announce.announcer import Announcer, in_use_text
+from lbagent.announce.desired_vips import DesiredVip
 from lbagent.announce.l2.vip_machine import Phase
-from lbagent.announce.wanted import WantedVip
 from lbagent.api.types import VipAnswer, VipRow
 from lbagent.errors import ConfigError, NotFound
 from lbagent.model.address import format_ip, parse_ip
@@ -51,12 +51,12 @@ def _standings(announcer: Announcer) -> list[_Standing]:
     ]
 
 
-def _standing(vip: WantedVip, mode: str, state: str, node: str, reason: AnnounceRefusal | str) -> _Standing:
+def _standing(vip: DesiredVip, mode: str, state: str, node: str, reason: AnnounceRefusal | str) -> _Standing:
     row = VipRow(format_ip(vip.address), vip.pool, mode, state, node, list(vip.services), str(reason))
     return _Standing(row, reason if isinstance(reason, AnnounceRefusal) else None)
 
 
-def _l2_standing(announcer: Announcer, vip: WantedVip) -> _Standing:
+def _l2_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
     state, node, reason = _l2_state(announcer, vip.address)
     return _standing(vip, L2, state, node, reason)
 
@@ -67,25 +67,25 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceR
     if machine is None:
         return STANDBY, "", "it was not looked at yet"
     if machine.phase is Phase.CONFLICT:
-        return CONFLICT, "", in_use_text(address, machine.stranger)
+        return CONFLICT, "", in_use_text(address, machine.conflicting_mac)
     if machine.answers and not refusal:
         return ANNOUNCED, announcer.node, ""
-    view = machine.view
-    leader = view.holder if view.holder != announcer.node and view.holder_dead_s < 0 else ""
+    status = machine.lease_status
+    leader = status.holder if status.holder != announcer.node and status.holder_dead_s < 0 else ""
     if leader or machine.yielded_to:
         leader = leader or machine.yielded_to
         return STANDBY, leader, refusal or f"{leader} announces it"
     if refusal:
         return WITHDRAWN, "", refusal
-    if view.elects and not view.fresh:
+    if status.elects and not status.fresh:
         failure = announcer.election.failure if announcer.election else ""
         return STANDBY, "", AnnounceRefusal(RefusalReason.LEASES_UNKNOWN, failure and f": {failure}")
-    if view.preferred not in ("", announcer.node):
-        return STANDBY, "", f"{view.preferred} is to announce it"
+    if status.preferred not in ("", announcer.node):
+        return STANDBY, "", f"{status.preferred} is to announce it"
     return STANDBY, "", "it is probed whether another host has the address"
 
 
-def _bgp_standing(announcer: Announcer, vip: WantedVip) -> _Standing:
+def _bgp_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
     untold = _untold(announcer)
     if untold is None and vip.address in announcer.wanted_routes():
         return _standing(vip, BGP, ANNOUNCED, announcer.node, "")

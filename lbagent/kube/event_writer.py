@@ -91,7 +91,7 @@ class EventWriter:
         self._waiting: deque[tuple[ObjectEvent, str]] = deque()  # with its time
         self._came = asyncio.Event()
         self._credit, self._credited = float(self._limits.burst), clock()
-        self._said: set[int] = set()  # statuses of failures that were logged
+        self._logged: set[int] = set()  # statuses of failures that were logged
         self.left_out = 0
 
     def write(self, event: ObjectEvent) -> None:
@@ -134,23 +134,23 @@ class EventWriter:
             try:
                 await self._write(event, at)
             except ApiError as error:
-                self._say(error.status, error)
+                self._log_failure(error.status, error)
                 if error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.status != HTTPStatus.TOO_MANY_REQUESTS:
                     return
                 await asyncio.sleep(max(EVENT_RETRY_DELAY_S, error.retry_after_s))
             except LbError as error:
-                self._say(0, error)
+                self._log_failure(0, error)
                 await asyncio.sleep(EVENT_RETRY_DELAY_S)
             except Exception as error:  # noqa: BLE001 - no Event is worth a sync loop that ends
-                self._say(-1, error)
+                self._log_failure(-1, error)
                 return
             else:
-                self._said.clear()
+                self._logged.clear()
                 return
 
-    def _say(self, status: int, error: Exception) -> None:
-        if status not in self._said:
-            self._said.add(status)
+    def _log_failure(self, status: int, error: Exception) -> None:
+        if status not in self._logged:
+            self._logged.add(status)
             log.warning("an Event was not written (create events)", extra={"error": str(error)})
 
     async def _write(self, event: ObjectEvent, at: str) -> None:
@@ -168,8 +168,8 @@ class EventWriter:
     async def _count(self, path: str, body: dict[str, Any]) -> None:
         """Write an Event under a name that follows from what it says, or one more time of it."""
         about = body["involvedObject"]
-        said = (about["uid"], body["type"], body["reason"], body["message"], self._component)
-        digest = hashlib.blake2b("\0".join(said).encode(), digest_size=NAME_HASH_BYTES).hexdigest()
+        identity = (about["uid"], body["type"], body["reason"], body["message"], self._component)
+        digest = hashlib.blake2b("\0".join(identity).encode(), digest_size=NAME_HASH_BYTES).hexdigest()
         name = f"{about['name'][:200]}.{digest}"
         body["metadata"] = {"name": name, "namespace": body["metadata"]["namespace"]}
         if len(self._times) > MAX_COUNTED:

@@ -1,4 +1,4 @@
-"""Frames about an address: probes and announcements as bytes, and what a received frame says of whose an address is. Pure.
+"""Frames about an address: probes and announcements as bytes, and the address that a received frame claims. Pure.
 
 Source: RFC 826 (ARP), RFC 5227 (probes, announcements), RFC 4861 and RFC 4862 (neighbor solicitation and advertisement, DAD).
 Addresses are packed, in network byte order, as everywhere.
@@ -24,8 +24,8 @@ SOLICITED_NODE = bytes.fromhex("ff02") + bytes(9) + b"\1\xff"  # and the last th
 LEAST_ADVERTISEMENT = 24 + 8  # bytes: the message with its target, and one option
 
 
-class Claim(NamedTuple):
-    """A host says that it has an address."""
+class AddressSighting(NamedTuple):
+    """A frame in which a host claims an address."""
 
     address: bytes
     mac: bytes
@@ -73,26 +73,26 @@ def _icmp6(to_mac: bytes, mac: bytes, source: bytes, to: bytes, body: bytes) -> 
     return _IP6.pack(to_mac, mac, ETH_IP6, 0x60000000, len(body), ICMP6, HOPS, source, to) + body
 
 
-def arp_claim(frame: bytes) -> Claim | None:
-    """Return which address the sender of an ARP frame says it has: in a reply, or where it asks for itself. None for any other."""
+def parse_arp(frame: bytes) -> AddressSighting | None:
+    """Return the address that the sender of an ARP frame claims: in a reply, or in a request for its own. Else None."""
     if len(frame) < _ARP.size:
         return None
     *_, ethertype, kind, network, size, width, operation, mac, sender, _, target = _ARP.unpack_from(frame)
     if (ethertype, kind, network, size, width) != (ETH_ARP, *_ARP_HEAD) or not any(sender):
         return None
     if operation == REPLY or (operation == REQUEST and sender == target):
-        return Claim(sender, mac)
+        return AddressSighting(sender, mac)
     return None
 
 
-def advertisement_claim(body: bytes) -> Claim | None:
-    """Return what an ICMPv6 message says; None for what is no advertisement with a MAC address (RFC 4861 §7.1.2)."""
+def parse_advertisement(body: bytes) -> AddressSighting | None:
+    """Return the claim of an ICMPv6 message; None for all but an advertisement with a MAC address (RFC 4861 §7.1.2)."""
     if len(body) < LEAST_ADVERTISEMENT or body[0] != ADVERTISEMENT or body[1]:
         return None
     options = body[24:]
     while len(options) >= 8 and options[1]:
         size = 8 * options[1]
         if options[0] == TARGET_MAC and options[1] == 1:
-            return Claim(body[8:24], options[2:8])
+            return AddressSighting(body[8:24], options[2:8])
         options = options[size:]
     return None

@@ -1,4 +1,4 @@
-"""The raw sockets by which this node asks who has an address, tells where it is, and hears what other hosts say of it."""
+"""Raw sockets: send probes and announcements of addresses, and receive the frames in which other hosts claim one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection
 
 from lbagent.announce.l2 import frames
-from lbagent.announce.l2.frames import Claim
+from lbagent.announce.l2.frames import AddressSighting
 
 log = logging.getLogger(__name__)
 SO_ATTACH_FILTER = 26
@@ -22,7 +22,7 @@ MAX_FRAME = 256  # bytes; what is looked at is shorter
 FRAME_BATCH = 64  # frames between two turns of other tasks
 PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST = 0, 1, 2
 _LD_H, _LD_W, _TAX, _JEQ, _JEQ_X, _RET = 0x28, 0x20, 0x07, 0x15, 0x1D, 0x06
-# Classic BPF: replies, and what a host says of itself; a busy network's questions stay below.
+# Classic BPF: passes replies, and requests for the sender's own address; the other requests of a busy network stay in the kernel.
 _FILTER = (
     (_LD_H, 0, 0, 20),
     (_JEQ, 5, 0, frames.REPLY),
@@ -33,17 +33,17 @@ _FILTER = (
     (_RET, 0, 0, 0),
     (_RET, 0, 0, MAX_FRAME),
 )  # fmt: skip
-OnClaim = Callable[[int, Claim], None]  # ifindex, what was said
+OnSighting = Callable[[int, AddressSighting], None]  # gets the ifindex
 
 
 class LinkSockets:
     """A socket for the ARP of each device, and one for all advertisements: no other packet passes either.
 
-    `on_claim` is called in the event loop with what other hosts say.
+    `on_sighting` is called in the event loop for each claim of another host.
     """
 
-    def __init__(self, on_claim: OnClaim) -> None:
-        self._on_claim = on_claim
+    def __init__(self, on_sighting: OnSighting) -> None:
+        self._on_sighting = on_sighting
         self._sockets: dict[int, socket.socket] = {}
         self._advertisements: socket.socket | None = None
         self._failed: set[int] = set()
@@ -65,7 +65,7 @@ class LinkSockets:
                 self._failed.add(ifindex)
 
     def probe(self, ifindex: int, address: bytes, mac: bytes) -> None:
-        """Ask who has an address. A device that is going sends nothing."""
+        """Probe an address. A device that is being removed sends nothing."""
         self._send(ifindex, [frames.probe(address, mac)])
 
     def tell(self, ifindex: int, address: bytes, mac: bytes) -> None:
@@ -126,8 +126,8 @@ class LinkSockets:
                 return
             except OSError:  # ENETDOWN: the device is going
                 return
-            if sender[2] in (PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST) and (claim := frames.arp_claim(frame)):
-                self._on_claim(ifindex, claim)
+            if sender[2] in (PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST) and (sighting := frames.parse_arp(frame)):
+                self._on_sighting(ifindex, sighting)
 
     def _receive_advertisements(self, sock: socket.socket) -> None:
         for _ in range(FRAME_BATCH):
@@ -140,12 +140,12 @@ class LinkSockets:
             hops = found.get((socket.IPPROTO_IPV6, IPV6_HOPLIMIT), b"")
             if len(place) == 20 and int.from_bytes(hops, sys.byteorder) == frames.HOPS:
                 ifindex = int.from_bytes(place[16:], sys.byteorder)
-                if ifindex in self._sockets and (claim := frames.advertisement_claim(body)):
-                    self._on_claim(ifindex, claim)
+                if ifindex in self._sockets and (sighting := frames.parse_advertisement(body)):
+                    self._on_sighting(ifindex, sighting)
 
 
 def _attach_filter(sock: socket.socket) -> None:
-    """Let the kernel pass only frames that may say something. Source: linux/filter.h."""
+    """Let the kernel pass only frames that may claim an address. Source: linux/filter.h."""
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _FILTER)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("HP", len(_FILTER), ctypes.addressof(buffer))

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
+from lbagent.announce.desired_vips import DesiredVip
 from lbagent.announce.l2 import reach
-from lbagent.announce.wanted import WantedVip
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.pools.announcement import L2Settings
 
@@ -58,14 +58,14 @@ class Placements:
         self.refusals.clear()
         return True
 
-    def place(self, address: bytes, vip: WantedVip | None, *, is_served: bool) -> None:
+    def place(self, address: bytes, vip: DesiredVip | None, *, is_served: bool) -> None:
         """Place an address; `vip` None: it is announced as an earlier agent left it, until it is known what is wanted.
 
         `is_served`: the programs of this node have a backend for it. One of policy Cluster is announced without, too.
         """
         assert self._state is not None
         network, attached, carriers, settings, refusal = self._state
-        self.places[address], why = reach.places(network, attached, carriers, settings, address)
+        self.places[address], why = reach.announcing_devices(network, attached, carriers, settings, address)
         no_endpoint = None
         if vip is not None and not vip.admits(self._node):
             no_endpoint = AnnounceRefusal(RefusalReason.NO_ENDPOINT_HERE)

@@ -14,7 +14,7 @@ ANY = ("0.0.0.0/0", "::/0")  # what a node reaches whose devices are named in th
 MAC_BYTES = 6
 
 
-def places(
+def announcing_devices(
     network: NodeNetwork, attached: Collection[str], carriers: Collection[int], settings: L2Settings, address: bytes
 ) -> tuple[dict[int, bytes], AnnounceRefusal | None]:
     """Return the MAC address by which each device announces an address, and if there is none the reason.

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Collection
 
 from lbagent.announce.l2.frames import solicited_node
-from lbagent.announce.leader.former_leaders import Place
+from lbagent.announce.leader.former_leaders import DeviceAddress
 from lbagent.model.address import format_ip
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class SolicitedGroups:
         self._joined: dict[Group, socket.socket] = {}
         self._said = ""  # the failure that was logged last
 
-    def use(self, places: Collection[Place]) -> None:
+    def use(self, places: Collection[DeviceAddress]) -> None:
         """Be a member of the groups of these addresses, by device, and of no other. No failure raises."""
         wanted = {(ifindex, solicited_node(address)) for ifindex, address in places if len(address) == 16}
         for group in self._joined.keys() - wanted:

@@ -128,7 +128,7 @@ class LeaseElection:
         )
 
     def node_of(self, mac: bytes) -> str:
-        """Return the other node that has a MAC address, '' for a stranger's; before the Leases were read any host may be a node."""
+        """Return the other node that has a MAC address, '' for a foreign host's; until the Leases are read any host may be one."""
         return self._nodes_by_mac.get(mac, "" if self._annotations else ANOTHER_NODE)
 
     def is_alive(self, mac: bytes, now: float) -> bool:
@@ -176,7 +176,7 @@ class LeaseElection:
                     raw = await self._leases.replace(lease, spec, silence_s=self.duration_s)
             self._absorb(raw)
         except (LbError, TimeoutError) as error:
-            self._say(error)
+            self._log_failure(error)
             return False
         return True
 
@@ -241,7 +241,7 @@ class LeaseElection:
                 await self._write_own()
         except (LbError, TimeoutError) as error:
             self._own = None
-            self._say(error)
+            self._log_failure(error)
             return False
         if self._failure:
             log.info("Leases are written again")
@@ -265,7 +265,7 @@ class LeaseElection:
         if published is self._published:
             self._is_written.set()
 
-    def _say(self, error: BaseException) -> None:
+    def _log_failure(self, error: BaseException) -> None:
         text = str(error) or "no answer in time"
         is_race = isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
         if not is_race and text != self._failure:

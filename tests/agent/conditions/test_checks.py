@@ -17,7 +17,7 @@ from lbagent.agent.conditions.check_paths import NextHopsCheck, PathsCheck
 from lbagent.agent.conditions.check_snat_ports import check_snat_addresses, short_of_ports
 from lbagent.agent.conditions.check_sources import check_objects, check_sources
 from lbagent.agent.conditions.condition import Condition, ConditionName, Severity
-from lbagent.announce.announcer import Conflict
+from lbagent.announce.announcer import AddressConflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.maps.memory_maps import MemoryMaps
@@ -303,7 +303,7 @@ def test_a_source_address_that_the_node_lacks() -> None:
 def test_an_address_that_another_host_claims_or_has() -> None:
     """Both the address and the MAC address are named; without an announcer there is no such condition."""
     four, mac = bytes((10, 0, 0, 7)), bytes.fromhex("02aa00000007")
-    found = [Conflict(four, mac, is_defended=True), Conflict(bytes(15) + b"\7", mac, is_defended=False)]
+    found = [AddressConflict(four, mac, is_defended=True), AddressConflict(bytes(15) + b"\7", mac, is_defended=False)]
     claimed, taken = check_conflicts(Some(announcer=Some(conflicts=lambda: found)))
     assert brief([claimed, taken]) == [("address-conflict", "10.0.0.7"), ("address-conflict", "::7")]
     assert claimed.text == (

@@ -53,14 +53,14 @@ def _with_own_checksum(raw: bytes) -> bytes:
 @pytest.mark.parametrize("op", [1, 2])
 def test_who_tells_of_itself_claims_the_address(op: int) -> None:
     raw = bytes(Ether(src=OTHER.hex(":")) / ARP(op=op, hwsrc=OTHER.hex(":"), psrc="10.77.0.100", pdst="10.77.0.100"))
-    assert frames.arp_claim(raw) == frames.Claim(V4, OTHER)
+    assert frames.parse_arp(raw) == frames.AddressSighting(V4, OTHER)
 
 
 def test_a_question_and_a_probe_claim_nothing() -> None:
-    assert frames.arp_claim(bytes(Ether() / ARP(op=1, psrc="10.77.0.2", pdst="10.77.0.100"))) is None
-    assert frames.arp_claim(frames.probe(V4, MAC)) is None
-    assert frames.arp_claim(bytes(Ether() / ARP(op=2, psrc="0.0.0.0", pdst="10.77.0.100"))) is None
-    assert frames.arp_claim(frames.announcements(V4, MAC)[0][:41]) is None
+    assert frames.parse_arp(bytes(Ether() / ARP(op=1, psrc="10.77.0.2", pdst="10.77.0.100"))) is None
+    assert frames.parse_arp(frames.probe(V4, MAC)) is None
+    assert frames.parse_arp(bytes(Ether() / ARP(op=2, psrc="0.0.0.0", pdst="10.77.0.100"))) is None
+    assert frames.parse_arp(frames.announcements(V4, MAC)[0][:41]) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_which_mac_addresses_a_host_can_have(mac: str, found: bool) -> None:
 
 def test_an_advertisement_claims_its_target() -> None:
     (raw,) = frames.announcements(V6, MAC)
-    assert frames.advertisement_claim(raw[54:]) == frames.Claim(V6, MAC)
-    assert frames.advertisement_claim(raw[54:-1]) is None
-    assert frames.advertisement_claim(frames.probe(V6, MAC)[54:] + bytes(8)) is None
-    assert frames.advertisement_claim(raw[54:78] + bytes(8)) is None  # an option of length 0
+    assert frames.parse_advertisement(raw[54:]) == frames.AddressSighting(V6, MAC)
+    assert frames.parse_advertisement(raw[54:-1]) is None
+    assert frames.parse_advertisement(frames.probe(V6, MAC)[54:] + bytes(8)) is None
+    assert frames.parse_advertisement(raw[54:78] + bytes(8)) is None  # an option of length 0

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
+from lbagent.announce.desired_vips import DesiredVip
 from lbagent.announce.l2.placements import NodeState, Placements
-from lbagent.announce.wanted import WantedVip
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
 from lbagent.pools.announcement import L2Settings
@@ -54,7 +54,7 @@ def test_all_are_placed_anew_when_what_they_follow_from_is_another(change: dict[
 def test_policy_local_needs_an_endpoint_here() -> None:
     placements = Placements("n")
     placements.use(STATE)
-    vip = WantedVip(VIP, "lan", ("l2",), ("ns/web",), True, frozenset({"m"}))
+    vip = DesiredVip(VIP, "lan", ("l2",), ("ns/web",), True, frozenset({"m"}))
     placements.place(VIP, vip, is_served=False)
     assert placements.refusals == {VIP: AnnounceRefusal(RefusalReason.NO_ENDPOINT_HERE)}
     placements.place(VIP, replace(vip, nodes=frozenset({"m", "n"})), is_served=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from lbagent.announce.l2.reach import is_within, networks, places
+from lbagent.announce.l2.reach import announcing_devices, is_within, networks
 from lbagent.model.address import parse_ip
 from lbagent.net.snapshot import EMPTY, Link, NodeAddress
 from lbagent.pools.announcement import L2Settings
@@ -23,18 +23,21 @@ VIP = parse_ip("10.0.0.9")
 
 
 def test_the_device_of_its_network_announces_it() -> None:
-    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, L2Settings(), VIP) == ({1: MAC}, None)
-    assert places(NETWORK, {"eth0"}, {1}, L2Settings(), parse_ip("fd00::9")) == ({1: MAC}, None)
+    assert announcing_devices(NETWORK, {"eth0", "eth1"}, {1, 2}, L2Settings(), VIP) == ({1: MAC}, None)
+    assert announcing_devices(NETWORK, {"eth0"}, {1}, L2Settings(), parse_ip("fd00::9")) == ({1: MAC}, None)
 
 
 def test_named_devices_announce_any_address() -> None:
     named = L2Settings(devices=("eth*",))
-    assert places(NETWORK, {"eth0", "eth1"}, {1, 2}, named, parse_ip("192.0.2.1")) == ({1: MAC, 2: MAC}, None)
+    assert announcing_devices(NETWORK, {"eth0", "eth1"}, {1, 2}, named, parse_ip("192.0.2.1")) == (
+        {1: MAC, 2: MAC},
+        None,
+    )
 
 
 def test_why_no_device_does() -> None:
     def why(attached: set[str], carriers: set[int], settings: L2Settings, address: str) -> str:
-        found, reason = places(NETWORK, attached, carriers, settings, parse_ip(address))
+        found, reason = announcing_devices(NETWORK, attached, carriers, settings, parse_ip(address))
         assert found == {}
         return str(reason)
 

@@ -1,7 +1,7 @@
-"""Which addresses a leader asks the wire about while another node may answer too. Pure.
+"""When a leader probes its addresses, because another node may answer for them too. Pure.
 
-That node took them over unheard while this one did not know the Leases, as its cable was out or its agent did not run; or it had
-them before, and is back without an agent.
+Such a node took them over while this one had no connection to the API server, as its cable was unplugged or its agent did not run;
+or it led before this one, and is back without an agent.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ PROBE_INTERVAL_S = 0.5
 PROBE_BATCH = 8  # addresses; the others follow in turn
 
 
-class WireQuestions:
-    """When to ask about which address; `now` is seconds of one steady clock."""
+class DuplicateProbes:
+    """Chooses which addresses to probe, and when; `now` is seconds of one steady clock."""
 
     def __init__(self) -> None:
         self._next_at = float("inf")
         self._turn = 0
-        self._asks_all = False
+        self._probes_all = False
         self._doubts_until = float("-inf")
 
     def wake_at(self) -> float:
@@ -27,34 +27,34 @@ class WireQuestions:
 
     def is_due(self, now: float) -> bool:
         """Return whether `due` has anything to find out now; it does when something has to be asked about for the first time."""
-        return self._asks_all or now >= self._next_at or self._next_at == float("inf")
+        return self._probes_all or now >= self._next_at or self._next_at == float("inf")
 
-    def suspect(self) -> None:
-        """Take that another node was heard with an address: it may have all of them."""
-        self._asks_all = True
+    def probe_all(self) -> None:
+        """Probe every address at once: another node answered for one, and may have all of them."""
+        self._probes_all = True
 
-    def doubt(self, until: float) -> None:
-        """Take that until then an address that was taken over may be another node's too."""
+    def probe_until(self, until: float) -> None:
+        """Probe until then: another node may answer for an address that this one took over."""
         self._doubts_until = max(self._doubts_until, until)
 
     def take(
         self, now: float, answering: Iterable[bytes], doubts: Callable[[bytes], bool], *, is_blind: bool
     ) -> list[bytes]:
-        """Return what to ask about now of the addresses that this node answers for: all while it `is_blind`, else those it doubts.
+        """Return which of the addresses that this node answers for to probe now: all while it `is_blind`, else those it doubts.
 
-        They are looked at only when something may be asked.
+        It reads them only when a probe may be due.
         """
         if not is_blind and now >= self._doubts_until:
             return self.due(now, [])
         return self.due(now, [each for each in answering if is_blind or doubts(each)]) if self.is_due(now) else []
 
     def due(self, now: float, leading: Sequence[bytes]) -> list[bytes]:
-        """Return what to ask about now; `leading` are the addresses that another node may answer for too."""
+        """Return what to probe now; `leading` are the addresses that another node may answer for too."""
         if not leading:
-            self._next_at, self._asks_all = float("inf"), False
+            self._next_at, self._probes_all = float("inf"), False
             return []
-        if self._asks_all:
-            self._next_at, self._asks_all = now + PROBE_INTERVAL_S, False
+        if self._probes_all:
+            self._next_at, self._probes_all = now + PROBE_INTERVAL_S, False
             return list(leading)
         if self._next_at == float("inf"):
             self._next_at = now

@@ -22,7 +22,7 @@ from lbagent.pools.pool import Pool
 from lbagent.pools.read_pools import PoolsFile
 
 
-class WantedVip(Struct, frozen=True):
+class DesiredVip(Struct, frozen=True):
     """An address of a pool that Services have.
 
     `modes` are in the order l2, bgp. `has_endpoint`: an endpoint of its family can take new flows (model/select.py). `nodes` None:
@@ -58,7 +58,7 @@ class _Use(NamedTuple):
     nodes: frozenset[str]  # of its endpoints that can take new flows; '' where an endpoint names none
 
 
-class WantedVips:
+class DesiredVips:
     """What is to be announced, by address, followed: a look costs little more than what changed since the one before."""
 
     def __init__(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...] = ()) -> None:
@@ -72,12 +72,12 @@ class WantedVips:
         self._is_outdated = True
 
     def _begin_anew(self, pools: PoolsFile) -> None:
-        self.vips: dict[bytes, WantedVip] = {}
+        self.vips: dict[bytes, DesiredVip] = {}
         self._pools, self._objects, self._is_outdated = pools, ObjectSnapshot(), False
         self._users: dict[bytes, set[str]] = {}  # address -> keys of Services
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # key of a Service -> its slices by their keys
 
-    def look(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
+    def update(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
         """Take all objects as they are now; return the addresses about which something is another than before."""
         before: Collection[bytes] = ()
         if pools is not self._pools or self._is_outdated:
@@ -130,12 +130,12 @@ class WantedVips:
             self.vips[address] = self._vip(address, pool, users)
         return self.vips.get(address) != before
 
-    def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> WantedVip:
+    def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> DesiredVip:
         services, family = self._objects.services, Family.of(address)
         # As for frontends (resolve/ownership.py): externalIPs decide nothing about an address that a Service was given.
         claims = [key for key in users if address in services[key].ingress] or users
         uses = [_Use(services[key], self._nodes_with_endpoints(services[key], family)) for key in claims]
-        return WantedVip(
+        return DesiredVip(
             address,
             pool.name,
             tuple(mode for mode in (L2, BGP) if mode in pool.announce),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lbagent.announce.wanted import WantedVips, node_refusal
+from lbagent.announce.desired_vips import DesiredVips, node_refusal
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
 from lbagent.model.service import CIDR
@@ -56,7 +56,7 @@ def found(*objects: Service | EndpointSlice | Endpoints, external_ips: bool = Tr
         slices={each.key: each for each in objects if isinstance(each, EndpointSlice)},
         endpoints={each.key: each for each in objects if isinstance(each, Endpoints)},
     )
-    wanted = WantedVips(external_ips=external_ips)
+    wanted = DesiredVips(external_ips=external_ips)
     assert wanted.look(snapshot, POOLS) == wanted.vips.keys()
     return wanted.vips
 
@@ -77,7 +77,7 @@ def test_external_addresses_are_wanted_where_they_are_served() -> None:
 
 def test_external_addresses_outside_of_the_ranges_are_not_wanted_also_from_the_next_look_on() -> None:
     objects = ObjectSnapshot(services={"ns/web": service("web", external_ips=(A, B))})
-    wanted = WantedVips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.0.0/28"),))
+    wanted = DesiredVips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.0.0/28"),))
     wanted.look(objects, POOLS)
     assert wanted.vips.keys() == {A}
     wanted.use_external_ips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.1.0/28"),))
@@ -232,7 +232,7 @@ def changed(objects: ObjectSnapshot, change: object) -> ObjectSnapshot:
 
 @given(st.lists(st.lists(CHANGES, max_size=3), max_size=8))
 def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> None:
-    objects, pools, wanted = ObjectSnapshot(), POOLS, WantedVips(external_ips=True)
+    objects, pools, wanted = ObjectSnapshot(), POOLS, DesiredVips(external_ips=True)
     for step in steps:
         before = dict(wanted.vips)
         for change in step:
@@ -240,7 +240,7 @@ def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> N
                 pools = OTHER_POOLS if pools is POOLS else POOLS
             else:
                 objects = changed(objects, change)
-        news, anew = wanted.look(objects, pools), WantedVips(external_ips=True)
+        news, anew = wanted.look(objects, pools), DesiredVips(external_ips=True)
         anew.look(objects, pools)
         assert wanted.vips == anew.vips
         assert news >= {each for each in before.keys() | anew.vips.keys() if before.get(each) != anew.vips.get(each)}
@@ -249,7 +249,7 @@ def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> N
 def test_only_what_is_another_than_before_is_news() -> None:
     web, dns = service("web", A), service("dns", B)
     objects = ObjectSnapshot(services={web.key: web, dns.key: dns})
-    wanted = WantedVips(external_ips=True)
+    wanted = DesiredVips(external_ips=True)
     assert wanted.look(objects, POOLS) == {A, B}
     assert wanted.look(replace(objects, nodes={"n": Node("n")}), POOLS) == set()
     again = replace(web)
