@@ -18,7 +18,7 @@ from lbagent.model.select import can_serve
 from lbagent.model.service import CIDR, is_in_any
 from lbagent.objects.records import EndpointSlice, Node, ObjectSnapshot, Service
 from lbagent.pools.announcement import BGP, L2, L2Settings
-from lbagent.pools.pool import Pool
+from lbagent.pools.pool import AddressPool
 from lbagent.pools.read_pools import PoolsFile
 
 
@@ -130,7 +130,7 @@ class DesiredVips:
             self.vips[address] = self._vip(address, pool, users)
         return self.vips.get(address) != before
 
-    def _vip(self, address: bytes, pool: Pool, users: Sequence[str]) -> DesiredVip:
+    def _vip(self, address: bytes, pool: AddressPool, users: Sequence[str]) -> DesiredVip:
         services, family = self._objects.services, Family.of(address)
         # As for frontends (resolve/ownership.py): externalIPs decide nothing about an address that a Service was given.
         claims = [key for key in users if address in services[key].ingress] or users

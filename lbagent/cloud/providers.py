@@ -8,7 +8,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
-from lbagent.cloud import asked_plan, pool_provider
+from lbagent.cloud import pool_provider, request_plan
 from lbagent.cloud.builtin.fake_config import read_fake_config
 from lbagent.cloud.builtin.fake_provider import FakeBalancers, FakeProvider
 from lbagent.cloud.builtin.none_provider import NoneProvider
@@ -59,7 +59,7 @@ def _fake_plan(path: str) -> Plan:
         config = read_fake_config(read_text_of(path) or "" if path else "")
     given = tuple(parse_ip(each.ip) for each in config.status if each.ip)
     name = FakeBalancers(config).name
-    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, given, partial(name, cluster))
+    return lambda objects, lb_class, cluster: request_plan.plan(objects, lb_class, given, partial(name, cluster))
 
 
 def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) -> Plan:
@@ -68,7 +68,7 @@ def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) ->
     if balancers is None:
         return _no_plan(provider_name)
     name = balancers.name
-    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, None, partial(name, cluster))
+    return lambda objects, lb_class, cluster: request_plan.plan(objects, lb_class, None, partial(name, cluster))
 
 
 def _edge_plan(path: str) -> Plan:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.cloud import asked_plan, pool_provider
+from lbagent.cloud import pool_provider, request_plan
 from lbagent.cloud.builtin.pool_balancers import PoolBalancers
 from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService, watched
 from lbagent.cloud.edge import edge_plan, edge_rules
@@ -119,7 +119,7 @@ def test_pools(service: dict[str, Any], machines: list[dict[str, Any]]) -> None:
     record, there = run(service, machines)
     balancers = PoolBalancers(POOLS)
     (row,) = pool_provider.plan(POOLS, planned(service, machines), "", lambda each: balancers.name(CLUSTER, each))
-    (same,) = asked_plan.plan(planned(service, machines), "", None, lambda each: balancers.name(CLUSTER, each))
+    (same,) = request_plan.plan(planned(service, machines), "", None, lambda each: balancers.name(CLUSTER, each))
     for each in (row, same):
         assert each.name == balancers.name(CLUSTER, record) == "a1b4e28ba2fa111d2883f0016d3cca42"
         assert list(each.nodes) == [node.name for node in there]

@@ -26,7 +26,7 @@ from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
-from lbagent.pools.claim import POOL_ANNOTATION, Allocation, read_wish
+from lbagent.pools.address_request import POOL_ANNOTATION, Allocation, read_preference
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 
 log = logging.getLogger(__name__)
@@ -143,14 +143,14 @@ class PoolBalancers(LoadBalancer):
         if self._said.get(service.uid) == found.problem:
             return
         self._said[service.uid] = found.problem
-        wish = read_wish(service.annotations, service.load_balancer_ip)
-        is_wish = bool(wish.addresses or wish.pool or wish.problem)
+        preference = read_preference(service.annotations, service.load_balancer_ip)
+        has_preference = bool(preference.addresses or preference.pool or preference.problem)
         pools = [
             pool.name
             for pool in self.book.file.pools
             if pool.auto_assign and pool.serves(service.namespace, service.labels)
         ]
-        self.failures[wish.pool or ",".join(pools), "wish" if is_wish else "no_address"] += 1
+        self.failures[preference.pool or ",".join(pools), "wish" if has_preference else "no_address"] += 1
         log.warning("a Service lacks an address", extra={"service": service.key, "error": found.problem})
 
     def metrics(self) -> Iterator[MetricFamily]:

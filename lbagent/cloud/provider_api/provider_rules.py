@@ -8,7 +8,7 @@ from lbagent.cloud.provider_api.provider_records import Node, Service
 from lbagent.objects.decode import source_ranges as decoded
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED, is_no
 
-EVERYONE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
+ANY_SOURCE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 HEALTH_PATH = "/healthz"
 NAME_LENGTH = 32
 _COMPARED = (
@@ -46,8 +46,8 @@ def checked_source_ranges(service: Service) -> tuple[tuple[str, ...], tuple[str,
     """
     found = decoded.read_source_ranges(service.source_ranges, service.annotations.get(decoded.ANNOTATION, ""))
     if not found.texts:
-        everyone = tuple(EVERYONE[word] for word in dict.fromkeys(service.ip_families) if word in EVERYONE)
-        return everyone or (EVERYONE["IPv4"],), ()
+        any_source = tuple(ANY_SOURCE[word] for word in dict.fromkeys(service.ip_families) if word in ANY_SOURCE)
+        return any_source or (ANY_SOURCE["IPv4"],), ()
     return tuple(map(str, found.ranges)), found.problems
 
 

@@ -14,7 +14,7 @@ from lbagent.cloud.service_rules import action_of
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 
 
-class ServiceView:
+class RouterServices:
     """Reads the controller's objects. Nothing here waits."""
 
     def __init__(self, config: EdgeConfig) -> None:

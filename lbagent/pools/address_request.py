@@ -21,8 +21,8 @@ _POOL_WORDS = ("lbagent.io/address-pool", "metallb.io/address-pool", "metallb.un
 _SHARE_WORDS = ("lbagent.io/allow-shared-ip", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip")
 
 
-class Wish(Struct, frozen=True, gc=False):
-    """What a Service wishes for. `problem`: it cannot be read, and so not be met."""
+class AddressPreference(Struct, frozen=True, gc=False):
+    """What the annotations of a Service ask for. `problem`: they cannot be read, so the Service gets no address."""
 
     addresses: tuple[bytes, ...] = ()
     pool: str = ""
@@ -30,7 +30,7 @@ class Wish(Struct, frozen=True, gc=False):
     problem: str = ""
 
 
-class Claim(Struct, frozen=True, gc=False):
+class AddressRequest(Struct, frozen=True, gc=False):
     """A Service that wants an address of each of its families; `require_all`: of all of them or of none (RequireDualStack).
 
     `held` are the addresses in its status. `pods` says which pods its external traffic policy Local means: its selector as a
@@ -45,7 +45,7 @@ class Claim(Struct, frozen=True, gc=False):
     labels: Mapping[str, str] = {}
     ports: frozenset[tuple[L4Type, int]] = frozenset()
     pods: str = ""
-    wish: Wish = Wish()
+    preference: AddressPreference = AddressPreference()
     held: tuple[bytes, ...] = ()
 
     @property
@@ -58,9 +58,9 @@ class Claim(Struct, frozen=True, gc=False):
         """Who is asked first: the oldest, then by namespace and name."""
         return (self.created or float("inf"), self.key)
 
-    def shares_with(self, other: Claim) -> bool:
+    def shares_with(self, other: AddressRequest) -> bool:
         """Return whether both may have one address: the same key, no port twice, and pods that every node agrees on."""
-        mine, theirs = self.wish.sharing_key, other.wish.sharing_key
+        mine, theirs = self.preference.sharing_key, other.preference.sharing_key
         return bool(mine) and mine == theirs and self.pods == other.pods and self.ports.isdisjoint(other.ports)
 
 
@@ -76,8 +76,8 @@ class Allocation(Struct, frozen=True, gc=False):
     astray: tuple[bytes, ...] = ()
 
 
-def read_wish(annotations: Mapping[str, str], load_balancer_ip: str = "") -> Wish:
-    """Return the wish that annotations and spec.loadBalancerIP stand for; annotations win, ours before others."""
+def read_preference(annotations: Mapping[str, str], load_balancer_ip: str = "") -> AddressPreference:
+    """Return what annotations and spec.loadBalancerIP ask for; annotations win, ours before others."""
     word, text = _first(annotations, _ADDRESS_WORDS)
     if not text:
         word, text = "spec.loadBalancerIP", load_balancer_ip
@@ -90,7 +90,9 @@ def read_wish(annotations: Mapping[str, str], load_balancer_ip: str = "") -> Wis
             problem = f"{word}: {error}"
     if not problem and len({len(address) for address in found}) < len(found):
         problem = f"{word}: {text!r} has two addresses of one IP family"
-    return Wish(tuple(found), _first(annotations, _POOL_WORDS)[1], _first(annotations, _SHARE_WORDS)[1], problem)
+    return AddressPreference(
+        tuple(found), _first(annotations, _POOL_WORDS)[1], _first(annotations, _SHARE_WORDS)[1], problem
+    )
 
 
 def _first(annotations: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, str]:
