@@ -74,7 +74,7 @@ class _Turn:
 
     def allocation(self) -> Allocation:
         """Return what the Service has from now on."""
-        found, problem = self._wished() if self._is_wishing() else self._any(self.kept)
+        found, problem = self._preferred() if self._is_preference_open() else self._any(self.kept)
         if problem and (self.request.require_all or not found):
             found = self.kept
         for family, address in found.items():
@@ -89,8 +89,8 @@ class _Turn:
         astray = tuple(address for address, pool in pools.items() if pool is None)
         return Allocation(addresses, ",".join(names), problem, astray)
 
-    def _is_wishing(self) -> bool:
-        """Return whether the Service wishes for something that it does not have yet."""
+    def _is_preference_open(self) -> bool:
+        """Return whether the Service asks for something that it does not have yet."""
         preference = self.request.preference
         if preference.problem or set(preference.addresses) - set(self.kept.values()):
             return True
@@ -102,8 +102,8 @@ class _Turn:
         pool = self.use.pool_of(address)
         return pool is not None and pool.name == name
 
-    def _wished(self) -> tuple[dict[Family, bytes], str]:
-        """Return the addresses wished for, and of other families what goes with them; or why not."""
+    def _preferred(self) -> tuple[dict[Family, bytes], str]:
+        """Return the addresses that the Service asks for, with addresses of its other families; or why not."""
         preference = self.request.preference
         if preference.problem:
             return self.kept, preference.problem
@@ -117,10 +117,10 @@ class _Turn:
         more, problem = self._any(found)
         if problem and not preference.addresses:
             return self.kept, problem
-        return self.kept | more, problem  # also of a family that the pool wished for has not any more
+        return self.kept | more, problem  # also of a family that the requested pool does not have any more
 
     def _refusal(self, address: bytes) -> str:
-        """Return why the Service cannot have the address that it wishes for, '' when it can."""
+        """Return why the Service cannot have the address that it asks for, '' when it can."""
         text, request = format_ip(address), self.request
         if Family.of(address) not in request.families:
             return f"{text} is wished for, and the Service has no such IP family"
