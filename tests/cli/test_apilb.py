@@ -43,13 +43,13 @@ def config(tmp_path: Path) -> Path:
 
 def write_state(config: Path, *names: str) -> Path:
     """Write the state of an apply that made the instances of these names."""
-    known = []
+    recorded = []
     for each in read_pool_files([str(config)]).instances:
         if each.name in names:
             seen = Observed(container_id="id", status="running", image=each.image, file_text=wanted_text(each))
-            known.append(found_instance(each, seen))
+            recorded.append(found_instance(each, seen))
     path = config.parent / "state.yaml"
-    path.write_text(state_text(Deployed(known=tuple(known)), one_pool=False))
+    path.write_text(state_text(Deployed(recorded=tuple(recorded)), one_pool=False))
     return path
 
 

@@ -85,7 +85,7 @@ def _read(
         instances=tuple(reader.instances),
         deployed=replace(
             reader.deployed,
-            known=tuple(with_log_in(each, reader.instances, reader.ssh) for each in reader.deployed.known),
+            recorded=tuple(with_log_in(each, reader.instances, reader.ssh) for each in reader.deployed.recorded),
         ),
         warnings=tuple(in_file_order([*document.warnings, *state.warnings], document.files)),
         one_pool=POOLS not in top and DEFAULT_POOL in names,
@@ -111,7 +111,7 @@ def _read_pools(reader: PoolReader, top: Section) -> tuple[str, ...]:
             section = pools.section(name) or Section(reader.document, {}, (*pools.at, name))
             reader.pool(name, section)
         return pools.keys()
-    if not set(top.keys()) - {STATE} and (reader.deployed.known or reader.state_is_faulty):
+    if not set(top.keys()) - {STATE} and (reader.deployed.recorded or reader.state_is_faulty):
         return ()  # every pool is gone from the files
     reader.pool(DEFAULT_POOL, top)
     return (DEFAULT_POOL,)

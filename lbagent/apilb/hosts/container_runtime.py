@@ -114,11 +114,11 @@ class ContainerRuntime:
 
     async def pull(self, image: str) -> None:
         """Fetch an image."""
-        said = str(
+        output = str(
             await self.call(image, lambda client: client.pull(full_name(image)), PULL_S)
         )  # without a tag it pulls all
         if not await self.has_image(image):
-            errors = re.findall(r'"error": ?"([^"]+)', said)
+            errors = re.findall(r'"error": ?"([^"]+)', output)
             raise NotFound(f"{self.host}: {image} could not be pulled" + (f": {errors[-1]}" if errors else ""))
 
     async def create(self, spec: ContainerSpec) -> str:
@@ -137,8 +137,8 @@ class ContainerRuntime:
             try:
                 made = client.create_container(spec.image, name=spec.name, labels=labels, host_config=how, **words)
             except docker.errors.APIError as error:
-                said = str(error.explanation or "")
-                if error.status_code == 409 or (error.status_code == 500 and "already in use" in said):
+                output = str(error.explanation or "")
+                if error.status_code == 409 or (error.status_code == 500 and "already in use" in output):
                     raise taken(self.host, spec.name) from None
                 raise
             return str(made["Id"])
@@ -192,8 +192,8 @@ class ContainerRuntime:
 
         def work(client: Any) -> tuple[int, str]:
             made = client.exec_create(container_id, argv)
-            said = bytes(client.exec_start(made["Id"]) or b"").decode(errors="replace")
-            return int(client.exec_inspect(made["Id"]).get("ExitCode") or 0), said
+            output = bytes(client.exec_start(made["Id"]) or b"").decode(errors="replace")
+            return int(client.exec_inspect(made["Id"]).get("ExitCode") or 0), output
 
         return await self.call(name, work, WORK_S)
 
@@ -231,8 +231,8 @@ class ContainerRuntime:
         except docker.errors.ImageNotFound:
             raise NotFound(f"{self.host}: {subject}: the image is not there") from None
         except docker.errors.APIError as error:
-            said = " ".join(str(error.explanation or error).split())
-            raise LbError(f"{self.host}: {subject}: {self.docker_host} says {error.status_code}: {said}") from None
+            output = " ".join(str(error.explanation or error).split())
+            raise LbError(f"{self.host}: {subject}: {self.docker_host} says {error.status_code}: {output}") from None
         except requests.exceptions.Timeout:
             raise self._silent(timeout_s) from None
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, ValueError):
