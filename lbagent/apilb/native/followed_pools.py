@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lbagent.apilb.instance import Instance, Mode, OnMarkedDown
 from lbagent.apilb.native.kept_state import KeptInstance
-from lbagent.apilb.native.pool_objects import SOURCE, Pool, pool_of
+from lbagent.apilb.native.pool_objects import KIND, SOURCE, Pool, full_name, pool_of
 from lbagent.errors import LbError
 from lbagent.model.message import Message
 from lbagent.objects.records import Origin
@@ -65,8 +65,8 @@ class FollowedPools:
             for pool in self._pools[path]:
                 holder = holders.setdefault(pool.key, pool)
                 if holder is not pool:
-                    problem = f"the name {pool.instance.name} is taken by {holder.subject} of {holder.origin.file}"
-                    found.append(Message(problem, "it is not served", "name", pool.subject, path))
+                    problem = f"the name {pool.instance.name} is taken by {KIND} {holder.full_name} of {holder.origin.file}"
+                    found.append(Message(problem, "it is not served", "name", KIND, pool.full_name, path))
         return found
 
     def look(self) -> bool:
@@ -149,8 +149,9 @@ def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[Pool, ...
         try:
             pools.append(pool_of(instance, Origin(path, order, source=SOURCE)))
         except ValueError as error:
-            subject = f"apilb {instance.pool}/{instance.name}"
-            messages.append(Message(str(error), "it is not served", subject=subject, file=path))
+            messages.append(
+                Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path)
+            )
     if instances and not mine:
         problem = "no instance is of native mode and of this host (without ssh)"
         messages.append(Message(problem, "nothing of it is served", file=path, warning=True))

@@ -16,6 +16,7 @@ from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
+    KIND,
     SOURCE,
     Pool,
     ServerName,
@@ -283,4 +284,5 @@ def _taken(pool: Pool, place: str) -> Message:
         f"a process of this host listens on {place}: nothing is diverted from it; end it (`ss -ltnp 'sport = :{pool.bind.port}'`"
         " names it) or choose another bindAddress"
     )
-    return Message(problem, "the bind is not served", "bindAddress", pool.subject, pool.origin.file, pool.origin.line)
+    kept, origin = "the bind is not served", pool.origin
+    return Message(problem, kept, "bindAddress", KIND, pool.full_name, origin.file, origin.line)

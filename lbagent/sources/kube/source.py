@@ -137,7 +137,7 @@ class KubeSource:
             return None
         if failure:
             return failure.message
-        return Message("no list of them yet", not_read(resource), subject=f"list {resource.name}", warning=True)
+        return Message("no list of them yet", not_read(resource), kind="list", key=resource.name, warning=True)
 
     @property
     def remedy(self) -> str:
