@@ -34,9 +34,9 @@ def only_document(text: str, path: str) -> Any:
     try:
         documents = [value for _, value in yamldoc.load(text) if value is not None]
     except YamlError as error:
-        raise ConfigError(f"{path}:{error.line}: not YAML: {error.problem}") from None
+        raise ConfigError(f"not YAML: {error.problem}", file=path, line=error.line) from None
     if len(documents) > 1:
-        raise ConfigError(f"{path}: one document is wanted, not {len(documents)}")
+        raise ConfigError(f"one document is wanted, not {len(documents)}", file=path)
     return documents[0] if documents else {}
 
 
@@ -50,7 +50,7 @@ class FieldChecks:
         """Raise ConfigError with the line of the field, or of the nearest thing around it."""
         lines = next(yamldoc.load_lines(self.text), None)
         line = yamldoc.find_line(lines, field) if lines else 1
-        raise ConfigError(": ".join(filter(None, (f"{self.path}:{line}", path_text(field), problem))))
+        raise ConfigError(f"{path_text(field)}: {problem}" if field else problem, file=self.path, line=line)
 
     def converted(self, document: Any, shape: type[T], keys: Iterable[str]) -> T:
         """Return a document in its shape: types right, no unknown key (`keys` are those there are), none missing."""

@@ -100,6 +100,11 @@ class NativeSource:
         return self._files.trusted
 
     @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or with a file that was never good."""
+        return self._files.distrust
+
+    @property
     def listed(self) -> bool:
         """As `trusted`."""
         return self.trusted
