@@ -12,6 +12,7 @@ from lbagent.config.config_file import VALUE_KINDS, Fault, read_file
 from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_KEY, FALSE_WORDS, OPTIONS, TRUE_WORDS, Config, Option
 from lbagent.errors import ConfigError
+from lbagent.textfile.shape_errors import shape_error
 from lbagent.wrong_value import shown, wrong_type
 
 CONFIG_ENV = "LBAGENT_CONFIG"
@@ -93,10 +94,10 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, str], fault: Fault)
         try:
             return msgspec.convert(left, Config)
         except msgspec.ValidationError as error:
-            _, _, where = str(error).partition(" - at `$.")
-            key = where.rstrip("`").split("[")[0]
+            wrong = shape_error(error)
+            key = str(wrong.path[0]) if wrong.path else ""
             if key not in left:
-                fault(str(error))
+                fault(wrong.text)
                 return None
             fault(f"{places.get(key, key)}: {_wrong_value(BY_KEY[key], left.pop(key))}")
 

@@ -14,19 +14,14 @@ from lbagent.errors import ConfigError
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
 from lbagent.textfile import yamldoc
 from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
 from lbagent.textfile.yamldoc import YamlError
 from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
-# msgspec's words
-_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
-_WANTED = re.compile(r"Expected `(?P<type>[^`]+)`")
-_NOUNS = {"int | str": "a time", "object | null": "object"}
+_NOUNS = {("int", "str"): "a time", ("object", "null"): "object"}
 
 
 def only_document(text: str, path: str) -> Any:
@@ -57,22 +52,22 @@ class FieldChecks:
         try:
             return msgspec.convert(document, shape)
         except msgspec.ValidationError as error:
-            self._refuse_shape(document, str(error), keys)
+            self._refuse_shape(document, shape_error(error), keys)
 
-    def _refuse_shape(self, document: Any, text: str, keys: Iterable[str]) -> NoReturn:
+    def _refuse_shape(self, document: Any, error: ShapeError, keys: Iterable[str]) -> NoReturn:
         """Raise ConfigError for msgspec's complaint about a document."""
-        place = _PLACE.search(text)
-        field = tuple(step[1] or int(step[2]) for step in _STEP.finditer(place["path"] if place else ""))
-        if unknown := _UNKNOWN.match(text):
-            near = difflib.get_close_matches(unknown["key"], list(keys), n=1)
-            self.refuse((*field, unknown["key"]), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
-        if missing := _MISSING.match(text):
-            self.refuse((*field, missing["key"]), "it is missing")
+        if error.fault is Fault.UNKNOWN_KEY:
+            near = difflib.get_close_matches(error.key, list(keys), n=1)
+            self.refuse((*error.path, error.key), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if error.fault is Fault.MISSING_KEY:
+            self.refuse((*error.path, error.key), "it is missing")
+        if error.fault is Fault.KEY_IS_NO_TEXT:
+            self.refuse(error.path, "a key is not a text")
         value = document
-        for step in field:
+        for step in error.path:
             value = value[step]
-        wanted = _WANTED.match(text)
-        self.refuse(field, wrong_type(value, _NOUNS.get(wanted["type"], wanted["type"])) if wanted else text)
+        noun = _NOUNS.get(error.types, " | ".join(error.types))
+        self.refuse(error.path, wrong_type(value, noun) if noun else error.text)
 
     def selector(self, given: dict[str, Any], at: FieldPath) -> LabelSelector:
         """Return the requirements of matchLabels and matchExpressions, or of plain labels."""
