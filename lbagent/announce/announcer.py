@@ -79,7 +79,9 @@ class Announcer:
         self._undecided: set[bytes] = set()  # addresses of which that is not known yet
         self._are_routes_stale = False
         self._placements = Placements(node)
-        self.refusals: Mapping[bytes, AnnounceRefusal] = self._placements.refusals  # why this node may not announce one by L2
+        self.refusals: Mapping[bytes, AnnounceRefusal] = (
+            self._placements.refusals
+        )  # why this node may not announce one by L2
         self._looks = 0  # how often all addresses were placed anew
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")

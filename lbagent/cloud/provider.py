@@ -2,8 +2,8 @@
 
 A plug-in is an entry point of the group `lbagent.cloud_providers`; its value is a factory, `factory(config: str | None) ->
 CloudProvider`, which gets the text of the `--config` file (None without one) and raises ConfigError for a wrong one, with
-`file=CONFIG` in the place of the file's name and `line`. The functions of a provider run on the controller's event loop: what blocks belongs
-in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
+`line` and, in the place of the file's name, `file=CONFIG`. The functions of a provider run on the controller's event loop: what
+blocks belongs in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ __all__ = [
     "ServicePort", "Zone", "Zones", "default_load_balancer_name", "health_check", "needs_update", "node_included",
     "same_ingress", "source_ranges",
 ]  # fmt: skip
-CONFIG = "--config"  # stands for the file's name in a factory's ConfigError("FIELD: what is wrong", file=CONFIG, line=LINE)
+CONFIG = (
+    "--config"  # stands for the file's name in a factory's ConfigError("FIELD: what is wrong", file=CONFIG, line=LINE)
+)
 
 
 class LoadBalancer(ABC):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from lbagent.durations import UNITS_S
+from lbagent.durations import DurationSyntax, parse_duration
 from lbagent.errors import ConfigError
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
 from lbagent.textfile import yamldoc
@@ -19,7 +18,6 @@ from lbagent.textfile.yamldoc import YamlError
 from lbagent.wrong_value import wrong_type
 
 T = TypeVar("T")
-_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
 _NOUNS = {("int", "str"): "a time", ("object", "null"): "object"}
 
@@ -114,10 +112,11 @@ class FieldChecks:
 
     def seconds(self, given: str | int, at: FieldPath, least: float, most: float) -> float:
         """Return the seconds of `2s`, `300ms` or `2`."""
-        match = _DURATION.fullmatch(text := f"{given}s" if isinstance(given, int) else given)
-        if match is None:
-            self.refuse(at, f"{given!r} is no time like 2s, 300ms or 1h")
-        found = int(match[1]) * UNITS_S[match[2]]
+        text = f"{given}s" if isinstance(given, int) else given
+        try:
+            found = parse_duration(text, DurationSyntax.ONE_PART)
+        except ValueError:
+            self.refuse(at, DurationSyntax.ONE_PART.problem.format(given))
         if not least <= found <= most:
             self.refuse(at, f"{text!r} is not in {least:g}s-{most:g}s")
         return found

@@ -313,9 +313,7 @@ class ServiceBuilder:
 
     def _report(self, field: str, problem: str, kept: str, *, warning: bool = False, event: str = "") -> None:
         key, origin = self._service.key, self._service.origin
-        self.messages.append(
-            Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event)
-        )
+        self.messages.append(Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event))
 
     def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
         service = self._service

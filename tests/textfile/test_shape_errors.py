@@ -45,7 +45,9 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         ({"many": [{"number": 1}, {"number": None}]}, Fault.WRONG_TYPE, ("many", 1, "number"), "", ("int",)),
     ],
 )
-def test_the_fields_of_an_error(raw: Any, fault: Fault, path: tuple[str | int, ...], key: str, types: tuple[str, ...]) -> None:
+def test_the_fields_of_an_error(
+    raw: Any, fault: Fault, path: tuple[str | int, ...], key: str, types: tuple[str, ...]
+) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(raw, Outer)
     assert shape_error(caught.value) == (fault, path, str(caught.value), key, types)

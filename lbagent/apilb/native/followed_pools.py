@@ -74,7 +74,9 @@ class FollowedPools:
             for pool in self._pools[path]:
                 holder = holders.setdefault(pool.key, pool)
                 if holder is not pool:
-                    problem = f"the name {pool.instance.name} is taken by {KIND} {holder.full_name} of {holder.origin.file}"
+                    problem = (
+                        f"the name {pool.instance.name} is taken by {KIND} {holder.full_name} of {holder.origin.file}"
+                    )
                     found.append(Message(problem, "it is not served", "name", KIND, pool.full_name, path))
         return found
 
@@ -166,9 +168,7 @@ def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[Pool, ...
         try:
             pools.append(pool_of(instance, Origin(path, order, source=SOURCE)))
         except ValueError as error:
-            messages.append(
-                Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path)
-            )
+            messages.append(Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path))
     if instances and not mine:
         problem = "no instance is of native mode and of this host (without ssh)"
         messages.append(Message(problem, "nothing of it is served", file=path, warning=True))
