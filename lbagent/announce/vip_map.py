@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 
 from lbagent.announce.l2.frames import group_mac, solicited_node
 from lbagent.announce.leader.former_leaders import DeviceAddress
+from lbagent.mapped_address import mapped, unmapped
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
 
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
 REFRESH_PARTS, MAX_REFRESH_INTERVAL_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
 SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
-_V4_MAPPED = bytes(10) + b"\xff\xff"
 NS = 1_000_000_000
 
 
@@ -101,7 +101,7 @@ def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress,
             assert isinstance(address, bytes)
             assert isinstance(mac, bytes)
             if until >= now * NS:
-                out[ifindex, address.removeprefix(_V4_MAPPED)] = mac
+                out[ifindex, unmapped(address)] = mac
     return out
 
 
@@ -113,7 +113,7 @@ def release(places: Mapping[DeviceAddress, bytes]) -> None:
 
 def _key(place: DeviceAddress) -> bytes:
     ifindex, address = place
-    return LB_VIP_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+    return LB_VIP_KEY.pack(ifindex, mapped(address))
 
 
 def _listen(place: DeviceAddress, *, leave: bool = False) -> None:

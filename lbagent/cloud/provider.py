@@ -2,8 +2,8 @@
 
 A plug-in is an entry point of the group `lbagent.cloud_providers`; its value is a factory, `factory(config: str | None) ->
 CloudProvider`, which gets the text of the `--config` file (None without one) and raises ConfigError for a wrong one, with
-`CONFIG` in the place of the file's name. The functions of a provider run on the controller's event loop: what blocks belongs
-in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
+`line` and, in the place of the file's name, `file=CONFIG`. The functions of a provider run on the controller's event loop: what
+blocks belongs in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
 """
 
 from __future__ import annotations

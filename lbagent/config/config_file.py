@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
+from lbagent.durations import parse_whole_seconds
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
 from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
@@ -89,7 +89,7 @@ def _from_node(option: Option, node: Any, place: str) -> Any:
             return "" if null else node.value
     elif scalar and option.unit == "s" and node.tag.endswith(":str"):
         try:
-            return parse_seconds(node.value)
+            return parse_whole_seconds(node.value)
         except ValueError as error:
             raise ConfigError(f"{place}: {error}") from None
     elif scalar and node.tag == f"tag:yaml.org,2002:{'int' if option.kind == 'number' else 'bool'}":

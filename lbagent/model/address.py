@@ -13,6 +13,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from lbagent.mapped_address import unmapped
 from lbagent.model.family import Family
 
 
@@ -80,10 +81,7 @@ def parse_ip(text: str) -> bytes:
         packed = IPv6Address(text).packed
     except ValueError:
         raise ValueError(f"{text!r} is not an IP address") from None
-    return packed[12:] if packed.startswith(_MAPPED) else packed
-
-
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
+    return unmapped(packed)
 
 
 def _parse_ipv4(text: str) -> bytes:

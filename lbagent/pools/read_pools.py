@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lbagent.errors import ConfigError
-from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.pools.address_range import AddressRange, parse_range
 from lbagent.pools.announcement import BGP, DEFEND, L2, YIELD, Bfd, BgpPeer, BgpSettings, L2Settings
@@ -19,10 +17,9 @@ from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, PeerEntry, PoolEntry
 from lbagent.pools.pool import AddressPool
 from lbagent.textfile.field_path import FieldPath
-from lbagent.textfile.read_text import UnreadableManifest, decode_text
+from lbagent.textfile.followed_file import read_text_of
 from lbagent.wrong_value import shown
 
-MAX_BYTES = 4 << 20
 MAX_ASN = 0xFFFFFFFF  # RFC 6793
 MAX_HOLD_S = 0xFFFF  # RFC 4271 4.2
 _SHAPES = (FileEntry, PoolEntry, L2Entry, BgpEntry, BfdEntry, PeerEntry)
@@ -43,16 +40,7 @@ class PoolsFile(Struct, frozen=True):
 
 def read_pools(path: str) -> PoolsFile:
     """Read a pools file. Raises ConfigError, which names file, line and field."""
-    try:
-        data = read_regular(path, MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return parse_pools(decode_text(data, path), path)
-    except UnreadableManifest as error:
-        raise ConfigError(str(error.message)) from None
+    return parse_pools(read_text_of(path) or "", path)
 
 
 def parse_pools(text: str, path: str) -> PoolsFile:

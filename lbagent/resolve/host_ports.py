@@ -150,6 +150,5 @@ def _lost(pod: Pod, frontend: L3n4Addr, service: str | None, holder: Pod) -> Mes
     else:
         who = f"held by Pod {holder.key}, which is of the same age and the first by namespace/name"
     problem = f"{frontend.with_protocol()} is {who}"
-    subject, origin = f"Pod {pod.key}", pod.origin
-    kept = "the other frontends stay"
-    return Message(problem, kept, "spec.containers.ports.hostPort", subject, origin.file, origin.line, bool(service))
+    kept, field, origin = "the other frontends stay", "spec.containers.ports.hostPort", pod.origin
+    return Message(problem, kept, field, "Pod", pod.key, origin.file, origin.line, bool(service))

@@ -91,11 +91,12 @@ def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice
 
 def _message(address: bytes, first: tuple[EndpointSlice, str], last: tuple[EndpointSlice, str]) -> Message:
     (piece, node), (other, other_node) = first, last
-    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {_subject(piece)} ({piece.origin.place})"
+    elsewhere = f"{_kind(piece)} {piece.key} ({piece.origin.place})"
+    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {elsewhere}"
     kept = "neither is believed: whether it is reached as local follows from its address and route"
     origin = other.origin
-    return Message(problem, kept, "endpoints", _subject(other), origin.file, origin.line, warning=True)
+    return Message(problem, kept, "endpoints", _kind(other), other.key, origin.file, origin.line, warning=True)
 
 
-def _subject(piece: EndpointSlice) -> str:
-    return f"{'Endpoints' if piece.legacy else 'EndpointSlice'} {piece.key}"
+def _kind(piece: EndpointSlice) -> str:
+    return "Endpoints" if piece.legacy else "EndpointSlice"

@@ -43,6 +43,10 @@ class ListSource:
         self.changed = lambda _changes: None
         self.objects: dict[tuple[str, str], object] = {}
 
+    @property
+    def distrust(self) -> Message | None:
+        return None if self.trusted else Message("its last list was no good")
+
     def snapshot(self) -> ObjectSnapshot:
         return ObjectSnapshot()
 

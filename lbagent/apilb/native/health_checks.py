@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from lbagent.apilb.native.kept_state import KeptHealth
 from lbagent.model.address import L3n4Addr
+from lbagent.model.histogram import Histogram
 from lbagent.probes.check_time import LoopClock
 from lbagent.probes.checker import Checker, Health
 from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.probes.server_probe import Contexts, Outcome, Probe, Result
-from lbagent.sync.histogram import Histogram
 from lbagent.task_failure import log_failure
 
 Key = tuple[L3n4Addr, ProbeSpec]

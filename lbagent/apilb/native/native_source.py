@@ -16,6 +16,7 @@ from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
+    KIND,
     SOURCE,
     Pool,
     ServerName,
@@ -97,6 +98,11 @@ class NativeSource:
     def trusted(self) -> bool:
         """Whether it is known what every file says, or said when it was good."""
         return self._files.trusted
+
+    @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or with a file that was never good."""
+        return self._files.distrust
 
     @property
     def listed(self) -> bool:
@@ -283,4 +289,5 @@ def _taken(pool: Pool, place: str) -> Message:
         f"a process of this host listens on {place}: nothing is diverted from it; end it (`ss -ltnp 'sport = :{pool.bind.port}'`"
         " names it) or choose another bindAddress"
     )
-    return Message(problem, "the bind is not served", "bindAddress", pool.subject, pool.origin.file, pool.origin.line)
+    kept, origin = "the bind is not served", pool.origin
+    return Message(problem, kept, "bindAddress", KIND, pool.full_name, origin.file, origin.line)

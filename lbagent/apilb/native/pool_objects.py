@@ -17,6 +17,7 @@ from lbagent.probes.probe_spec import ProbeSpec
 
 NAMESPACE = "apilb"
 SOURCE = "apilb"
+KIND = "apilb"  # of a pool, in messages
 PORT_NAME = "https"
 
 
@@ -78,9 +79,14 @@ class Pool(Struct, frozen=True):
         return f"{NAMESPACE}/{self.instance.name}"
 
     @property
-    def subject(self) -> str:
-        """How messages name it."""
-        return f"apilb {self.instance.pool}/{self.instance.name}"
+    def full_name(self) -> str:
+        """How messages name it, with KIND in front."""
+        return full_name(self.instance)
+
+
+def full_name(instance: Instance) -> str:
+    """Return `POOL/NAME`."""
+    return f"{instance.pool}/{instance.name}"
 
 
 def pool_of(instance: Instance, origin: Origin) -> Pool:
@@ -145,5 +151,6 @@ def messages_of(pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], kn
             else f"{server.text} has no address: the name is not resolved"
         )
         origin = pool.origin
-        found.append(Message(problem, "it gets no connections", "servers", pool.subject, origin.file, origin.line))
+        kept = "it gets no connections"
+        found.append(Message(problem, kept, "servers", KIND, pool.full_name, origin.file, origin.line))
     return found

@@ -175,7 +175,7 @@ class PoolProvider(CloudProvider):
     def __init__(self, config: str | None) -> None:
         """Raises ConfigError."""
         if config is None:
-            raise ConfigError(f"{CONFIG}: provider pool needs the file that names its pools")
+            raise ConfigError("provider pool needs the file that names its pools", file=CONFIG)
         self._balancers = PoolBalancers(parse_pools(config, CONFIG))
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:

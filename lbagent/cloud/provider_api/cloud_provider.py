@@ -17,7 +17,8 @@ from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
 
-CONFIG = "--config"  # stands for the file's name in a factory's ConfigError: `--config:LINE: FIELD: what is wrong`
+# Stands for the file's name in a factory's ConfigError("FIELD: what is wrong", file=CONFIG, line=LINE)
+CONFIG = "--config"
 
 
 class LoadBalancer(ABC):

@@ -39,12 +39,14 @@ class Report:
     def __init__(
         self,
         origin: Origin,
-        subject: str,
         locate: Callable[[FieldPath], int] | None = None,
         last: Callable[[], LastGoodObject | None] | None = None,
+        *,
+        kind: str = "",
+        key: str = "",
     ) -> None:
         self.origin = origin
-        self.subject = subject
+        self.kind, self.key = kind, key
         self.messages: list[Message] = []
         self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
         self.wrong_type_fields: set[FieldPath] = set()
@@ -110,7 +112,7 @@ class Report:
     def _add(self, path: FieldPath, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
         text = path_text(path)
-        self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
+        self.messages.append(Message(problem, kept, text, self.kind, self.key, self.origin.file, line, warning))
 
     # --- what was good before ---
 

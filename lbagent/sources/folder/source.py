@@ -75,6 +75,13 @@ class FolderSource:
         return self._problem is None and not self._recovering
 
     @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or that its files are read again after it was away."""
+        if self._problem is None and self._recovering:
+            return Message("the folder is back and its files are read", file=self._folder)
+        return self._problem
+
+    @property
     def listed(self) -> bool:
         """As `trusted`: copies of manifests stand in for a folder that is away, and may be older than it."""
         return self.trusted

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20
 CONFIRM = "if it was deleted on purpose, set --max-delete-ratio to 100, send SIGHUP, and set it back"
 REACH = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
+NOT_LISTED = Message("the API server has not listed everything yet", "what the maps hold is served")
 
 
 class _NodeItem(Struct):
@@ -98,7 +99,13 @@ class KubeSource:
     @property
     def trusted(self) -> bool:
         """Whether every resource was listed, is followed, and nothing waits for a confirmation."""
-        return self._is_given and self._own_problem() is None
+        return self.distrust is None
+
+    @property
+    def distrust(self) -> Message | None:
+        """Why the lists do not count, in one message."""
+        own = self._own_problem()
+        return own if own or self._is_given else NOT_LISTED
 
     @property
     def listed(self) -> bool:
@@ -137,7 +144,7 @@ class KubeSource:
             return None
         if failure:
             return failure.message
-        return Message("no list of them yet", not_read(resource), subject=f"list {resource.name}", warning=True)
+        return Message("no list of them yet", not_read(resource), kind="list", key=resource.name, warning=True)
 
     @property
     def remedy(self) -> str:
@@ -150,7 +157,7 @@ class KubeSource:
         failing, held = failure_message(failures), self._held_text()
         if not held:
             if failing is None and not self._is_given and self.synced.is_set():  # the server says nothing at all
-                return Message("the API server has not listed everything yet", "what the maps hold is served")
+                return NOT_LISTED
             return failing
         return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
 

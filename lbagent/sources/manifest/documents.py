@@ -115,7 +115,9 @@ def _parse(
                     raise UnreadableManifest(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
                 if not isinstance(raw, dict):
                     where = finder.bound(number, at, line)(())
-                    no_objects.append(Message("the document is not an object", "", path_text(at), "", path, where))
+                    no_objects.append(
+                        Message("the document is not an object", "", path_text(at), file=path, line=where)
+                    )
                     continue
                 origin = Origin(path, order, line, source)
                 objects.add(decode_object(raw, origin, finder.bound(number, at, line), find))

@@ -265,7 +265,7 @@ def test_sources() -> None:
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
     assert found.severity is Severity.FAULT, "a file that does not count is the operator's"
-    (found,) = source(replace(bad, subject="Service shop/web"), replace(bad, subject="Service shop/api"))
+    (found,) = source(replace(bad, kind="Service", key="shop/web"), replace(bad, kind="Service", key="shop/api"))
     assert found.severity is Severity.DEGRADED, "a field of an object is that of whoever wrote it"
     assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
 
@@ -335,7 +335,7 @@ def test_a_contest_names_both_services_and_its_frontend() -> None:
     def contest(number: int, loser: str, winner: str) -> Contest:
         frontend = L3n4Addr(bytes((10, 96, 0, number)), 80)
         problem = f"{frontend.with_protocol()} is held by Service {winner} as its ClusterIP"
-        return Contest(frontend, loser, winner, Message(problem, subject=f"Service {loser}"))
+        return Contest(frontend, loser, winner, Message(problem, kind="Service", key=loser))
 
     contests = [contest(1, "evil/a", "t/one"), contest(2, "evil/a", "t/one"), contest(3, "evil/a", "t/two")]
     other = Message("it has no endpoints")

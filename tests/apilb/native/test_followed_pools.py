@@ -103,6 +103,7 @@ def test_a_bad_file_harms_no_other(folder: Path) -> None:
     pools = looked(followed(folder))
     assert set(served(pools)) == {"lb"}
     assert not pools.trusted  # what it may have said before is not known
+    assert pools.distrust in pools.messages()
 
 
 def test_a_file_is_read_when_it_has_stopped_changing(folder: Path) -> None:

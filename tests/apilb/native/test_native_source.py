@@ -19,6 +19,7 @@ from lbagent.errors import ConfigError
 from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
+from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice, ObjectChange
 from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.probes.server_probe import Outcome, Result
@@ -45,11 +46,11 @@ class Host:
         self.servers[name] = servers
         (self.folder / f"{name}.yaml").write_text(" ".join(servers))
 
-    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[str]]:
+    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[Message]]:
         name = Path(path).stem
         servers = Path(path).read_text().split()
         if servers == ["bad"]:
-            raise ConfigError(f"{path}:1: it is bad")
+            raise ConfigError("it is bad", file=path, line=1)
         instance = Instance(
             pool="p", name=name, mode=Mode.NATIVE, bind_address="127.0.0.1:7443", servers=tuple(servers),
             host_config_path=path, health_check=CHECK,

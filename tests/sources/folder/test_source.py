@@ -165,10 +165,12 @@ async def test_an_emptied_folder_keeps_everything(follow, tmp_path):
         (tmp_path / "a.yaml").unlink()
         await seen.says("the folder holds no manifest; kept 1 objects of generation 1")
         assert not seen.source.trusted
+        assert seen.source.distrust == seen.source.problems()[0]
         assert seen.names == ["a"]
         (tmp_path / "b.yaml").write_text(service("b"))
         await seen.has("b")
         await seen.until(lambda: seen.source.trusted and not seen.source.problems())
+        assert seen.source.distrust is None
 
 
 async def test_a_folder_that_disappears_keeps_everything_and_is_followed_when_it_is_back(follow, tmp_path):
