@@ -31,7 +31,7 @@ from lbagent.api.types import (
     VipRow,
 )
 from lbagent.apilb.native import pool_rows
-from lbagent.bpf.hooks import TargetKind
+from lbagent.bpf.hooks import AttachPointKind
 from lbagent.config import options
 from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
@@ -202,7 +202,7 @@ class AgentFacade:
             return []
         hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
         for attachment in keeper.attached:
-            if attachment in keeper.lost or attachment.target.kind is not TargetKind.DEVICE:
+            if attachment in keeper.lost or attachment.target.kind is not AttachPointKind.DEVICE:
                 continue
             hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
         out = []

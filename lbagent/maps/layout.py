@@ -167,8 +167,8 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
-    "u64 counter_rows, u64 counter_row, u64 timeout_longest,"
+    # lb_metrics: stripes (one a CPU), bytes of a stripe; the longest of the time-outs
+    "u64 counter_stripes, u64 counter_stripe_bytes, u64 timeout_longest,"
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
     "u64 further_stride,"
     # the further source addresses by number, as the words that a program loads; 0: none has the number

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from lbagent.errors import KernelError
 from lbagent.maps import mmap_window as windows
 from lbagent.maps.lbmaps import GENERATION_MAPS, Item, TrafficCounter, map_full
-from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
+from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_stripe_bytes, map_specs
 
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
@@ -122,12 +122,12 @@ class MemoryMaps:
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes."""
         with memoryview(self._array("lb_metrics")) as view:
-            return windows.counters(view, counter_row(self.sizes), indexes)
+            return windows.counters(view, counter_stripe_bytes(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Set counters to zero."""
         with memoryview(self._array("lb_metrics")) as view:
-            windows.zero_counters(view, counter_row(self.sizes), indexes)
+            windows.zero_counters(view, counter_stripe_bytes(self.sizes), indexes)
 
 
 def unpack_items(spec: MapSpec, keys: bytes, values: bytes, start: int, stop: int) -> list[Item]:

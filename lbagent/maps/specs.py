@@ -112,14 +112,14 @@ class Sizes:
     maglev_size: int = 16381  # prime
 
 
-def counter_row(sizes: Sizes) -> int:
+def counter_stripe_bytes(sizes: Sizes) -> int:
     """Return the bytes of one CPU's counters in lb_metrics."""
     return (METRIC_BACKEND + sizes.backends) * LB_COUNTER.size
 
 
-def counter_rows(sizes: Sizes) -> int:
-    """Return how many rows lb_metrics has: one a CPU, as many as a direct pointer reaches. Further CPUs share the first row."""
-    return min(possible_cpus(), DIRECT_BYTES // counter_row(sizes))
+def counter_stripes(sizes: Sizes) -> int:
+    """Return how many stripes lb_metrics has: one a CPU, as many as a direct pointer reaches. The other CPUs share the first."""
+    return min(possible_cpus(), DIRECT_BYTES // counter_stripe_bytes(sizes))
 
 
 def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
@@ -155,7 +155,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
         MapSpec("lb_direct", t.ARRAY, 4, DIRECT_MARKS * 4, 1, F_MMAPABLE),
         MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
-        MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
+        MapSpec("lb_metrics", t.ARRAY, 4, counter_stripes(s) * counter_stripe_bytes(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_datagram", t.PERCPU_ARRAY, 4, DATAGRAM_SIZE, 1),

@@ -13,7 +13,7 @@ from lbagent.model.address import format_ip
 from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice
 
-Claim = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
+AddressOnNode = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
 MAX_MESSAGES = 200  # contradictions that are named one by one
 
 
@@ -32,7 +32,7 @@ class Placement:
         """The addresses that are placed on different nodes."""
         return {address for address, node in self.decided.items() if not node}
 
-    def update(self, old: Iterable[Claim], new: Iterable[Claim]) -> set[bytes]:
+    def update(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> set[bytes]:
         """Replace the claims of one object; return the addresses about which `decided` says something else now."""
         before, after = set(old), set(new)
         changed = set()
@@ -67,7 +67,7 @@ class Placement:
         self.decided.pop(address, None)
 
 
-def claims_of(piece: EndpointSlice) -> Iterable[Claim]:
+def claims_of(piece: EndpointSlice) -> Iterable[AddressOnNode]:
     """Yield what a slice says of its endpoints."""
     return ((endpoint.address, endpoint.node) for endpoint in piece.endpoints)
 

@@ -3,7 +3,16 @@
 import pytest
 
 from lbagent.maps import specs
-from lbagent.maps.specs import MAP_NAMES, OLD_MAPS, MapType, Sizes, counter_row, counter_rows, maglev_inner, map_specs
+from lbagent.maps.specs import (
+    MAP_NAMES,
+    OLD_MAPS,
+    MapType,
+    Sizes,
+    counter_stripe_bytes,
+    counter_stripes,
+    maglev_inner,
+    map_specs,
+)
 
 
 def test_map_names_fit_what_pins_and_symbols_need():
@@ -20,13 +29,13 @@ def test_sizes_reach_the_maps():
     assert found["lb6_path"].value_size == 64 << 10
     assert found["lb6_service"].max_entries == 77
     assert found["lb4_source_range"].max_entries == 5
-    assert counter_row(Sizes(backends=1 << 10)) == (256 + 65536 + 1024) * 16
+    assert counter_stripe_bytes(Sizes(backends=1 << 10)) == (256 + 65536 + 1024) * 16
 
 
 def test_counters_have_a_row_a_cpu_as_far_as_programs_reach(monkeypatch):
     for cpus, rows in ((1, 1), (96, 96), (4096, (1 << 29) // ((256 + 65536 + (1 << 17)) * 16))):
         monkeypatch.setattr(specs, "possible_cpus", lambda cpus=cpus: cpus)
-        assert counter_rows(Sizes(backends=1 << 17)) == rows
+        assert counter_stripes(Sizes(backends=1 << 17)) == rows
         assert map_specs(Sizes(backends=1 << 17))["lb_metrics"].value_size <= 1 << 29
 
 

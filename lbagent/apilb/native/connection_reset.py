@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lbagent.apilb.instance import OnMarkedDown
-from lbagent.apilb.native.pool_objects import NAMESPACE, Pool
+from lbagent.apilb.native.pool_objects import NAMESPACE, ServedInstance
 from lbagent.errors import LbError
 from lbagent.kernel import sock_diag
 from lbagent.kernel.sock_diag import ConnectedSocket
@@ -43,16 +43,19 @@ class ConnectionReset:
     """Hears of servers that are down. `ended` counts the connections that were ended."""
 
     def __init__(
-        self, maps: LBMaps, pools: Callable[[], Sequence[tuple[Pool, Iterable[L3n4Addr]]]], state: Callable[[], State]
+        self,
+        maps: LBMaps,
+        pools: Callable[[], Sequence[tuple[ServedInstance, Iterable[L3n4Addr]]]],
+        state: Callable[[], State],
     ) -> None:
         """`pools` gives the pools with the addresses of their servers, `state` the State in the maps."""
         self.ended = 0
         self._maps, self._pools, self._state = maps, pools, state
-        self._queue: asyncio.Queue[tuple[Pool, L3n4Addr]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[ServedInstance, L3n4Addr]] = asyncio.Queue()
         self._in_hand: set[tuple[str, L3n4Addr]] = set()  # pools' keys and servers
         self._known: dict[int, Frontend] = {}  # by cookie of the socket
 
-    def server_down(self, pool: Pool, server: L3n4Addr) -> None:
+    def server_down(self, pool: ServedInstance, server: L3n4Addr) -> None:
         """Take note of a server that was found down."""
         if pool.instance.on_marked_down is OnMarkedDown.RESET and (pool.key, server) not in self._in_hand:
             self._in_hand.add((pool.key, server))
@@ -66,7 +69,7 @@ class ConnectionReset:
                 pool, server = await self._queue.get()
                 group.create_task(self._reset(pool, server, settled))
 
-    async def _reset(self, pool: Pool, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
+    async def _reset(self, pool: ServedInstance, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
         try:
             await settled()  # from now on new connections avoid it
             ended = await self._end_all(pool, server)
@@ -80,7 +83,7 @@ class ConnectionReset:
             fields = {"service": pool.key, "server": str(server), "connections": ended}
             log.info("connections to a server that is down were ended", extra=fields)
 
-    async def _end_all(self, pool: Pool, server: L3n4Addr) -> int:
+    async def _end_all(self, pool: ServedInstance, server: L3n4Addr) -> int:
         """End connections until none is left, or they may stay; return how many were ended."""
         ended = 0
         for check in range(MAX_CHECKS):
@@ -93,7 +96,7 @@ class ConnectionReset:
             await asyncio.sleep(RECHECK_DELAY_S)
         return ended
 
-    async def _others_are_back(self, pool: Pool, server: L3n4Addr) -> bool:
+    async def _others_are_back(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Wait until another server has been up for a while: one that flaps is to get nothing thrown at it.
 
         Return False as soon as this one is up again, or not of the pool any more.
@@ -107,7 +110,7 @@ class ConnectionReset:
             steady_s = steady_s + STEADY_POLL_INTERVAL_S if self.may_reset(pool, server) else 0.0
         return True
 
-    async def _end(self, pool: Pool, found: list[ConnectedSocket], server: L3n4Addr) -> int:
+    async def _end(self, pool: ServedInstance, found: list[ConnectedSocket], server: L3n4Addr) -> int:
         random.shuffle(found)
         ticks = max(1, round(min(SPREAD_S, EACH_S * len(found)) / TICK_S))
         ended = 0
@@ -119,24 +122,24 @@ class ConnectionReset:
             await asyncio.sleep(TICK_S)
         return ended
 
-    def may_reset(self, pool: Pool, server: L3n4Addr) -> bool:
+    def may_reset(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Return whether new connections go to other servers of the pool, and to another one there is."""
         groups = [svc.selectable for svc in self._rows(pool, server)]
         return any(groups) and all(each.address != server for group in groups for each in group)
 
-    def _rows(self, pool: Pool, server: L3n4Addr) -> list[SVC]:
+    def _rows(self, pool: ServedInstance, server: L3n4Addr) -> list[SVC]:
         rows = self._state().by_name.get(ServiceName(NAMESPACE, pool.instance.name), ())
         return [svc for svc in rows if svc.frontend.family is server.family]
 
     # --- which sockets ---
 
-    def _find(self, pool: Pool, server: L3n4Addr) -> list[ConnectedSocket]:
+    def _find(self, pool: ServedInstance, server: L3n4Addr) -> list[ConnectedSocket]:
         """Return the sockets that are connected to a server by the bind of the pool. Raises OSError, KernelError."""
         found = [each for each in sock_diag.tcp_connections_to(server.port) if each.peer[0] == server.address]
         return self._of_bind(pool, server, found, self._streams(server.family) if found else b"")
 
     def _of_bind(
-        self, pool: Pool, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
+        self, pool: ServedInstance, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
     ) -> list[ConnectedSocket]:
         return [each for each in found if (asked := self._asked(each, server, streams)) and pool.bind.holds(*asked)]
 

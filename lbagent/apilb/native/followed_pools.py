@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lbagent.apilb.files.pool_document import PoolFaults
 from lbagent.apilb.instance import Instance, Mode, OnMarkedDown
 from lbagent.apilb.native.kept_state import KeptInstance
-from lbagent.apilb.native.pool_objects import KIND, SOURCE, Pool, full_name, pool_of
+from lbagent.apilb.native.pool_objects import KIND, SOURCE, ServedInstance, full_name, served_instance
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.message import Message
 from lbagent.objects.records import Origin
@@ -35,7 +35,7 @@ class FollowedPools:
         self._kept = dict(kept)
         self._seen: dict[str, Signature] = {}  # as they were read
         self._before: dict[str, Signature] | None = None  # as the last look found them
-        self._pools: dict[str, tuple[Pool, ...]] = {}
+        self._pools: dict[str, tuple[ServedInstance, ...]] = {}
         self._messages: dict[str, list[Message]] = {}
         self._problem: Message | None = None  # of the folder itself
         self._unknown: set[str] = set()  # files that have never been good, as far as is known
@@ -51,9 +51,9 @@ class FollowedPools:
         unknown = (message for path in sorted(self._unknown) for message in self._messages[path])
         return self._problem or next((message for message in unknown if not message.warning), None)
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[ServedInstance]:
         """Return the pools of all files, each name once: that of the first file holds."""
-        found: dict[str, Pool] = {}
+        found: dict[str, ServedInstance] = {}
         for path in sorted(self._pools):
             for pool in self._pools[path]:
                 found.setdefault(pool.key, pool)
@@ -69,7 +69,7 @@ class FollowedPools:
         found = [self._problem] if self._problem else []
         for path in sorted(self._messages):
             found += self._messages[path]
-        holders: dict[str, Pool] = {}
+        holders: dict[str, ServedInstance] = {}
         for path in sorted(self._pools):
             for pool in self._pools[path]:
                 holder = holders.setdefault(pool.key, pool)
@@ -160,13 +160,13 @@ def _faults(path: str, error: LbError | OSError, kept: str) -> list[Message]:
     return [Message(str(error), kept, file=path)]
 
 
-def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[Pool, ...], list[Message]]:
+def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[ServedInstance, ...], list[Message]]:
     """Return the pools that this host serves, and what is wrong with others."""
     pools, messages = [], []
     mine = [each for each in instances if each.mode is Mode.NATIVE and each.ssh is None]
     for order, instance in enumerate(mine):
         try:
-            pools.append(pool_of(instance, Origin(path, order, source=SOURCE)))
+            pools.append(served_instance(instance, Origin(path, order, source=SOURCE)))
         except ValueError as error:
             messages.append(Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path))
     if instances and not mine:
@@ -183,7 +183,7 @@ def _signature(path: str) -> Signature:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _kept_of(pool: Pool) -> KeptInstance:
+def _kept_of(pool: ServedInstance) -> KeptInstance:
     one = pool.instance
     return KeptInstance(
         pool=one.pool,

@@ -18,7 +18,7 @@ from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
     KIND,
     SOURCE,
-    Pool,
+    ServedInstance,
     ServerName,
     addresses_of,
     messages_of,
@@ -43,13 +43,13 @@ LISTENERS_S = (
 )
 
 Servers = dict[ServerName, tuple[L3n4Addr, ...]]
-OnDown = Callable[[Pool, L3n4Addr], None]
+OnDown = Callable[[ServedInstance, L3n4Addr], None]
 
 
 class PoolsReport(NamedTuple):
     """The pools of which objects were reported, and what these objects were made from."""
 
-    pools: Sequence[Pool]
+    pools: Sequence[ServedInstance]
     servers: Mapping[str, Servers]  # of each pool, by its key
     taken: Mapping[str, str]  # by key of a pool: where a process listens that has its bind
     health: Mapping[Key, Health]
@@ -75,7 +75,7 @@ class NativeSource:
         """Read what an earlier agent kept; `run` reads the files."""
         self.synced = asyncio.Event()
         self.on_down: OnDown = lambda _pool, _server: None  # called when a server of a pool is found down
-        self.pools: list[Pool] = []
+        self.pools: list[ServedInstance] = []
         self.servers: dict[str, Servers] = {}  # of each pool, by its key
         self.taken: dict[str, str] = {}  # by key of a pool: where a process listens that has its bind
         self._changed, self._to_keep = asyncio.Event(), asyncio.Event()
@@ -170,7 +170,7 @@ class NativeSource:
         found = {pool.key: listener_at(pool.bind, by_port.get(pool.bind.port, ())) for pool in pools}
         self.taken = {key: place for key, place in found.items() if place}
 
-    def pools_with_addresses(self) -> list[tuple[Pool, list[L3n4Addr]]]:
+    def pools_with_addresses(self) -> list[tuple[ServedInstance, list[L3n4Addr]]]:
         """Return the pools, each with the addresses of its servers."""
         found = [(pool, self.servers.get(pool.key, {})) for pool in self.pools]
         return [(pool, [each for group in servers.values() for each in group]) for pool, servers in found]
@@ -284,7 +284,7 @@ def _lasting(kept: Kept) -> Any:
     return kept.pools, kept.addresses, [(each.address, each.check, each.up, each.since) for each in kept.health]
 
 
-def _taken(pool: Pool, place: str) -> Message:
+def _taken(pool: ServedInstance, place: str) -> Message:
     problem = (
         f"a process of this host listens on {place}: nothing is diverted from it; end it (`ss -ltnp 'sport = :{pool.bind.port}'`"
         " names it) or choose another bindAddress"

@@ -64,8 +64,8 @@ def server_name(text: str, port: int) -> ServerName:
     return ServerName(text, found.host, found.port or port)
 
 
-class Pool(Struct, frozen=True):
-    """An instance that this host serves, read to the end. `origin` is the place of its file."""
+class ServedInstance(Struct, frozen=True):
+    """An instance that this host serves, with all its values parsed. `origin` is the place of its file."""
 
     instance: Instance
     bind: Bind
@@ -89,17 +89,17 @@ def full_name(instance: Instance) -> str:
     return f"{instance.pool}/{instance.name}"
 
 
-def pool_of(instance: Instance, origin: Origin) -> Pool:
+def served_instance(instance: Instance, origin: Origin) -> ServedInstance:
     """Return what an instance says. Raises ValueError."""
     bind = Bind.parse(instance.bind_address)
     servers = tuple(server_name(text, bind.port) for text in instance.servers)
-    return Pool(instance, bind, servers, instance.health_check or ProbeSpec(), origin)
+    return ServedInstance(instance, bind, servers, instance.health_check or ProbeSpec(), origin)
 
 
 Addresses = Mapping[str, Sequence[bytes]]  # by name of a host
 
 
-def addresses_of(pool: Pool, known: Addresses) -> dict[ServerName, tuple[L3n4Addr, ...]]:
+def addresses_of(pool: ServedInstance, known: Addresses) -> dict[ServerName, tuple[L3n4Addr, ...]]:
     """Return the addresses of each server that connections to the bind can be given: of its families."""
     families = {Family.of(address) for address in pool.bind.addresses}
     found = {}
@@ -111,7 +111,7 @@ def addresses_of(pool: Pool, known: Addresses) -> dict[ServerName, tuple[L3n4Add
 
 
 def objects_of(
-    pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], down: Mapping[L3n4Addr, bool]
+    pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], down: Mapping[L3n4Addr, bool]
 ) -> tuple[Service, list[EndpointSlice]]:
     """Return the Service of a pool and its slices: one for each IP family and port. `down` says which addresses are."""
     ports = (ServicePort(PORT_NAME, L4Type.TCP, pool.bind.port),)
@@ -138,7 +138,9 @@ def objects_of(
     return service, slices
 
 
-def messages_of(pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], known: Addresses) -> list[Message]:
+def messages_of(
+    pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], known: Addresses
+) -> list[Message]:
     """Return what is wrong with the servers of a pool."""
     found = []
     for server, addresses in servers.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
 from lbagent.bpf.compiler.compile import bcc_version
-from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC, TargetKind
+from lbagent.bpf.hooks import TC_INGRESS, XDP, XDP_GENERIC, AttachPointKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, default_route_devices, devices, no_such_device, strict_devices
 from lbagent.bpf.load.links import linked_program, pinned_links
@@ -310,7 +310,7 @@ def _has_socket_programs(question: ProbeOptions) -> bool:
         links = pinned_links(pin_dir(question.bpffs))
     except OSError:
         links = []  # this user may not look
-    return question.socket_lb or any(target.kind is TargetKind.CGROUP for target, _ in links)
+    return question.socket_lb or any(target.kind is AttachPointKind.CGROUP for target, _ in links)
 
 
 def _node_ports(question: ProbeOptions) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Pool files of a host: what is served of them, and what a file that is bad, half written or gone changes."""
+"""ServedInstance files of a host: what is served of them, and what a file that is bad, half written or gone changes."""
 
 from __future__ import annotations
 

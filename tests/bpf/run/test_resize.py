@@ -19,7 +19,7 @@ from lbagent.errors import KernelError
 from lbagent.maps import layout, pins
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.lbmaps import backend_counter, service_counter
-from lbagent.maps.specs import MapType, Sizes, counter_row, counter_rows
+from lbagent.maps.specs import MapType, Sizes, counter_stripe_bytes, counter_stripes
 from tests.e2e.cluster import Cluster
 from tests.lab.agent import Agent
 from tests.lab.netns import wait_for
@@ -77,12 +77,12 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
     with unpinned(few) as old, unpinned(many) as new, unpinned(few) as back:
         indexes = (1, service_counter(7), backend_counter(1023))
         for n, index in enumerate(indexes, 1):
-            row = counter_row(few)
-            for cpu in range(counter_rows(few)):
+            row = counter_stripe_bytes(few)
+            for cpu in range(counter_stripes(few)):
                 with old.window("lb_metrics", cpu * row + 16 * index, 16) as cell:
                     cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
         before = old.counters(indexes)
-        assert before[2][0] == 3 * counter_rows(few)
+        assert before[2][0] == 3 * counter_stripes(few)
         size_change._copy(old, new, new.specs["lb_metrics"])
         assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
         size_change._copy(new, back, back.specs["lb_metrics"])
