@@ -1,4 +1,4 @@
-"""The agent's memory: what a start and a storm of changes used is given back, what a start built is kept out of collections."""
+"""The agent's memory: gives back what a start and a burst of changes used, and keeps what a start built out of collections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIM_CHECK_INTERVAL_S = 1.0
 MAX_TRIM_CHECKS = 60  # at a start that is followed by one change after the other
 
 
-def spare_memory() -> None:
+def tune_allocator() -> None:
     """Prepare a start: threads share one heap (each of their own keeps some MiB for ever), no collection looks at the imports."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
@@ -24,7 +24,7 @@ def spare_memory() -> None:
     gc.set_threshold(*AT_START)
 
 
-def settle_memory() -> None:
+def release_startup_memory() -> None:
     """Give back what the start used, and keep what it built out of later garbage collections (0.07 s for 10,000 Services)."""
     gc.collect()
     gc.freeze()
@@ -46,7 +46,7 @@ async def keep_memory_small(writes: Callable[[], int]) -> None:
         if (now := writes()) == last:
             break
         last = now
-    settle_memory()
+    release_startup_memory()
     await trim_after_storms(writes)
 
 

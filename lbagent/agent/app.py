@@ -57,7 +57,7 @@ from lbagent.objects.object_event import MessageEvents
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.pools.read_pools import PoolsFile, parse_pools
-from lbagent.process_memory import keep_memory_small, spare_memory
+from lbagent.process_memory import keep_memory_small, tune_allocator
 from lbagent.resolve import Resolver
 from lbagent.sources.kube.source import KubeSource
 from lbagent.sync.loop import SyncLoop
@@ -79,7 +79,7 @@ def run_agent(load: Callable[[], Config]) -> None:
     logs.take_stderr()
     if config.artifact and not os.path.isfile(config.artifact):
         raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
-    spare_memory()
+    tune_allocator()
     sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(Agent(config, load).run())

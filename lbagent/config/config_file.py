@@ -10,7 +10,7 @@ from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
 from lbagent.durations import parse_whole_seconds
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
-from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
+from lbagent.value_errors import MAX_SHOWN, shown, tab_problem
 
 Fault = Callable[[str], None]  # takes `PLACE: what is wrong`
 
@@ -110,7 +110,7 @@ VALUE_KINDS = {
 
 
 def _wrong_node(node: Any, wanted: str) -> str:
-    """Return the sentence about a YAML value that is not what is wanted, in the words of `wrong_value.wrong_type`."""
+    """Return the sentence about a YAML value that is not what is wanted, in the words of `value_errors.wrong_type`."""
     if node.id == "sequence" and wanted == VALUE_KINDS["list"]:
         item = next(item for item in node.value if item.id != "scalar" or item.tag.endswith(":null"))
         return f"{wanted} is wanted, and one item is {_container(item) or _shown(item)}"

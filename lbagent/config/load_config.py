@@ -13,7 +13,7 @@ from lbagent.config.schema import BY_KEY, FALSE_WORDS, OPTIONS, TRUE_WORDS, Conf
 from lbagent.durations import parse_whole_seconds
 from lbagent.errors import ConfigError
 from lbagent.textfile.shape_errors import shape_error
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.value_errors import shown, wrong_type
 
 CONFIG_ENV = "LBAGENT_CONFIG"
 

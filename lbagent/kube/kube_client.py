@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from lbagent import bare_packages
+from lbagent import partial_imports
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
@@ -305,8 +305,8 @@ _UNUSED: Mapping[str, Mapping[str, object]] = {
 
 
 def _load_package() -> tuple[Any, Any]:
-    bare_packages.put_in_place("kubernetes", "kubernetes.aio")
-    with bare_packages.stand_ins(_UNUSED):
+    partial_imports.put_in_place("kubernetes", "kubernetes.aio")
+    with partial_imports.stand_ins(_UNUSED):
         from kubernetes.aio import client, config
         from kubernetes.aio.config import exec_provider, kube_config
 

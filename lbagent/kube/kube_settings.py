@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a folder
 SERVER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")

@@ -15,7 +15,7 @@ from lbagent.textfile import yamldoc
 from lbagent.textfile.field_path import FieldPath, path_text
 from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
 from lbagent.textfile.yamldoc import YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"

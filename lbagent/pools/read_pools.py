@@ -18,7 +18,7 @@ from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, Pee
 from lbagent.pools.pool import AddressPool
 from lbagent.textfile.field_path import FieldPath
 from lbagent.textfile.followed_file import read_text_of
-from lbagent.wrong_value import shown
+from lbagent.value_errors import shown
 
 MAX_ASN = 0xFFFFFFFF  # RFC 6793
 MAX_HOLD_S = 0xFFFF  # RFC 4271 4.2

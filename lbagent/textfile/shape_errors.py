@@ -35,7 +35,7 @@ class ShapeError(NamedTuple):
     """A complaint: about the value at `path`, or about a key in it.
 
     The steps of `path` end at a mapping of free keys, which msgspec does not name; it is () for a key that is no text. `key` is of
-    UNKNOWN_KEY and MISSING_KEY, `types` of WRONG_TYPE: msgspec's words, as wrong_value.py takes them. `text` is msgspec's sentence.
+    UNKNOWN_KEY and MISSING_KEY, `types` of WRONG_TYPE: msgspec's words, which value_errors.py takes. `text` is msgspec's sentence.
     """
 
     fault: Fault

@@ -46,7 +46,7 @@ def test_memory_settles_in_the_first_quiet_moment(
 ) -> None:
     left = list(counts)
     settled: list[int] = []
-    monkeypatch.setattr(process_memory, "settle_memory", lambda: settled.append(len(counts) - len(left)))
+    monkeypatch.setattr(process_memory, "release_startup_memory", lambda: settled.append(len(counts) - len(left)))
     monkeypatch.setattr(process_memory, "trim", lambda: None)
     _run(process_memory.keep_memory_small, left, monkeypatch)
     assert settled == looks

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from lbagent.model.address import parse_port
-from lbagent.wrong_value import shown
+from lbagent.value_errors import shown
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)  # Docker's rule for names of containers
 _HOST = re.compile(

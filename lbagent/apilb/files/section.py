@@ -11,7 +11,7 @@ from lbagent.apilb.files.pool_document import PoolDocument
 from lbagent.apilb.instance import Secret
 from lbagent.durations import parse_duration
 from lbagent.textfile.field_path import FieldPath
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.value_errors import shown, wrong_type
 
 E = TypeVar("E", bound=StrEnum)
 Check = Callable[[str], object]  # raises ValueError

@@ -12,7 +12,7 @@ from msgspec.structs import fields
 from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
 from lbagent.cloud.edge.protocols.port_mapping import is_special
 from lbagent.pools.field_checks import FieldChecks, only_document
-from lbagent.wrong_value import shown
+from lbagent.value_errors import shown
 
 CONFIG = "--config"  # stands for the file's name
 MIN_POLL_S, MAX_POLL_S = 1.0, 3600.0

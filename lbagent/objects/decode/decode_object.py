@@ -28,7 +28,7 @@ from lbagent.objects.decode.misspelling import misspelt_fields
 from lbagent.objects.decode.report import OURS, Report
 from lbagent.objects.records import KubeObject, LastGoodObject, Origin
 from lbagent.textfile.field_path import FieldPath
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.value_errors import shown, wrong_type
 
 
 class _Kind(NamedTuple):

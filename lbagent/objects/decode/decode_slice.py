@@ -15,7 +15,7 @@ from lbagent.objects.decode.report import Report, label, plain_ip, present
 from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, ObjectReference, Port, Subset
 from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort
 from lbagent.textfile.field_path import FieldPath
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number

@@ -9,7 +9,7 @@ import msgspec
 
 from lbagent.textfile.field_path import FieldPath, path_text
 from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
 _MAX_FAULTS = 100  # an object with more wrong parts than this is not an object

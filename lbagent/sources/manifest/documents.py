@@ -22,7 +22,7 @@ from lbagent.textfile import yamldoc
 from lbagent.textfile.field_path import FieldPath, path_text
 from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest
 from lbagent.textfile.yamldoc import Lines, YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 MAX_OBJECTS = 1_000_000  # of one file
 BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice

@@ -1,4 +1,4 @@
-"""Packages of which single modules are used, without the code of the packages themselves, which imports all the others."""
+"""Imports single modules of large packages, without the code of the package itself, which imports all its modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put_in_place(*names: str) -> None:
 def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
     """Let imports find these attributes in place of modules that are not loaded yet, until the end of the block.
 
-    For modules of which only names are asked for. What is imported after the block gets the modules themselves.
+    For modules of which only names are used. An import after the block gets the real module.
     """
     placed = []
     for name, attributes in modules.items():

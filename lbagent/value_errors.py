@@ -1,4 +1,4 @@
-"""The sentences about wrong YAML and values of a wrong type, the same for objects and for the configuration."""
+"""Sentences about wrong YAML and about values of a wrong type: the same for objects and for the configuration."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lbagent import bare_packages
+from lbagent import partial_imports
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def loud(tmp_path, monkeypatch):
 
 
 def test_a_module_is_found_without_the_code_of_its_packages(loud):
-    bare_packages.put_in_place(loud, f"{loud}.inner")
+    partial_imports.put_in_place(loud, f"{loud}.inner")
     assert importlib.import_module(f"{loud}.inner.useful").ANSWER == 42
 
 
 def test_what_asks_the_package_for_a_module_gets_it(loud):
-    bare_packages.put_in_place(loud)
+    partial_imports.put_in_place(loud)
     assert sys.modules[loud].beside.ANSWER == 42
     with pytest.raises(AttributeError, match="nothing"):
         _ = sys.modules[loud].nothing
@@ -41,7 +41,7 @@ def test_what_asks_the_package_for_a_module_gets_it(loud):
 
 def test_a_package_that_is_loaded_stays():
     before = sys.modules["pytest"]
-    bare_packages.put_in_place("pytest", "no_such_package")
+    partial_imports.put_in_place("pytest", "no_such_package")
     assert sys.modules["pytest"] is before
     assert "no_such_package" not in sys.modules
 
@@ -53,7 +53,7 @@ def test_the_client_leaves_the_synchronous_one_out():
 
 
 def test_a_stand_in_is_found_until_its_block_ends(loud):
-    with bare_packages.stand_ins({loud: {"ANSWER": 41}, "pytest": {"no_such_name": 1}}):
+    with partial_imports.stand_ins({loud: {"ANSWER": 41}, "pytest": {"no_such_name": 1}}):
         assert importlib.import_module(loud).ANSWER == 41
         assert not hasattr(sys.modules["pytest"], "no_such_name"), "a module that is loaded stays as it is"
     with pytest.raises(ImportError, match="the code of the package ran"):
