@@ -33,7 +33,7 @@ struct lb_scratch {
 	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
 	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */
 	volatile u8 is_opening; /* a SYN to a frontend: the next packets are sent alike without an entry, by selection. Read back, too */
-	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
+	/* The way that slow_path_resolve_egress() found. Of a value that is read back from a map the verifier knows nothing: it need not
 	 * follow each way to its end. */
 	volatile u8 out;  /* OUT_* */
 	volatile u8 here; /* does the stack of this node get the packet? */

@@ -4,7 +4,7 @@
  * (forward_choose), and kept in the flow's value word (ct_value.h: value_forward), so that a flow keeps the mode it was made with.
  * A new mode needs its line here, its condition in forward_choose(), and an answer wherever modes differ:
  * - select_backend() and flow_create_main() make the flow: which modes keep the client's address, which need a SNAT port;
- * - slow_path_way() and slow_path_reason() find and count the way of a packet, flow_tuple(), forward_stays_here() and fast_path_request()
+ * - slow_path_resolve_egress() and slow_path_reason() find and count the way of a packet, flow_tuple(), forward_is_local() and fast_path_request()
  *   send requests;
  * - flow_create_yield(), value_awaiting_snat() and direct.h change the mode of a flow that has one;
  * - ct_advance() and ct_find_reply() know who sees replies, ct_entry_clash() and ct_spill() which flows need more than one row for them.

@@ -44,9 +44,9 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 
 /* Finds the way by which a packet goes to the backend of `path`, and leaves it in `s`. Returns CONTINUE or a verdict, with nothing
  * stored yet: what XDP cannot send is another program's, which begins with it anew. */
-AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
+AI int slow_path_resolve_egress(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	bool here = forward_stays_here(forward);
+	bool here = forward_is_local(forward);
 	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
@@ -69,7 +69,7 @@ AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta,
 	return CONTINUE;
 }
 
-/* Translates and sends a packet of a flow with this value, by the way that slow_path_way() found to its backend. */
+/* Translates and sends a packet of a flow with this value, by the way that slow_path_resolve_egress() found to its backend. */
 AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
 {
 	const struct nexthop nh = {s->out_macs, s->out_rest};
@@ -146,7 +146,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		return slow_path_take_snat(ctx, s, f, meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
-		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
+		rc = slow_path_resolve_egress(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
 	s->old_value = v;
