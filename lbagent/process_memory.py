@@ -17,7 +17,7 @@ MAX_TRIM_CHECKS = 60  # at a start that is followed by one change after the othe
 
 
 def tune_allocator() -> None:
-    """Prepare a start: threads share one heap (each of their own keeps some MiB for ever), no collection looks at the imports."""
+    """Prepare a start: threads share one heap (each of their own keeps some MiB), no collection looks at the imports."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     gc.freeze()
@@ -39,7 +39,7 @@ def trim() -> None:
 
 
 async def keep_memory_small(writes: Callable[[], int]) -> None:
-    """Settle in the first moment without a write of map entries (`writes` counts them) after the start; then trim for ever."""
+    """Release the memory of the start after the first second without map writes (`writes` counts them); trim until cancelled."""
     last = writes()
     for _ in range(MAX_TRIM_CHECKS):
         await asyncio.sleep(TRIM_CHECK_INTERVAL_S)
@@ -51,7 +51,7 @@ async def keep_memory_small(writes: Callable[[], int]) -> None:
 
 
 async def trim_after_storms(writes: Callable[[], int]) -> None:
-    """Trim for ever, each time when many map entries were written and a moment passed without any; `writes` counts them all."""
+    """Trim until cancelled, after each burst of map writes that is followed by a second without any; `writes` counts them all."""
     trimmed = last = writes()
     while True:
         await asyncio.sleep(TRIM_CHECK_INTERVAL_S)

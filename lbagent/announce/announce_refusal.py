@@ -34,7 +34,7 @@ class RefusalReason(StrEnum):
     )
     CORDONED = "the node is cordoned", "kubectl uncordon NODE, or leave it to the other nodes"
     NOT_SELECTED = (
-        "the node has not the labels of l2.nodeSelector",
+        "l2.nodeSelector does not match the node's labels",
         "give the node these labels, or change l2.nodeSelector",
     )
     # of its devices
@@ -71,7 +71,7 @@ class RefusalReason(StrEnum):
     )
     # of what it takes part in
     LEASES_UNKNOWN = (
-        "Leases are not known now, and only a leader goes on without them{}",
+        "The API server does not answer; only the current leader keeps announcing{}",
         "see that the API server can be reached, and deploy/cloud/announce.yaml for the rights",
     )
     NO_SPEAKER = "no BGP speaker runs on this node", "see `lbagent status`"

@@ -230,7 +230,7 @@ class Announcer:
         self._wake.set()
 
     def use_pools(self, pools: PoolsFile) -> None:
-        """Go by another file from now on."""
+        """Use another file from now on."""
         self.pools = pools
         self._map.restart_grace_s = self._former_map.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
@@ -264,7 +264,7 @@ class Announcer:
         self._note(address)
 
     def _note(self, address: bytes) -> None:
-        """Take note of what became of a machine: whenever one was told anything."""
+        """Update what follows from a machine, after each of its inputs."""
         machine = self.machines[address]
         self._due.set(address, machine.wake_at())
         if machine.answers != (address in self._answering):
@@ -314,7 +314,7 @@ class Announcer:
         self._look_at_state()
         self._look_at_devices()
         if self._map.has_ended(now):
-            log.warning("this agent did not run for so long that its programs stopped announcing: it begins anew")
+            log.warning("the agent was suspended longer than the announcement lifetime; election restarts")
             for address, machine in self.machines.items():
                 machine.lapse(now)
                 self._note(address)
@@ -443,7 +443,7 @@ class Announcer:
         return lease_status_of(self.election, self.node, vip, now, eligible=eligible, served=served)
 
     def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
-        """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
+        """Write the former leaders, then the answers of the programs: a failure of the first write does not prevent the second."""
         grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
         if not self._is_written:
             self._answers = self._placements.answers(self._answering)
@@ -466,10 +466,10 @@ class Announcer:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem, self._is_written = failure, True  # what failed is tried again by the maps' own word
+        self.problem, self._is_written = failure, True  # the maps' refresh_at() has a failed write tried again
 
     def former_leader(self, address: bytes) -> str:
-        """Return the node to which segments of connections from before this one led go on, '' for none."""
+        """Return the previous leader, to which segments of older connections are forwarded, '' for none."""
         names = [self.election.node_of(mac) for mac in self._former.of(address)] if self.election else []
         return next(iter(names), "")
 

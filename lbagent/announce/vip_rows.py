@@ -81,8 +81,8 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceR
         failure = announcer.election.failure if announcer.election else ""
         return STANDBY, "", AnnounceRefusal(RefusalReason.LEASES_UNKNOWN, failure and f": {failure}")
     if status.preferred not in ("", announcer.node):
-        return STANDBY, "", f"{status.preferred} is to announce it"
-    return STANDBY, "", "it is probed whether another host has the address"
+        return STANDBY, "", f"{status.preferred} will announce it"
+    return STANDBY, "", "probing whether another host uses the address"
 
 
 def _bgp_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
@@ -127,7 +127,7 @@ def why(announcer: Announcer, name: str) -> VipAnswer:
     is_announced = any(row.state == ANNOUNCED or (row.state == STANDBY and row.node) for row in rows)
     lines += [line for each in found for line in _about_standing(each)]
     former = {announcer.former_leader(parse_ip(row.address)): None for row in rows if row.state == ANNOUNCED}
-    lines += [f"  connections from before go on by {node}, which led before" for node in former if node]
+    lines += [f"  existing connections are forwarded to the previous leader {node}" for node in former if node]
     return VipAnswer(is_announced, lines)
 
 

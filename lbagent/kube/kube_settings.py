@@ -199,6 +199,6 @@ def check_in_cluster() -> None:
         try:
             is_empty = not read_regular(path, 1)
         except OSError as error:
-            raise ConfigError(f"--in-cluster: {path}: {error.strerror}; has the Pod a service account?") from None
+            raise ConfigError(f"--in-cluster: {path}: {error.strerror}; is a service account token mounted?") from None
         if is_empty:
             raise ConfigError(f"--in-cluster: {path} is empty")

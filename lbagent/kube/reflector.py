@@ -1,4 +1,4 @@
-"""Lists one resource and watches it, for ever. Source: client-go's reflector (behaviour).
+"""Lists one resource and watches it, until cancelled. Source: client-go's reflector (behaviour).
 
 The list comes as a stream of events where the server offers that (WatchList), else in pages. What a watch missed (410) is
 found by a new list, which is compared with the objects that are there: they stay in force meanwhile.
@@ -27,15 +27,15 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-TOO_LARGE = "Too large resource version"  # the server is behind what it said before
+TOO_LARGE = "Too large resource version"  # the server is behind a version that it gave before
 DECODE_BATCH = 100  # objects decoded in one go
-MAX_NOT_FOUND_ANSWERS = 5  # times that a resource is not there before its objects are gone
+MAX_NOT_FOUND_ANSWERS = 5  # 404 answers in a row until the objects of a resource count as deleted
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class OtherServer(Exception):
-    """Another server answers than the one whose objects and versions are known."""
+    """The server that answers is not the one whose objects and versions the cache holds."""
 
 
 class _ListenerFailed(Exception):
@@ -47,7 +47,7 @@ class _ListenerFailed(Exception):
 
 
 class Backoff:
-    """Pauses that double, each with jitter; after a healthy time they begin anew."""
+    """Pauses that double, each with jitter; after a healthy time they restart at the first."""
 
     def __init__(self, timing: KubeTiming, rng: Callable[[], float] = random.random) -> None:
         self._timing, self._rng = timing, rng
@@ -100,7 +100,7 @@ class Reflector:
         self._is_doubtful = False  # a watch broke off: the server that answers next may be another one
         self._streams_lists = True
         self._verb = "list"
-        self._heard = 0.0  # when the watch said something last, monotonic seconds
+        self._received_at = 0.0  # when the watch sent data last, monotonic seconds
         self._absent = 0  # times in a row that the resource was not there
         self._failing_since = 0.0
 
@@ -177,7 +177,7 @@ class Reflector:
             await self._watch()
 
     async def _compare_versions(self) -> None:
-        """Ask for a list if the server has not come as far as what is known: a watch from there would hear nothing until it has."""
+        """Require a list if the server is behind the cache: a watch from there would get no events until it has caught up."""
         self._verb = "list"
         page = await self._get_page(self.resource.query | {"limit": "1"})
         if is_older(page.metadata.resourceVersion, self._version):
@@ -247,7 +247,7 @@ class Reflector:
     # --- a watch ---
 
     async def _watch(self) -> None:
-        """Follow events until the server ends it. Without a version the events of a whole list come first."""
+        """Follow events until the server ends the watch. Without a version the events of a whole list come first."""
         self._verb = "watch"
         draft: Draft | None = None if self._version else {}
         asked_s = random.randint(*self._timing.watch_s)
@@ -257,13 +257,13 @@ class Reflector:
             if draft is None
             else {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         )
-        self._heard = opened = time.monotonic()
+        self._received_at = opened = time.monotonic()
         try:
             async with self._client.get(self.resource.path, query, silence_s=self._timing.silence_s) as answer:
                 await self._check_server()
                 draft = await self._take_all(answer, draft)
         except ServerUnreachable:
-            if self._heard == opened and time.monotonic() - opened >= self._timing.silence_s:
+            if self._received_at == opened and time.monotonic() - opened >= self._timing.silence_s:
                 # Not even a bookmark: it may wait for a version that a server restored from a backup has not reached.
                 self._version = ""
             raise
@@ -272,12 +272,12 @@ class Reflector:
             raise ServerUnreachable("the connection ended in the middle of a list")
 
     async def _take_all(self, answer: Answer, draft: Draft | None) -> Draft | None:
-        """Take all that a watch says until it ends; return the list that is not whole then."""
+        """Take all events of a watch until it ends; return the list that is not whole then."""
         is_listed = draft is None
         lives = asyncio.get_running_loop().call_later(self._timing.alive_s, self._succeed) if is_listed else None
         try:
             async for lines in answer.lines():
-                self._heard = time.monotonic()
+                self._received_at = time.monotonic()
                 for at in range(0, len(lines), DECODE_BATCH):
                     draft = self._take(events_of(lines[at : at + DECODE_BATCH]), draft)
                     await asyncio.sleep(0)
@@ -368,7 +368,7 @@ class Reflector:
     def _fail(self, status: int | None, text: str) -> None:
         """Note a failure: at once when it needs the operator or nothing is known yet, else when it lasts.
 
-        429 is no failure but a wish for time: so answers a server that starts, or whose CustomResourceDefinition is new.
+        429 is no failure: a server that starts answers so, or one with a new CustomResourceDefinition.
         """
         now = time.monotonic()
         is_first = not self._failing_since
@@ -447,7 +447,7 @@ def page_of(body: bytes) -> ListPage:
 
 
 def error_of(raw: msgspec.Raw) -> ApiError:
-    """Return the error that an ERROR event tells. Raises UnreadableAnswer."""
+    """Return the error that an ERROR event holds. Raises UnreadableAnswer."""
     try:
         status = _STATUS.decode(raw)
     except DECODING_ERRORS as error:

@@ -86,7 +86,7 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         ("pools:\n- name: ''\n  addresses: [10.0.0.1]", "f:2: pools[0].name: '' is no name"),
         ("pools:\n- name: a,b\n  addresses: [10.0.0.1]", "f:2: pools[0].name: 'a,b' is no name"),
         ("pools:\n- name: a\n  addresses:\n  - 10.0.0.1\n  - x", "f:5: pools[0].addresses[1]: 'x' is no address, range or network"),
-        ("pools:\n- name: a\n  addresses:\n  - 10.0.0.9-10.0.0.1", "f:4: pools[0].addresses[0]: '10.0.0.9-10.0.0.1' is backwards: it ends before it begins"),
+        ("pools:\n- name: a\n  addresses:\n  - 10.0.0.9-10.0.0.1", "f:4: pools[0].addresses[0]: '10.0.0.9-10.0.0.1': end is below start"),
         ("pools:\n- name: a\n  addresses:\n  - 10.0.0.0/24\n  - 10.0.0.255", "f:5: pools[0].addresses[1]: '10.0.0.255' overlaps 10.0.0.0-10.0.0.255 of the same pool"),
         (f"{A}- name: b\n  addresses: [10.0.0.255-10.0.1.0]", "f:5: pools[1].addresses: 10.0.0.255-10.0.1.0 overlaps 10.0.0.0-10.0.0.255 of pool a"),
         (f"{A}- name: a\n  addresses: [10.0.1.0]", "f:4: pools[1].name: 'a' is given twice"),

@@ -102,7 +102,7 @@ class BgpSpeaker:
         return self._rows(*await self._look())
 
     async def run(self) -> None:
-        """Keep BIRD running and look at its sessions, for ever."""
+        """Keep BIRD running and poll its sessions, until cancelled."""
         unanswered = checks = 0
         while True:
             await asyncio.sleep(CHECK_S)

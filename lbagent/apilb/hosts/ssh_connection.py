@@ -84,7 +84,7 @@ class SshHost:
             async with asyncio.timeout(OPEN_S):
                 client = await self._connection.start_sftp_client()
         except (TimeoutError, asyncssh.Error, OSError) as error:
-            raise HostUnreachable(f"{self.ssh}: its sshd gives no sftp: {_reason(error)}") from None
+            raise HostUnreachable(f"{self.ssh}: the SSH server offers no SFTP subsystem: {_reason(error)}") from None
         async with client:
             yield client
 

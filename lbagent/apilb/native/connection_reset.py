@@ -40,7 +40,7 @@ Frontend = tuple[bytes, int]  # what a process asked for: packed address, port
 
 
 class ConnectionReset:
-    """Hears of servers that are down. `ended` counts the connections that were ended."""
+    """Ends connections to servers that are down. `ended` counts the connections that were ended."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ConnectionReset:
             self._queue.put_nowait((pool, server))
 
     async def run(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """End connections for ever; `settled` returns when what happened so far is in the maps."""
+        """End connections until cancelled; `settled` returns when what happened so far is in the maps."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remember())
             while True:

@@ -143,7 +143,7 @@ class NativeSource:
             await self.health.close()
 
     async def _look(self) -> None:
-        """Look at the files, and at what listens, for ever."""
+        """Poll the files and the listeners until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(POOL_FILE_POLL_INTERVAL_S)
@@ -193,7 +193,7 @@ class NativeSource:
         return checker.health
 
     async def follow_maps(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """Note for ever which report is in the maps; `settled` returns when what was reported so far is there."""
+        """Follow which report is in the maps until cancelled; `settled` returns when what was reported so far is there."""
         while True:
             await self._has_reported.wait()
             self._has_reported.clear()

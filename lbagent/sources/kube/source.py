@@ -228,7 +228,7 @@ class KubeSource:
             async with self._client.get(NODES, {"limit": "500"}, silence_s=10.0) as answer:
                 found = msgspec.json.decode(await answer.read(), type=_NodeList)
         except (LbError, *DECODING_ERRORS) as error:
-            log.warning("the API server does not know this node, and does not list others", extra={"error": str(error)})
+            log.warning("no Node object with this name; names cannot be listed", extra={"error": str(error)})
             return
         names = sorted(item.metadata.name for item in found.items or ())
         if names and name not in names:  # it may have come since its own list was read
