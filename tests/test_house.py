@@ -65,7 +65,7 @@ def test_tests_mirror_the_package() -> None:
 
 
 def test_a_module_has_a_docstring() -> None:
-    modules = [path for path in SOURCES if path.suffix == ".py" and SOURCES[path].strip()]
+    modules = [path for path in SOURCES if path.suffix == ".py"]  # a package, too: what is in it, and what is not
     assert [relative(path) for path in modules if not SOURCES[path].startswith('"""')] == []
     headers = [path for path in SOURCES if path.suffix == ".h"]
     assert [relative(path) for path in headers if "/*" not in SOURCES[path][:400]] == []
