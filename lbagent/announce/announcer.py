@@ -1,7 +1,7 @@
 """Announces addresses of Services: joins objects, pools, devices, Leases and the wire, and has the programs answer.
 
-The decision about each address is vip_machine.py's; here it gets what it has to know, and what it orders is done. Addresses of
-BGP are handed to `routes` as a whole whenever they change.
+vip_machine.py decides about each address; this module gives it its inputs and carries out its orders. `routes` gets all
+addresses of BGP whenever one changes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class AddressConflicts:
         self._events = events
         self._reported: dict[bytes, bytes] = {}
 
-    def tell(self, address: bytes, mac: bytes, services: Sequence[str], *, is_defended: bool = False) -> None:
+    def report(self, address: bytes, mac: bytes, services: Sequence[str], *, is_defended: bool = False) -> None:
         """Warn of a host, and send a Warning for each Service that has the address."""
         if self._reported.get(address) == mac:
             return
@@ -185,20 +185,20 @@ class Announcer:
         self._desired_vips = DesiredVips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self._served = ServedAddresses()
         self._withheld: frozenset[bytes] = frozenset()  # not served here, although the objects admit it
-        self._undecided: set[bytes] = set()  # addresses of which that is not known yet
+        self._undecided: set[bytes] = set()  # addresses for which that is not decided yet
         self._are_routes_stale = False
         self._placements = Placements(node)
         # Why this node may not announce an address by L2
         self.refusals: Mapping[bytes, AnnounceRefusal] = self._placements.refusals
-        self._looks = 0  # how often all addresses were placed anew
+        self._looks = 0  # how often all addresses were placed
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
         self._objects_changed = True
         self._orders: list[tuple[bytes, Order]] = []
-        self._news: set[bytes] = set()  # addresses of which something else is wanted, since the last turn
+        self._news: set[bytes] = set()  # addresses whose inputs changed since the last turn
         self._leases_changed: set[bytes] = set()  # addresses whose Leases did
-        self._is_published = False  # other nodes know what this one reaches
-        self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
+        self._is_published = False  # the own Lease has what this node reaches
+        self._stepped: tuple[object, ...] = ()  # the inputs of the last decision about every address
         self._stepped_at = float("-inf")
         self._swept_at = clock()
         self._conflicts = AddressConflicts(events)
@@ -254,8 +254,8 @@ class Announcer:
         self.machines: dict[bytes, VipMachine] = {}
         self._due = DueTimes()
         self._answering: set[bytes] = set()  # addresses for which the machines answer
-        self._is_written = False  # the maps may say something else
-        self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they are to say
+        self._is_written = False  # the maps may differ
+        self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they should hold
         for address in places:
             self._add(address, VipMachine(self._settings(), now, answers=True))
 
@@ -274,7 +274,7 @@ class Announcer:
     # --- running ---
 
     async def run(self) -> None:
-        """Announce until cancelled; the entries stay, for as long as `restartGrace` says."""
+        """Announce until cancelled; the entries stay, for `restartGrace`."""
         self._take_over(self._clock())  # some may have ended since they were read: loading programs takes seconds
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -309,7 +309,7 @@ class Announcer:
         )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
-        """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
+        """Take one turn: decide, have the programs answer, then send frames and write Leases."""
         self._look_at_objects(now, tasks)
         self._look_at_state()
         self._look_at_devices()
@@ -380,7 +380,7 @@ class Announcer:
             tasks.create_task(self.election.forget(address))
 
     def _look_at_state(self) -> None:
-        """Take which addresses the programs serve, once the objects are at least as new as what the maps hold."""
+        """Read which addresses the programs serve, once the objects are at least as new as what the maps hold."""
         if self.wanted is None or self._objects_changed:
             return
         changed = self._served.update(self._inputs.state())
@@ -478,7 +478,7 @@ class Announcer:
     def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
         match order.act:
             case Act.PROBE | Act.REPEAT:
-                send = self._sockets.probe if order.act is Act.PROBE else self._sockets.tell
+                send = self._sockets.probe if order.act is Act.PROBE else self._sockets.announce
                 for ifindex, mac in self._placements.places[address].items():
                     send(ifindex, address, mac)
             case Act.CLAIM | Act.GIVE:

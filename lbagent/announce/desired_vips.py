@@ -1,6 +1,6 @@
 """Which addresses are to be announced, how, and from which nodes, as the objects that every node reads have it. Pure.
 
-Whether the programs of this node serve an address is in served_addresses.py: only this node knows the states that its operator
+Whether the programs of this node serve an address is in served_addresses.py: only this node has the states that its operator
 set, and the weights of its Pods. What it does not serve although the objects admit it, its Lease names for the other nodes.
 Source: Kubernetes' own service controller (the label); KEP-1669 (terminating endpoints).
 """
@@ -78,7 +78,7 @@ class DesiredVips:
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # key of a Service -> its slices by their keys
 
     def update(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
-        """Take all objects as they are now; return the addresses about which something is another than before."""
+        """Take all objects as they are now; return the addresses for which something changed."""
         before: Collection[bytes] = ()
         if pools is not self._pools or self._is_outdated:
             before = self.vips
@@ -109,7 +109,7 @@ class DesiredVips:
         return before | after
 
     def _take_slice(self, old: ObjectSnapshot, key: str) -> set[str]:
-        """Take a slice; return the key of its Service, also that which it had: a label says which one."""
+        """Take a slice; return the keys of its Service, before and after: its label names it."""
         before, after = old.slices.get(key), self._objects.slices.get(key)
         if before is not None and (known := self._slices.get(before.service_key)):
             known.pop(key, None)
@@ -120,7 +120,7 @@ class DesiredVips:
         return {piece.service_key for piece in (before, after) if piece is not None}
 
     def _decide(self, address: bytes) -> bool:
-        """Find out what is wanted of an address; return whether that is another than before."""
+        """Decide about an address; return whether the decision changed."""
         before = self.vips.pop(address, None)
         users = sorted(self._users.get(address, ()))
         pool = self._pools.pool_of(address)

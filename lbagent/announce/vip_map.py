@@ -1,4 +1,4 @@
-"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: who led before.
+"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: the previous leaders.
 
 The agent moves that time on. An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or
 they end by themselves. What has ended is not taken over: another node may answer by then.
@@ -117,7 +117,7 @@ def _key(place: DeviceAddress) -> bytes:
 
 
 def _listen(place: DeviceAddress, *, leave: bool = False) -> None:
-    """Let the device take the group in which an IPv6 address is asked for: its filter may drop other ones.
+    """Have the device accept the solicited-node group of an IPv6 address: its filter may drop other groups.
 
     It holds until it is taken back, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).
     """

@@ -100,7 +100,7 @@ def _bgp_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
 
 
 def _untold(announcer: Announcer) -> AnnounceRefusal | None:
-    """Return why no router is told of routes, None when one is."""
+    """Return why no router gets routes, None when one does."""
     if announcer.routes is None:
         return AnnounceRefusal(RefusalReason.NO_SPEAKER)
     text = announcer.routes.refusal()

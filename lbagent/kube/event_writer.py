@@ -1,4 +1,4 @@
-"""Events about objects of the API. They are a courtesy: few, never waited for, and no failure of theirs reaches anything else.
+"""Writes Events about objects of the API: few, in the background, and best effort.
 
 Source: events of core/v1; the limits are of the kind of client-go's (a burst, then a trickle).
 """
@@ -67,7 +67,7 @@ class EventWriter:
     """Writes what it is given, in order, from a queue.
 
     With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart. While
-    `is_busy` says that what Events are about is under way they come one by one, so that the server has time for that.
+    `is_busy` returns true they are written one by one, so that the server has time for the work that they report.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class EventWriter:
         await self._client.post(path, body, silence_s=SILENCE_S)
 
     async def _count(self, path: str, body: dict[str, Any]) -> None:
-        """Write an Event under a name that follows from what it says, or one more time of it."""
+        """Write an Event under a name that follows from its contents, or raise its count."""
         about = body["involvedObject"]
         identity = (about["uid"], body["type"], body["reason"], body["message"], self._component)
         digest = hashlib.blake2b("\0".join(identity).encode(), digest_size=NAME_HASH_BYTES).hexdigest()

@@ -48,7 +48,7 @@ class ServerUnreachable(LbError):
 
 
 class ApiError(LbError):
-    """The server answered, but not with what was asked for. `retry_after_s` is 0 when it names no time."""
+    """The server answered with an error. `retry_after_s` is 0 when it names no time."""
 
     def __init__(self, status: int, message: str = "", retry_after_s: float = 0.0) -> None:
         known = {each.value: each.phrase for each in HTTPStatus}
@@ -115,7 +115,7 @@ class _Connection:
 
 
 class KubeClient:
-    """Asks the server of the settings. When it refused or was silent, credentials are read again and sockets opened anew."""
+    """Sends requests to the server of the settings. After a refusal or silence it reads the credentials again and reconnects."""
 
     def __init__(self, settings: KubeSettings, contact: ServerContact | None = None) -> None:
         """`contact` is shared with other clients of the same server."""
@@ -127,7 +127,7 @@ class KubeClient:
 
     @asynccontextmanager
     async def get(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncIterator[Answer]:
-        """Open a GET. A server that says nothing for `silence_s` counts as gone, also while the body is read.
+        """Open a GET. A server without data for `silence_s` counts as gone, also while the body is read.
 
         Raises ServerUnreachable, and ApiError for a status of 400 or above.
         """
@@ -247,13 +247,13 @@ class KubeClient:
 
 
 async def _open(settings: KubeSettings) -> Any:
-    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` knows."""
+    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` maps."""
     try:
         async with asyncio.timeout(CREDENTIALS_S):
             return await _new_client(settings)
     except TimeoutError:
         raise ServerUnreachable(f"no credentials within {CREDENTIALS_S:g} s") from None
-    except Exception as error:  # noqa: BLE001 - the package uses a file before it looks at it: any exception may come
+    except Exception as error:  # noqa: BLE001 - the package uses a file before it checks it: any exception may come
         raise ServerUnreachable(f"the credentials cannot be used: {' '.join(str(error).split())}") from None
 
 
@@ -338,7 +338,7 @@ def _as_unreachable() -> Iterator[None]:
 
 
 def _probe_when_idle(raw: Any) -> None:
-    """Let the kernel find out whether the other host is still there: a watch may say nothing for a minute."""
+    """Enable TCP keepalive: a watch may be without data for a minute."""
     connection = raw.connection  # None: the answer is whole
     own = connection.transport.get_extra_info("socket") if connection and connection.transport else None
     if own is not None:

@@ -203,7 +203,7 @@ class Reflector:
     # --- a list, in pages ---
 
     async def _list(self) -> None:
-        """List everything, as it is now. Pages that expired in between begin anew as one."""
+        """List everything, as it is now. When pages expire in between, it lists again as one page."""
         self._verb = "list"
         draft: Draft = {}
         limit, token = {"limit": str(self._timing.page)}, ""
@@ -233,7 +233,7 @@ class Reflector:
         return page_of(body)
 
     def _accept(self, draft: Draft, version: str) -> None:
-        """Take over a whole list. One that is older than what was seen before is asked for again, once."""
+        """Take over a whole list. One that is older than an earlier one is requested again, once."""
         if is_older(version, self._newest) and not self._is_behind:
             self._is_behind = True
             raise UnreadableAnswer("the list is older than what the server gave before")
@@ -351,7 +351,7 @@ class Reflector:
     # --- what stands in the way ---
 
     def _take_absence(self, error: ApiError) -> float:
-        """Take it that an optional resource is not installed, or not for this user: it is asked for again, rarely."""
+        """Take it that an optional resource is not installed, or not for this user: it is requested again, rarely."""
         self._absent += 1
         if len(self.cache) and self._absent < MAX_NOT_FOUND_ANSWERS:
             self._fail(error.status, _sentence(error))

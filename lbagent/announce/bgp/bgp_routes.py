@@ -1,4 +1,4 @@
-"""The announcer's door to BGP: takes routes at once, and brings them to BIRD in a task of its own."""
+"""The announcer's interface to BGP: takes routes at once, and hands them to BIRD in a task of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BgpRoutes:
         self._wake.set()
 
     def refusal(self) -> str:
-        """Return why no router is told of the routes, '' when one is."""
+        """Return why no router gets the routes, '' when one does."""
         return self._speaker.refusal()
 
     def faults(self) -> list[tuple[str, str]]:
@@ -42,7 +42,7 @@ class BgpRoutes:
         return self._speaker.faults()
 
     async def run(self) -> None:
-        """Bring to BIRD what is wanted, until cancelled; BIRD goes on."""
+        """Hand the routes to BIRD until cancelled; BIRD keeps running."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speaker.run())
             section: BgpSection | None = None

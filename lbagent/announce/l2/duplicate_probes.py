@@ -26,7 +26,7 @@ class DuplicateProbes:
         return self._next_at
 
     def is_due(self, now: float) -> bool:
-        """Return whether `due` has anything to find out now; it does when something has to be asked about for the first time."""
+        """Return whether `due` may return a probe now; it does when a probe is needed for the first time."""
         return self._probes_all or now >= self._next_at or self._next_at == float("inf")
 
     def probe_all(self) -> None:

@@ -15,7 +15,7 @@ REQUEST, REPLY = 1, 2
 _ARP = struct.Struct("!6s6sHHHBBH6s4s6s4s")
 _ARP_HEAD = (1, 0x0800, 6, 4)  # Ethernet, IPv4, bytes of their addresses
 _IP6 = struct.Struct("!6s6sHIHBB16s16s")
-ICMP6, HOPS = 58, 255  # a router lowers the hop limit: 255 says that the frame is from this link
+ICMP6, HOPS = 58, 255  # a router lowers the hop limit: 255 proves that the frame is from this link
 SOLICITATION, ADVERTISEMENT = 135, 136
 OVERRIDE = 0x20000000
 TARGET_MAC = 2  # option
@@ -42,12 +42,12 @@ def group_mac(address: bytes) -> bytes:
 
 
 def solicited_node(address: bytes) -> bytes:
-    """Return the group in which the host with this IPv6 address is asked for (RFC 4291 §2.7.1)."""
+    """Return the solicited-node group of an IPv6 address (RFC 4291 §2.7.1)."""
     return SOLICITED_NODE + address[13:]
 
 
 def probe(address: bytes, mac: bytes) -> bytes:
-    """Return the frame that asks whether a host has an address, on behalf of one that has none yet."""
+    """Return the frame that probes an address, with an unspecified sender address."""
     if len(address) == 4:
         return _ARP.pack(BROADCAST, mac, ETH_ARP, *_ARP_HEAD, REQUEST, mac, bytes(4), bytes(6), address)
     group = solicited_node(address)
@@ -55,7 +55,7 @@ def probe(address: bytes, mac: bytes) -> bytes:
 
 
 def announcements(address: bytes, mac: bytes) -> list[bytes]:
-    """Return the frames that say where an address is now: gratuitous ARP as request and as reply, or an advertisement to all."""
+    """Return the frames that announce an address: gratuitous ARP as request and as reply, or an advertisement to all."""
     if len(address) == 4:
         request = _ARP.pack(BROADCAST, mac, ETH_ARP, *_ARP_HEAD, REQUEST, mac, address, bytes(6), address)
         reply = _ARP.pack(BROADCAST, mac, ETH_ARP, *_ARP_HEAD, REPLY, mac, address, BROADCAST, address)

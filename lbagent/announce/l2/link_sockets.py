@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SO_ATTACH_FILTER = 26
 ICMP6_FILTER = 1
 IPV6_HOPLIMIT, IPV6_RECVHOPLIMIT = 52, 51
-MAX_FRAME = 256  # bytes; what is looked at is shorter
+MAX_FRAME = 256  # bytes; the parsed part is shorter
 FRAME_BATCH = 64  # frames between two turns of other tasks
 PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST = 0, 1, 2
 _LD_H, _LD_W, _TAX, _JEQ, _JEQ_X, _RET = 0x28, 0x20, 0x07, 0x15, 0x1D, 0x06
@@ -68,8 +68,8 @@ class LinkSockets:
         """Probe an address. A device that is being removed sends nothing."""
         self._send(ifindex, [frames.probe(address, mac)])
 
-    def tell(self, ifindex: int, address: bytes, mac: bytes) -> None:
-        """Tell every host of the link where an address is."""
+    def announce(self, ifindex: int, address: bytes, mac: bytes) -> None:
+        """Announce an address to every host of the link."""
         self._send(ifindex, frames.announcements(address, mac))
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Placements:
         self.refusals: dict[bytes, AnnounceRefusal] = {}
 
     def use(self, state: NodeState) -> bool:
-        """Take how the node is; return whether each address has to be placed anew."""
+        """Take the state of the node; return whether every address has to be placed again."""
         if state.is_as(self._state):
             return False
         self._state = state

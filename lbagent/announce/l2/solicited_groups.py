@@ -1,6 +1,6 @@
-"""Membership in the groups in which hosts ask for announced IPv6 addresses: switches that filter by MLD pass the questions then.
+"""Joins the solicited-node groups of announced IPv6 addresses, so that switches with MLD snooping forward solicitations.
 
-The kernel tells such switches of it, and answers their queries, as long as the sockets live: they end with the agent.
+The kernel reports the membership to such switches, and answers their queries, while the sockets exist: they end with the agent.
 Source: RFC 4291 §2.7.1, RFC 4861 §7.2.1; ipv6(7); the kernel (behaviour).
 """
 

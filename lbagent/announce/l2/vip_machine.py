@@ -8,7 +8,7 @@ The Lease of an address names its leader; a node lives by a Lease of its own. Wh
     it names a live node               not this one; where that node's Lease is overdue, the one that would follow probes already
     it names a dead node, or none      the node that rendezvous hashing prefers: when no node answers a probe on the wire, and
                                        in any case after `restart_grace_s`, when a program that still answers has stopped
-    the API server does not answer     not this one; a leader goes on
+    the API server does not answer     not this one; a leader keeps announcing
 
 Programs keep answering on a node whose agent died, and such a node sees no frame of another one. So a node that starts to announce
 probes soon afterwards. If another node still answers, it stops, and waits until that one is silent. A node that took a Lease over
@@ -31,8 +31,8 @@ PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no fail
 PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
 SLACK_S = 0.01  # a clock's rounding, and a timer's
 PROBE_RETRY_DELAY_S = 0.5  # while the node that led before still answers
-BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the beginning: when the network is told, as one frame may be lost
-CHECK_S = (0.4, 0.6, 0.8)  # after the beginning, and so within a second: is this node alone?
+BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the start: when announcements are sent, as one may be lost
+CHECK_S = (0.4, 0.6, 0.8)  # after the start: when probes check that this node is alone
 HANDOVER_GRACE_S = 0.8  # a leader that handed its Lease over answers no longer than this
 HANDOVER_RETRY_DELAY_S = 1.0
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
@@ -80,13 +80,13 @@ class LeaseStatus(Struct, frozen=True):
 
 
 class Act(StrEnum):
-    """What the machine wants done; Order says about whom."""
+    """What the machine orders; Order has the node or host."""
 
     PROBE = "probe"
-    CLAIM = "claim"  # write this node into the Lease; `claimed` says how that ended
-    GIVE = "give"  # write another node into it; `given` says how that ended
-    ANNOUNCE = "announce"  # answer from now on, and tell the network
-    REPEAT = "repeat"  # tell the network again
+    CLAIM = "claim"  # write this node into the Lease; `claimed` takes the result
+    GIVE = "give"  # write another node into it; `given` takes the result
+    ANNOUNCE = "announce"  # answer from now on, and send announcements
+    REPEAT = "repeat"  # send announcements again
     WITHDRAW = "withdraw"  # answer no longer
     CONFLICT = "conflict"  # a foreign host uses the address: warn its users
     CONTESTED = "contested"  # a foreign host claims it, and this node keeps answering: warn its users
@@ -143,11 +143,11 @@ class VipMachine:
         self.conflicting_mac = b""  # of a host outside the cluster that uses the address
         self.yielded_to = ""  # the node whose announcement was seen
         self.lease_status = LeaseStatus(eligible=False)
-        self._due = now  # when the phase has to be looked at again
+        self._due = now  # when the phase is due next
         self._probes = 0  # sent
         self._peer_answered = False
-        self._told: list[float] = []  # when the network is to be told again
-        self._checks: list[float] = []  # when the wire is to be asked whether another node answers too
+        self._announcements: list[float] = []  # when they are due
+        self._checks: list[float] = []  # when probes are due that check whether another node answers too
         self._checked_from = self._patient_until = self._doubts_until = float("-inf")
         self._defended = self._conflict_until = float("-inf")
         self._claimed_by = b""  # MAC address of the foreign host that claimed it last
@@ -172,7 +172,7 @@ class VipMachine:
     def wake_at(self) -> float:
         """Return when `step` must be called although nothing changed."""
         quiet = self.phase in (Phase.CLAIMING, Phase.GIVING, Phase.ANNOUNCED)
-        return min(*self._told[:1], *self._checks[:1], float("inf"), float("inf") if quiet else self._due)
+        return min(*self._announcements[:1], *self._checks[:1], float("inf"), float("inf") if quiet else self._due)
 
     def step(self, now: float, status: LeaseStatus) -> Iterator[Order]:
         """Take what is known now; yield what is to be done, in order."""
@@ -195,8 +195,8 @@ class VipMachine:
                     yield from self._stand_by(now, status)
             case Phase.CLAIMING | Phase.GIVING:
                 pass
-        while self._told and now >= self._told[0]:
-            self._told.pop(0)
+        while self._announcements and now >= self._announcements[0]:
+            self._announcements.pop(0)
             if self.answers:
                 yield Order(Act.REPEAT)
         while self._checks and now >= self._checks[0]:
@@ -211,7 +211,7 @@ class VipMachine:
     # --- not leading ---
 
     def _stand(self, now: float, pause_s: float = 0.0) -> None:
-        self.phase, self._due, self._told, self._checks = Phase.STANDBY, now + pause_s, [], []
+        self.phase, self._due, self._announcements, self._checks = Phase.STANDBY, now + pause_s, [], []
 
     def _stand_by(self, now: float, status: LeaseStatus) -> Iterator[Order]:
         if not status.eligible:
@@ -269,7 +269,7 @@ class VipMachine:
     def _announce(self, now: float) -> Iterator[Order]:
         self.phase, self.conflicting_mac, self.yielded_to = Phase.ANNOUNCED, b"", ""
         self._conflict_until = float("-inf")
-        self._told = [now + after for after in BURST_S]
+        self._announcements = [now + after for after in BURST_S]
         self._checked_from = now + CHECK_S[0]
         self._checks = [now + after for after in CHECK_S if self.lease_status.elects]
         yield Order(Act.ANNOUNCE)
@@ -337,7 +337,7 @@ class VipMachine:
         is_deaf = self._checked_from <= now <= max(self._checked_from + CHECK_S[-1], self._doubts_until)
         if node and (is_deaf or not holds):
             self.yielded_to = node
-            if holds:  # its agent did not hear this one: it is dead, and its programs stop by then
+            if holds:  # its agent did not see this one: it is dead, and its programs stop by then
                 self._patient_until = now + self.settings.restart_grace_s
             yield from self._withdraw(now, PROBE_RETRY_DELAY_S)
             return
@@ -355,6 +355,6 @@ class VipMachine:
             yield from self._conflict(now)
 
     def _conflict(self, now: float) -> Iterator[Order]:
-        self.phase, self._due, self._told, self._checks = Phase.CONFLICT, now + CONFLICT_S, [], []
+        self.phase, self._due, self._announcements, self._checks = Phase.CONFLICT, now + CONFLICT_S, [], []
         self._claimed(now, self.conflicting_mac)
         yield Order(Act.CONFLICT, mac=self.conflicting_mac)

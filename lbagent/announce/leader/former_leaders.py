@@ -1,6 +1,6 @@
 """Which node led for an address before this one: it has the flows of the connections that were open then. Pure.
 
-The programs send segments of connections that they do not know on to it (bpf/include/forward/former_leader.h). It is the node
+The programs forward segments of unknown connections to it (bpf/include/forward/former_leader.h). It is the node
 that answered the probes last, so it runs, though its agent may not; one that died answers none, and nothing is sent to it.
 """
 
@@ -26,7 +26,7 @@ class FormerLeaders:
         self._former = {place: (mac, until) for place, mac in places.items()}
 
     def seen(self, place: DeviceAddress, mac: bytes, now: float) -> None:
-        """Take that another node answers for an address that this one is about to lead for."""
+        """Take that another node answers for an address that this one is about to announce."""
         self._seen[place] = (mac, now)
 
     def start(self, address: bytes, now: float, grace_s: float) -> None:
@@ -46,7 +46,7 @@ class FormerLeaders:
     def wanted(
         self, answers: Collection[DeviceAddress], now: float, grace_s: float, lives: Callable[[bytes], bool]
     ) -> dict[DeviceAddress, bytes]:
-        """Return what the programs are to know while they answer for `answers`.
+        """Return what the programs need while they answer for `answers`.
 
         `lives`: whether the Lease of the node with a MAC address does; one whose Lease ran out is kept for `grace_s`.
         """

@@ -98,7 +98,7 @@ class LeaseElection:
         return self._lives.dead_s(node, now)
 
     def state(self, now: float) -> tuple[object, ...]:
-        """Return what all addresses have in common; another one: each has to be decided about anew."""
+        """Return the inputs that all addresses share; when they change, every address is decided again."""
         return self.is_fresh(now), self._lives.state(now, is_overdue), self._changes
 
     def next_end(self, now: float, before_s: float) -> float:
@@ -111,7 +111,7 @@ class LeaseElection:
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         """Return the live nodes that reach the network of an address, and do not withhold it."""
-        if now != self._alive_at:  # all addresses are asked about in one moment
+        if now != self._alive_at:  # all addresses are decided at one moment
             self._alive_at, alive = now, frozenset(self._lives.alive(now))
             if alive != self._alive:
                 self._alive = alive
@@ -207,7 +207,7 @@ class LeaseElection:
         return name.startswith(VIP_PREFIX) and bool(lease) and self.dead_s(_holder(lease), now) >= grace_s
 
     def _absorb(self, raw: bytes) -> None:
-        """Take what the server answered: the watch tells of it later."""
+        """Take the server's answer; the watch brings it later."""
         change = self._cache.put(raw, metadata_of(raw))
         if change is not None:
             self._take([change])
@@ -272,7 +272,7 @@ class LeaseElection:
             log.warning("a Lease cannot be written; what is announced stays announced", extra={"error": text})
             self._failure = text
 
-    # --- what the server says ---
+    # --- changes from the server ---
 
     def _take_list(self, reflector: Reflector, draft: Draft) -> None:
         self._take(reflector.cache.accept(draft))
