@@ -20,7 +20,7 @@ Report = Callable[[Step, str], None]
 
 
 class Deployment:
-    """What pool files and the state say of all pools, or of one; `errors` are what went wrong, in order."""
+    """Pool files and the state of all pools, or of one; `errors` are the failures, in order."""
 
     def __init__(self, files: PoolFiles, *, state_path: str, pool: str = "", remove: bool = False) -> None:
         """`pool`: leave the others alone. `remove`: nothing is wanted any more."""
@@ -44,14 +44,14 @@ class Deployment:
         self.observed = dict(await observe([pair.item for pair in self.pairs]))
 
     def plan(self, *, offline: bool = False) -> list[Step]:
-        """Return the steps; why others are not known is in `errors`. `offline`: take the state's word for what is there."""
+        """Return the steps; why other steps are unknown is in `errors`. `offline`: trust the state file."""
         pairs = self._removals() if self._remove else self.pairs
         steps, errors = plan_steps(pairs, None if offline else self.observed)
         self.errors += errors
         return steps
 
     def _removals(self) -> list[Pair]:
-        """Return all that is known, and what a label says is ours although the state does not know it."""
+        """Return all recorded instances, and containers with our label that the state lacks."""
         found = []
         for wanted, recorded in self.pairs:
             if recorded:
@@ -65,7 +65,7 @@ class Deployment:
         return found
 
     def refresh(self, steps: Iterable[Step]) -> None:
-        """Let the state say the present way to each host, for instances that need no step."""
+        """Record the current access to each host, for instances that need no step."""
         for step in steps:
             if step.action is Action.NONE and step.recorded and step.instance:
                 self._learn(step, replace(step.recorded, ssh=step.instance.ssh))
@@ -91,7 +91,7 @@ class Deployment:
         return state_text(Deployed(recorded=recorded), one_pool=self._files.one_pool)
 
     def take_as_found(self) -> None:
-        """Let the state say what was found on the hosts, where they were reached."""
+        """Record what was found on the hosts that were reached."""
         for pair in self.pairs:
             seen = self.observed.get(pair.item.key)
             if isinstance(seen, LbError):
@@ -133,7 +133,7 @@ class Deployment:
 
 
 class PoolChoice:
-    """What files and state say of one pool, or of all. Raises NotFound for a pool that neither knows."""
+    """The contents of files and state for one pool, or for all. Raises NotFound for a pool in neither."""
 
     def __init__(self, files: PoolFiles, pool: str = "", name: str = "") -> None:
         self.instances = [each for each in files.instances if pool in ("", each.pool) and name in ("", each.name)]

@@ -1,4 +1,4 @@
-"""What is to be done so that hosts have what the pool files say (pure): wanted, known and observed become steps.
+"""The steps after which hosts match the pool files (pure): wanted, recorded and observed instances become steps.
 
 A container is ours when the state has its id, or when its label names our pool. What is not ours is never touched: a create
 runs into its name, and is refused. A file that is not ours is refused here.
@@ -20,21 +20,21 @@ Sight = Observed | LbError  # what was found, or why nothing was
 
 
 class Pair(NamedTuple):
-    """An instance as wanted and as known; one of them may be missing."""
+    """An instance as wanted and as recorded; one of them may be missing."""
 
     wanted: Instance | None
     recorded: RecordedInstance | None
 
     @property
     def item(self) -> Instance | RecordedInstance:
-        """Return what is to be observed: by the way that the pool files say, where they say one."""
+        """Return what is to be observed: with the access of the pool files, where they have one."""
         found = self.wanted or self.recorded
         assert found is not None
         return found
 
 
 def paired(instances: Sequence[Instance], recorded: Sequence[RecordedInstance]) -> list[Pair]:
-    """Return what belongs together; what is only known comes first, for it is removed first.
+    """Return the pairs of one instance each; those that are only recorded come first, as they are removed first.
 
     Another user, port or key is another way to the same host: the address and the name decide.
     """
@@ -49,7 +49,7 @@ def paired(instances: Sequence[Instance], recorded: Sequence[RecordedInstance]) 
 
 
 def plan_steps(pairs: Sequence[Pair], observed: Mapping[InstanceKey, Sight] | None) -> tuple[list[Step], list[LbError]]:
-    """Return the steps, and why others are not known. Without `observed` the state's word is taken for what is there."""
+    """Return the steps, and why other steps are unknown. Without `observed` the state is trusted."""
     steps: list[Step] = []
     errors: dict[str, LbError] = {}
     for pair in pairs:
@@ -187,7 +187,7 @@ def _is_ours(recorded: RecordedInstance | None, seen: Observed) -> bool:
 
 
 def is_left_by_us(mode: Mode, seen: Observed) -> bool:
-    """Return whether what is there may be replaced although no state knows it: an apply was cut off, or its state was lost."""
+    """Return whether what is there may be replaced although no state has it: an apply was cut off, or its state was lost."""
     return (seen.ours and mode is Mode.HAPROXY) or seen.file_text is None or is_ours_file(mode, seen.file_text)
 
 
@@ -206,7 +206,7 @@ def _full_image(text: str) -> str:
 
 
 def found_instance(item: Instance | RecordedInstance, seen: Observed) -> RecordedInstance:
-    """Return what was found as the state will know it."""
+    """Return the record of what was found, for the state."""
     return RecordedInstance(
         pool=item.pool,
         name=item.name,

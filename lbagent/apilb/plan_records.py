@@ -1,4 +1,4 @@
-"""What a plan is made of and says: the instances that are known, what a host was found to have, and the steps."""
+"""Records of a plan: the instances in the state, what a host was found to have, and the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Action(StrEnum):
 
     CREATE = "create"  # nothing of ours is there: file, then container, then start; a name that is taken is refused
     UPDATE = "update"  # file by rename, then SIGUSR2; a container that does not run is started
-    RECREATE = "recreate"  # remove what `recorded` says (and is ours), then create
+    RECREATE = "recreate"  # remove the container of `recorded` (if it is ours), then create
     START = "start"  # file and container are as wanted
     REMOVE = "remove"  # stop and remove the container of `recorded`, and its file
     NONE = "none"
@@ -52,7 +52,7 @@ class RecordedInstance(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells this instance apart."""
+        """Return the key of this instance."""
         return InstanceKey(self.pool, self.name, self.host)
 
 
@@ -80,5 +80,5 @@ class Step(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells the instance apart."""
+        """Return the key of the instance."""
         return InstanceKey(self.pool, self.name, self.host)

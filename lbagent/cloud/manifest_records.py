@@ -15,7 +15,7 @@ BalancerName = Callable[[Service], str]
 
 
 def service_record(raw: records.Service) -> Service:
-    """Return the record of a Service that has something to say to a provider."""
+    """Return the record of a Service with fields for a provider."""
     balancer = raw.balancer
     assert balancer is not None
     return Service(

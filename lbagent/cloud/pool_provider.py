@@ -56,7 +56,7 @@ def _ensured(service: Service, given: Allocation, nodes: tuple[str, ...], name: 
 
 
 def address_request_of(service: Service) -> AddressRequest:
-    """Return what a Service of type LoadBalancer asks of the pools."""
+    """Return the address request of a Service of type LoadBalancer."""
     balancer = service.balancer
     assert balancer is not None
     return AddressRequest(
@@ -74,7 +74,7 @@ def address_request_of(service: Service) -> AddressRequest:
 
 
 def taken_addresses(objects: ObjectSnapshot, requesting: set[str]) -> Mapping[bytes, str]:
-    """Return the addresses that are somebody's already: nodes', externalIPs, and what Services hold that do not ask us."""
+    """Return the addresses in use: of nodes, externalIPs, and of Services that request none from these pools."""
     taken: dict[bytes, str] = {}
     for service in objects.services.values():
         held = service.balancer.status if service.balancer and service.key not in requesting else ()
@@ -87,7 +87,7 @@ def taken_addresses(objects: ObjectSnapshot, requesting: set[str]) -> Mapping[by
 
 
 def pool_rows(file: PoolsFile, objects: ObjectSnapshot) -> list[dict[str, Any]]:
-    """Return a row for each pool and family: how many addresses it can give out, and how many somebody has."""
+    """Return a row for each pool and family: how many addresses it can give out, and how many are in use."""
     used = taken_addresses(objects, set())
     rows: list[dict[str, Any]] = []
     for pool in file.pools:

@@ -1,4 +1,4 @@
-"""What a provider would be asked for, from manifests alone (pure): the plan of those that have none of their own."""
+"""The requests that a provider would get, from manifests alone (pure): the plan for providers that have none of their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ UNKNOWN = "the addresses are known when the provider is asked"
 def plan(
     objects: ObjectSnapshot, lb_class: str, given: Sequence[bytes] | None, name: BalancerName
 ) -> list[PlannedBalancer]:
-    """Return what would be asked for each Service, by namespace and name.
+    """Return the request for each Service, by namespace and name.
 
-    `given`: the addresses that each balancer gets (packed); None: nothing is known but what a status has. `name` is the
+    `given`: the addresses that each balancer gets (packed); None: only the addresses in a status are known. `name` is the
     provider's.
     """
     nodes = tuple(node.name for node in balanced_nodes(map(node_record, objects.nodes.values())))

@@ -16,7 +16,7 @@ _LOG_IN = ("password", "private_key", "private_key_file")
 def with_log_in(
     recorded: RecordedInstance, instances: Iterable[Instance], pools: Mapping[str, SshSettings]
 ) -> RecordedInstance:
-    """Return a known instance that can be reached: as an instance on the same host is, else with what its pool says."""
+    """Return a recorded instance with access to its host: that of an instance on the same host, else its pool's."""
     if recorded.ssh is None:
         return recorded
     same_host = [each for each in instances if each.ssh and is_same_host(each.ssh, recorded.ssh)]

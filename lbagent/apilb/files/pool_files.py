@@ -1,4 +1,4 @@
-"""Read pool files: what each instance is after inheritance and defaults, what the state knows, and every fault at once.
+"""Reads pool files: the instances after inheritance and defaults, the recorded ones of the state, and all faults at once.
 
 Source: flexkube's apiloadbalancer (behaviour and texts of its faults); --strict, --mode and the faults of values are ours.
 """
@@ -23,9 +23,9 @@ POOLS, STATE = "apiLoadBalancerPools", "state"
 
 
 class PoolFiles(Struct, frozen=True, kw_only=True):
-    """What pool files say."""
+    """The contents of pool files."""
 
-    pools: tuple[str, ...] = ()  # names, in the order of the files; those that only the state knows are not here
+    pools: tuple[str, ...] = ()  # names, in the order of the files; those that are only in the state are not here
     instances: tuple[Instance, ...] = ()
     deployed: Deployed = Deployed()
     warnings: tuple[Message, ...] = ()
@@ -44,7 +44,7 @@ def read_pool_files(
     """Read files that are one document together, `-` for stdin. Raises PoolFaults, a ConfigError.
 
     What is deployed is read from `state_path` where that file is there, else from the document. `strict` makes faults of
-    unknown keys; `mode` beats what files say; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
+    unknown keys; `mode` overrides the files; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
     regular files are read, unless `any_file`.
     """
     document = PoolDocument()
@@ -93,7 +93,7 @@ def _read(
 
 
 def _deployed(document: PoolDocument, top: Section, state: PoolDocument) -> Deployed:
-    """Return what is deployed: the state file's word beats that of the other files."""
+    """Return what is deployed: the state file overrides the other files."""
     separate = Section(state, state.values, ())
     newer, given = separate.section(STATE), top.section(STATE)
     separate.note_unknown_keys()

@@ -67,7 +67,7 @@ class PoolReader:
             section.note_unknown_keys()
 
     def _read_own_state(self, name: str, section: Section) -> None:
-        """Read the state that stands in a pool of several, where nothing else says what is deployed of it."""
+        """Read the state inside a pool of several, where no other state has it."""
         own = section.section("state") if section.at else None
         if own and not self.deployed.of_pool(name):
             recorded = read_state_of_pool(own, name)

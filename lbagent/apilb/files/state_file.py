@@ -25,7 +25,7 @@ _INDEX = re.compile(r"[0-9]+", re.ASCII)  # a key of the seed's
 
 
 class Deployed(Struct, frozen=True, kw_only=True):
-    """What a state says."""
+    """The contents of a state."""
 
     recorded: tuple[RecordedInstance, ...] = ()
     others: dict[str, Any] = {}

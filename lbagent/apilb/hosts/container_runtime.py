@@ -23,7 +23,7 @@ from lbagent.errors import ConfigError, HostUnreachable, LbError, NotFound, Refu
 T = TypeVar("T")
 API_VERSION = "1.38"
 ANSWER_S = 15  # until a socket counts as no runtime
-STOP_S = 30  # until a container that was asked to stop is killed (flexkube's)
+STOP_S = 30  # from SIGTERM to SIGKILL (flexkube's)
 WORK_S = STOP_S + 30  # until an answer to a longer request
 PULL_S = 600
 SPARE_S = 5
@@ -33,9 +33,7 @@ PODMAN_HEADER = "Libpod-Api-Version"
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(
-        64, "lbagent-runtime"
-    )  # hosts are asked side by side, and one that hangs keeps its thread
+    return ThreadPoolExecutor(64, "lbagent-runtime")  # hosts are read in parallel, and one that hangs keeps its thread
 
 
 def socket_path(docker_host: str, host: str) -> str:
@@ -49,7 +47,7 @@ def socket_path(docker_host: str, host: str) -> str:
 
 
 class ContainerRuntime:
-    """One runtime. Every call raises HostUnreachable when it does not answer, LbError when it says no."""
+    """One runtime. Every call raises HostUnreachable when it does not answer, LbError when it refuses."""
 
     def __init__(self, host: str, docker_host: str, path: str) -> None:
         """Name it by host and `docker_host`; `path` is the socket here."""
@@ -59,7 +57,7 @@ class ContainerRuntime:
     async def open(self) -> None:
         """Ask who it is: what answers something else is no runtime.
 
-        podman says its version with a ping; its /version runs several programs, which takes a hundred times as long.
+        podman sends its version with a ping; its /version runs several programs, which takes a hundred times as long.
         """
         if await self.call("ping", _is_our_podman, ANSWER_S):
             return
@@ -167,7 +165,7 @@ class ContainerRuntime:
         await self.call(name, lambda client: client.restart(container_id, timeout=1), WORK_S)
 
     async def unpause(self, container_id: str, name: str) -> None:
-        """Let a paused container go on."""
+        """Resume a paused container."""
         await self.call(name, lambda client: client.unpause(container_id))
 
     async def reload(self, container_id: str, name: str) -> None:
@@ -188,7 +186,7 @@ class ContainerRuntime:
         await self.call(name, end, WORK_S)
 
     async def execute(self, container_id: str, name: str, argv: list[str]) -> tuple[int, str]:
-        """Run a command in a running container; return its exit code and what it said."""
+        """Run a command in a running container; return its exit code and output."""
 
         def work(client: Any) -> tuple[int, str]:
             made = client.exec_create(container_id, argv)
@@ -198,7 +196,7 @@ class ContainerRuntime:
         return await self.call(name, work, WORK_S)
 
     async def logs(self, container_id: str, name: str, lines: int = LOG_LINES) -> str:
-        """Return the last lines that a container said, each with its time."""
+        """Return the last log lines of a container, each with its time."""
 
         def ask(client: Any) -> str:
             return bytes(client.logs(container_id, timestamps=True, tail=lines)).decode(errors="replace")

@@ -23,12 +23,12 @@ RELOAD_LOOKS, STEP_S = (
     400,
     0.05,
 )  # until the worker with the new file is there, or HAProxy refused it (2 s for a taken bind)
-LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it said "Loading success"
+LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it logged "Loading success"
 SHORT_ID = 12  # characters, as Docker shows ids
 
 
 class PartlyDone(LbError):
-    """Something was made, and then a step failed; `recorded` is what the state has to say now."""
+    """Something was made, and then a step failed; `recorded` is for the state."""
 
     def __init__(self, text: str, recorded: RecordedInstance) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class PartlyDone(LbError):
 
 
 class ContainerStep:
-    """Lets a host have one container as wanted; `done` says in words what was changed."""
+    """Makes one container of a host as wanted; `done` lists the changes in words."""
 
     def __init__(
         self, host: Host, instance: Instance, recorded: RecordedInstance | None, *, again: bool, pull: bool
@@ -153,9 +153,9 @@ class ContainerStep:
         path, name = self._instance.host_config_path, self._instance.name
         before = now = await runtime.logs(container_id, name)
         if not last_worker(before):
-            return await runtime.reload(container_id, name)  # lines that are not kept tell nothing
+            return await runtime.reload(container_id, name)  # without kept lines there is nothing to read
         for look in range(RELOAD_LOOKS):
-            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that says something has had it
+            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that logs anything got it
                 await runtime.reload(container_id, name)
             await asyncio.sleep(STEP_S)
             now = await runtime.logs(container_id, name)

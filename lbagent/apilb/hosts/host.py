@@ -62,7 +62,7 @@ class Host:
         return self._own_files
 
     async def run(self, argv: Sequence[str]) -> None:
-        """Run a hook on the host, without a shell of ours. Raises LbError with the end of what it said when it fails."""
+        """Run a hook on the host, without a shell of ours. Raises LbError with the end of its output when it fails."""
         if self._reached is not None:
             code, output = await self._reached.run(argv, HOOK_S)
         else:

@@ -20,7 +20,7 @@ AGENT_USER = 0  # whose the file of native mode is
 
 
 async def carry_out(step: Step, report: Report, *, pull: bool = False) -> RecordedInstance | None:
-    """Carry out one step; `report` gets one line when it is done. Returns what the state is to say: None when it is removed.
+    """Carry out one step; `report` gets one line when it is done. Returns the record for the state: None when it is removed.
 
     `pull`: fetch an image that is missing. Raises LbError: Refused (taken name, host key, a folder for a file), HostUnreachable,
     NotFound (image), PartlyDone, whose `recorded` is for the state.
@@ -125,7 +125,7 @@ async def _write_native(host: Host, instance: Instance, done_lines: list[str]) -
 
 
 async def _remove(host: Host, recorded: RecordedInstance, done_lines: list[str], keep: str = "") -> None:
-    """Remove a container and its file (but not the file `keep`), as far as they are ours."""
+    """Remove a container and its file (but not the file `keep`), if they are ours."""
     if recorded.mode is Mode.HAPROXY:
         runtime = await host.runtime(recorded.docker_host)
         found = await runtime.inspect(container_id=recorded.container_id) if recorded.container_id else None

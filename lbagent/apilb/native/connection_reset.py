@@ -1,4 +1,4 @@
-"""Ends connections of this host to a server that was found down, so that their processes connect anew: onMarkedDown: reset.
+"""Ends connections of this host to a server that was found down, so that their processes reconnect: onMarkedDown: reset.
 
 Only what was connected by the pool's bind ends, only while another server of the pool takes connections, and over a second and a
 half: the servers that are left do not get everything in one moment. Where no server was left, connections end when another
@@ -36,7 +36,7 @@ RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server 
 MAX_CHECKS = 10  # the other servers may go down in between, and come back
 REMEMBER_S = 10.0  # between two looks at whose connections there are: STREAMS further sockets take a connection's place
 
-Frontend = tuple[bytes, int]  # what a process asked for: packed address, port
+Frontend = tuple[bytes, int]  # what a process connected to: packed address, port
 
 
 class ConnectionReset:
@@ -161,11 +161,11 @@ class ConnectionReset:
         return counts
 
     def _streams(self, family: Family) -> bytes:
-        """Return all records of what a family's TCP sockets asked for: an array is read as a whole."""
+        """Return all records of the frontends of a family's TCP sockets: the array is read as a whole."""
         return self._maps.get(f"lb{family}_stream", bytes(4)) or b""
 
     def _asked(self, found: ConnectedSocket, server: L3n4Addr, streams: bytes) -> Frontend | None:
-        """Return the frontend that a socket asked for when it was given this server."""
+        """Return the frontend that a socket connected to when it got this server."""
         layout = STREAM[server.family]
         at = (found.cookie & (STREAMS - 1)) * layout.size
         cookie, peer, address, peer_port, port, _ = layout.unpack(streams[at : at + layout.size])
@@ -182,7 +182,7 @@ class ConnectionReset:
             await asyncio.sleep(REMEMBER_S)
 
     def _look(self) -> dict[int, Frontend]:
-        """Return what the sockets asked for that are connected to any server now."""
+        """Return the frontends of the sockets that are connected to any server now."""
         servers = {(each.address, each.port): each for _, addresses in self._pools() for each in addresses}
         streams = {family: self._streams(family) for family in {each.family for each in servers.values()}}
         known = {}

@@ -1,4 +1,4 @@
-"""The checkers that are running: one for each address and ProbeSpec, shared by the instances that ask the same of a server."""
+"""The checkers that are running: one for each address and ProbeSpec, shared by instances with the same check of a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY_A_SECOND, FRESH_A_SECOND = 25.0, 8.0
 
 
 class HealthChecks:
-    """Starts, ends and asks checkers. Use it inside the event loop."""
+    """Starts, ends and reads checkers. Use it inside the event loop."""
 
     def __init__(self, on_change: Callable[[], None], kept: Iterable[KeptHealth]) -> None:
         """`kept` is how servers were when an earlier agent ended: it holds until they are found to be otherwise."""

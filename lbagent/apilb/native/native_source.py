@@ -1,6 +1,6 @@
-"""The pool files of this host as a source of objects: what they say, where names lead, who is up, which binds are free.
+"""The pool files of this host as a source of objects: their instances, addresses of names, health, and free binds.
 
-Everything that happens sets one flag; one task then makes all objects anew and reports what differs. Nothing here writes a map.
+Every event sets one flag; one task then builds all objects again and reports what changed. Nothing here writes a map.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class NativeSource:
     # --- what follows from all of it ---
 
     def _update(self, on_change: OnChange) -> None:
-        """Make all objects anew; report what differs, then which servers went down."""
+        """Build all objects again; report what changed, then which servers went down."""
         self.pools = self._files.pools()
         self._names.use({server.host for pool in self.pools for server in pool.servers if server.address is None})
         known = self._names.addresses

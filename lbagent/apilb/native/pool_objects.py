@@ -37,13 +37,13 @@ class Bind(Struct, frozen=True):
         return cls((address,), found.port)
 
     def holds(self, address: bytes, port: int) -> bool:
-        """Return whether a socket that asks for this address and port means it."""
+        """Return whether a connection to this address and port is to this bind."""
         anywhere = Family.of(address).unspecified in self.addresses
         return port == self.port and (anywhere or address in self.addresses)
 
 
 class ServerName(Struct, frozen=True):
-    """A server as an instance names it: HOST or HOST:PORT. `text` is the word of its file."""
+    """A server as an instance names it: HOST or HOST:PORT. `text` is as in its file."""
 
     text: str
     host: str
@@ -90,7 +90,7 @@ def full_name(instance: Instance) -> str:
 
 
 def served_instance(instance: Instance, origin: Origin) -> ServedInstance:
-    """Return what an instance says. Raises ValueError."""
+    """Parse an instance. Raises ValueError."""
     bind = Bind.parse(instance.bind_address)
     servers = tuple(server_name(text, bind.port) for text in instance.servers)
     return ServedInstance(instance, bind, servers, instance.health_check or ProbeSpec(), origin)

@@ -18,7 +18,7 @@ from lbagent.probes.checker import Checker, Health
 
 
 class NativePools(NamedTuple):
-    """The parts of the running agent that know of them."""
+    """The parts of the running agent with data for the rows."""
 
     source: NativeSource
     reset: ConnectionReset

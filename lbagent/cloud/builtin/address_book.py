@@ -62,7 +62,7 @@ class AddressBook:
             return
         self._requests[change.key] = request
         if old is None and before_request is None and not request.held and not service.external_ips:
-            self._new.add(change.key)  # what others have it cannot change: it is served when it is asked for
+            self._new.add(change.key)  # it cannot change the addresses of others: it is allocated when `ensure` comes
             return
         if request == before_request and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
             return  # the finalizer came
@@ -78,8 +78,8 @@ class AddressBook:
                 return
         self.is_stale = True
 
-    def knows(self, key: str) -> bool:
-        """Return whether `allocations` says what a Service has."""
+    def is_current(self, key: str) -> bool:
+        """Return whether `allocations` has the current addresses of a Service."""
         return not self.is_stale and (key in self.allocations or not self._new)
 
     def look(self, objects: ObjectSnapshot) -> dict[str, Allocation]:

@@ -39,7 +39,7 @@ class Machine(Struct, frozen=True):
 
 
 class RouteSettings(Struct, frozen=True):
-    """The kernel's table that routes are made in, and the protocol number that says which are ours."""
+    """The kernel's table that routes are made in, and the protocol number of our routes."""
 
     table: int = TABLE_MAIN
     protocol: int = PROTOCOL

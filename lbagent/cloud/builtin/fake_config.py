@@ -20,7 +20,7 @@ DEFAULT_STATUS = (Ingress(ip="198.51.100.1"),)
 
 
 class Failure(Struct, frozen=True):
-    """A call that fails: `times` None is for ever, `service` '' is each."""
+    """A call that fails: `times` None is without limit, `service` '' is each."""
 
     op: str
     service: str = ""

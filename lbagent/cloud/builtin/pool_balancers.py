@@ -35,7 +35,7 @@ FAILED, ASTRAY = "AllocationFailed", "AddressNotInPool"
 
 
 class PoolBalancers(LoadBalancer):
-    """A balancer is an address; `ensure` gives it, or says why there is none."""
+    """A balancer is an address; `ensure` gives it, or raises the reason."""
 
     owned_annotations = (POOL_ANNOTATION,)
 
@@ -48,7 +48,7 @@ class PoolBalancers(LoadBalancer):
         self._looking: asyncio.TimerHandle | None = None
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take what the controller knows, and follow it."""
+        """Take the controller's objects, and follow their changes."""
         self._builder = builder
         self.book.lb_class = builder.lb_class
         builder.follow(self._note)
@@ -103,8 +103,8 @@ class PoolBalancers(LoadBalancer):
         return self._builder.snapshot() if self._builder else ObjectSnapshot()
 
     def _look(self, key: str = "") -> dict[str, Allocation]:
-        """Return what each Service has; those that are new only as far as `key` is one of them."""
-        is_known = self.book.knows(key) if key else not self.book.is_stale
+        """Return what each Service has; of the new ones only `key`, if it is one."""
+        is_known = self.book.is_current(key) if key else not self.book.is_stale
         return self.book.allocations if is_known else self.book.look(self.objects())
 
     def _note(self, changes: Sequence[ObjectChange]) -> None:
@@ -118,7 +118,7 @@ class PoolBalancers(LoadBalancer):
             self._looking = asyncio.get_running_loop().call_later(CHANGE_DEBOUNCE_S, self._sync_changed)
 
     def _sync_changed(self) -> None:
-        """Have those Services synced that were told something else before."""
+        """Sync the Services whose allocation changed since they were told."""
         self._looking = None
         assert self._builder is not None
         now, there = self._look(), self.objects().services
@@ -128,7 +128,7 @@ class PoolBalancers(LoadBalancer):
                 self._told[key] = now.get(key)
                 self._builder.sync(key)
 
-    # --- what is said ---
+    # --- Events and metrics ---
 
     def _why_not(self, service: Service) -> str:
         found = self.objects().services.get(service.key)

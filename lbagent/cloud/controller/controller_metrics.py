@@ -29,7 +29,7 @@ class ControllerMetrics:
         self._node_sync_of |= keys
 
     def reached(self, key: str) -> None:
-        """Note that a Service's balancer knows the nodes as they are."""
+        """Note that a Service's balancer has the current nodes."""
         if key in self._node_sync_of:
             self._node_sync_of.discard(key)
             if not self._node_sync_of:

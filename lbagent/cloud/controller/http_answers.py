@@ -19,7 +19,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class HttpAnswers:
-    """Opens the ports that were asked for. `is_leading` is told, and has no part in the health."""
+    """Opens the requested ports. `is_leading` is shown, and does not change the health."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class HttpAnswers:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        said: set[str] = set()
+        logged: set[str] = set()
         try:
             while True:
                 for listeners, address in self._listeners:
                     await listeners.listen([address])
                     for why in listeners.problems.values():
-                        if str(address) not in said:
-                            said.add(str(address))
+                        if str(address) not in logged:
+                            logged.add(str(address))
                             log.error("a port cannot be opened", extra={"address": str(address), "error": why})
                 await asyncio.sleep(BIND_RETRY_DELAY_S)
         finally:

@@ -22,7 +22,7 @@ from lbagent.objects.decode.decode_balancer import CLEANUP
 TRIES = 4  # of a request that failed for the server's sake
 FIRST_PAUSE_S = 0.1  # before the second one; it doubles
 NOT_AS_IT_WAS = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # the latter is the answer for another uid
-MAX_PAUSE_S = 5.0  # what a Retry-After may ask for here; what is longer goes to the queue
+MAX_PAUSE_S = 5.0  # the longest Retry-After that is waited for here; a longer one goes to the queue
 
 
 class NotLeading(LbError):
@@ -30,11 +30,11 @@ class NotLeading(LbError):
 
 
 class Outdated(LbError):
-    """The Service is not any more what the write was made for; it is looked at again."""
+    """The Service changed since the write was made; it is synced again."""
 
 
 class ServiceWriter:
-    """Patches Services; `may_write` is asked before each request."""
+    """Patches Services; `may_write` is called before each request."""
 
     def __init__(
         self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float
@@ -104,7 +104,7 @@ class ServiceWriter:
         raise AssertionError("unreachable")
 
     async def _refresh(self, path: str, service: WatchedService, body: dict[str, Any]) -> bool:
-        """Read a Service anew for a patch that was refused; return whether it is still the one it was made for."""
+        """Read a Service again for a patch that was refused; return whether it is still the one it was made for."""
         try:
             async with self._client.get(path, {}, silence_s=self._silence_s) as answer:
                 raw = await answer.read()

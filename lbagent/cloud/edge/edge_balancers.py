@@ -1,7 +1,7 @@
-"""The balancers of provider `edge`: what `ensure` and `ensure_deleted` mean for a router, and the poll that keeps it true.
+"""The balancers of provider `edge`: `ensure` and `ensure_deleted` for a router, and the poll that keeps its mappings.
 
-Nothing is kept on disk: descriptions at the router say what an earlier process made. What is refused to a Service that has
-mappings leaves these as they are; one that asks for none any more loses them.
+Nothing is kept on disk: the descriptions of mappings at the router name what an earlier process made. A refusal leaves the
+mappings of a Service as they are; a Service that requests none any more loses them.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class EdgeBalancers(LoadBalancer):
         self._builder: ClientBuilder | None = None
         self._waiting: dict[str, tuple[PortMapping, ...]] = {}  # for ports that another one has
         self._pending: set[str] = set()  # Services whose `ensure` found no router, or none with an address
-        self._is_swept = False  # what the router had when it was found is looked at
+        self._is_swept = False  # the mappings that the router had when it was found are checked
         self._down = "no poll yet"  # why there is no router, '' while there is one
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take what the controller knows."""
+        """Take the controller's objects."""
         self._builder = builder
         self.keeper.cluster = builder.cluster_name
         self.services.begin(builder)
 
     def use(self, config: EdgeConfig) -> None:
-        """Take another configuration, and have every Service looked at with it."""
+        """Take another configuration, and sync every Service with it."""
         self.config = self.services.config = config
         self.keeper.use(config)
         self._is_swept = False
@@ -166,7 +166,7 @@ class EdgeBalancers(LoadBalancer):
     # --- one Service ---
 
     async def _give_up(self, cluster: str, service: Service, problem: str) -> None:
-        """Remove what a Service has that asks for nothing any more; raise the Refusal that says why."""
+        """Remove the mappings of a Service that requests none any more; raise the Refusal with the reason."""
         there = {each.ip for each in service.status.ingress if each.ip}
         if there and not self._address():
             with suppress(GatewayUnreachable):
@@ -230,7 +230,7 @@ class EdgeBalancers(LoadBalancer):
     # --- the poll ---
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look at the router once a poll, until `stop`."""
+        """Poll the router until `stop`."""
         while not stop.is_set():
             try:
                 await self.poll()
@@ -245,7 +245,7 @@ class EdgeBalancers(LoadBalancer):
                     await stop.wait()
 
     async def poll(self) -> None:
-        """Look at everything once. Raises GatewayUnreachable."""
+        """Check everything once. Raises GatewayUnreachable."""
         gateway = self.keeper.gateway
         has_moved = await self.keeper.look_at_address()
         if self.keeper.gateway is not gateway:
@@ -282,7 +282,7 @@ class EdgeBalancers(LoadBalancer):
                 self.mapped_services[key] = ServiceMappings(service.uid, tuple(each), address)
 
     async def _keep(self, key: str, mapped: ServiceMappings) -> None:
-        """Look at a Service's mappings; what cannot be kept is told once, by its `ensure`."""
+        """Keep a Service's mappings; report one that cannot be kept once, by its `ensure`."""
         trouble = ""
         for mapping in mapped.mappings:
             try:
@@ -302,15 +302,15 @@ class EdgeBalancers(LoadBalancer):
         self._down, self._is_swept = str(error), False
         self.keeper.lose()
 
-    # --- what others are told ---
+    # --- metrics and callbacks ---
 
     @property
     def is_up(self) -> bool:
-        """Whether the router answered when it was asked last."""
+        """Whether the router answered the last request."""
         return not self._down
 
     def count(self) -> int:
-        """Return how many mappings are at the router, as far as is known."""
+        """Return how many mappings are at the router by the last poll."""
         return sum(len(mapped.mappings) for mapped in self.mapped_services.values() if not mapped.trouble)
 
     def _sync(self, keys: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What provider `edge` would map, from manifests alone (pure). No router is asked."""
+"""What provider `edge` would map, from manifests alone (pure). No request to a router."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _row(
 
 
 def _chosen(config: EdgeConfig, nodes: list[Node]) -> tuple[str, ...]:
-    """Return the node that is chosen. With `self` it is the controller's, which manifests do not say."""
+    """Return the node that is chosen. With `self` it is the controller's, which manifests do not name."""
     choice = edge_rules.node_choice(config, "")
     if choice is NodeChoice.SELF:
         return ()

@@ -1,4 +1,4 @@
-"""What the controller's Services and Nodes mean for a router: which mappings are wanted, and which node they lead to."""
+"""Which port mappings the controller's Services want at a router, and which node they lead to."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RouterServices:
     def __init__(self, config: EdgeConfig) -> None:
         self.config = config
         self._builder: ClientBuilder | None = None
-        self._client = ""  # the address that mappings lead to, as it was when it was looked at last
+        self._client = ""  # the target address of mappings at the last check
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take what the controller knows, and follow it."""
+        """Take the controller's objects, and follow their changes."""
         self._builder = builder
         self._client = self._client_now()
         builder.follow(self._note)
@@ -95,7 +95,7 @@ class RouterServices:
     # --- changes ---
 
     def _note(self, changes: Sequence[ObjectChange]) -> None:
-        """Have Services looked at when their label or the chosen node changed: the controller does not look at these."""
+        """Sync Services when their label or the chosen node changed: the controller does not check these."""
         assert self._builder is not None
         client, self._client = self._client, self._client_now()
         for key in self.asking() if client != self._client else ():

@@ -51,7 +51,7 @@ class LoadBalancer(ABC):
 
 
 class ClientBuilder(Protocol):
-    """What the controller has for a provider: a client of the API server, its objects, Events, and another look at a Service."""
+    """What the controller offers a provider: a client of the API server, its objects, Events, and a new sync of a Service."""
 
     @property
     def lb_class(self) -> str:
@@ -63,7 +63,7 @@ class ClientBuilder(Protocol):
 
     @property
     def node_name(self) -> str:
-        """The node that this process runs on, '' where --node-name does not say it."""
+        """The node that this process runs on, '' without --node-name."""
 
     def client(self) -> KubeClient:
         """Return the client."""
@@ -95,19 +95,19 @@ class CloudProvider(ABC):
         return None
 
     def instances(self) -> Instances | None:
-        """Return the part that knows machines by name, where there is none that `instances_v2` returns."""
+        """Return the part for machines by name, where there is none that `instances_v2` returns."""
         return None
 
     def instances_v2(self) -> InstancesV2 | None:
-        """Return the part that knows machines."""
+        """Return the part for machines."""
         return None
 
     def zones(self) -> Zones | None:
-        """Return the part that knows zones. Deprecated."""
+        """Return the part for zones. Deprecated."""
         return None
 
     def clusters(self) -> Clusters | None:
-        """Return the part that knows clusters."""
+        """Return the part for clusters."""
         return None
 
     def routes(self) -> Routes | None:

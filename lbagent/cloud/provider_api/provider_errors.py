@@ -7,7 +7,7 @@ from lbagent.errors import LbError
 
 
 class RetryAfter(LbError):
-    """It did not work, and is to be tried again after so many seconds, no sooner."""
+    """A failure; the controller retries after so many seconds, no sooner."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class NotSupported(LbError):
 
 
 class Refusal(LbError):
-    """What a Service asks for cannot be given: a Warning Event with this reason. It is not tried again until something changes.
+    """A request of a Service that cannot be met: a Warning Event with this reason. It is not tried again until something changes.
 
     `status` is what the Service has now, where that is another one; None: its status stays as it is.
     """

@@ -18,7 +18,7 @@ Addresses = tuple[tuple[str, str], ...]  # pairs of type (InternalIP, ExternalIP
 
 
 class InstanceMetadata(Struct, frozen=True):
-    """What a provider knows of an instance; `provider_id` is `PROVIDER://ID`.
+    """A provider's data of an instance; `provider_id` is `PROVIDER://ID`.
 
     `additional_labels` of Kubernetes' own namespaces are left out, and none replaces a label that the Node has.
     """
@@ -34,7 +34,7 @@ class InstanceMetadata(Struct, frozen=True):
 class InstancesV2(ABC):
     """The machines behind Nodes. What has no answer is an error, not False: a Node goes whose instance does not exist.
 
-    `node.provider_id` says which instance is meant; where it is '', the name and what else the Node says.
+    `node.provider_id` names the instance; where it is '', the name and the other fields of the Node do.
     """
 
     @abstractmethod
@@ -51,7 +51,7 @@ class InstancesV2(ABC):
 
 
 class Instances(ABC):
-    """The machines behind Nodes, by name or provider id: the older form, which is asked where there is no InstancesV2."""
+    """The machines behind Nodes, by name or provider id: the older form, used where there is no InstancesV2."""
 
     @abstractmethod
     async def addresses(self, node_name: str) -> Addresses:
@@ -62,7 +62,7 @@ class Instances(ABC):
         """Return the provider's name of it, also of one that is off. Raises InstanceNotFound."""
 
     async def addresses_by_provider_id(self, provider_id: str) -> Addresses:
-        """Return pairs of type and address; `addresses` is asked where this fails."""
+        """Return pairs of type and address; `addresses` is called where this fails."""
         raise NotSupported
 
     async def instance_type(self, node_name: str) -> str:
@@ -70,7 +70,7 @@ class Instances(ABC):
         raise NotSupported
 
     async def instance_type_by_provider_id(self, provider_id: str) -> str:
-        """Return the type, '' for none; `instance_type` is asked where this fails."""
+        """Return the type, '' for none; `instance_type` is called where this fails."""
         raise NotSupported
 
     async def exists_by_provider_id(self, provider_id: str) -> bool:
@@ -98,14 +98,14 @@ class Zone(Struct, frozen=True):
 
 
 class Zones(ABC):
-    """Where instances are. Deprecated: InstancesV2.metadata says it; asked beside `Instances` alone."""
+    """Where instances are. Deprecated: InstancesV2.metadata has it; used beside `Instances` alone."""
 
     @abstractmethod
     async def zone_of(self, node_name: str) -> Zone:
         """Return the zone of a Node. Raises InstanceNotFound."""
 
     async def zone_of_provider_id(self, provider_id: str) -> Zone:
-        """Return the zone of an instance; `zone_of` is asked where this fails."""
+        """Return the zone of an instance; `zone_of` is called where this fails."""
         raise NotSupported
 
     async def zone(self) -> Zone:
@@ -122,7 +122,7 @@ class PVLabeler(ABC):
 
 
 class Clusters(ABC):
-    """The clusters of a provider. No controller asks for them."""
+    """The clusters of a provider. No controller uses them."""
 
     @abstractmethod
     async def list(self) -> Sequence[str]:

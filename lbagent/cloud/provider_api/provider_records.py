@@ -46,7 +46,7 @@ class ServicePort(Struct, frozen=True, gc=False):
 
 
 class Service(Struct, frozen=True, gc=False, kw_only=True):
-    """A v1 Service. `session_affinity_s` is the time-out of ClientIP, 0 where it says none."""
+    """A v1 Service. `session_affinity_s` is the time-out of ClientIP, 0 where it has none."""
 
     namespace: str
     name: str

@@ -58,7 +58,7 @@ def health_check(service: Service) -> tuple[str, int]:
 
 
 def needs_update(old: Service, new: Service) -> bool:
-    """Return whether the load balancer of a Service has to be looked at again.
+    """Return whether the load balancer of a Service has to be synced again.
 
     Not for other labels, ClusterIPs or another status; families count by their number.
     """

@@ -1,4 +1,4 @@
-"""Nodes that wait for a cloud controller get what the provider knows of their machine; all get its addresses now and then.
+"""Initialises Nodes that wait for a cloud controller with the provider's data; updates the addresses of all periodically.
 
 The taint goes last: a Node that has none of it has its addresses, labels and providerID. Source: k8s.io/cloud-provider,
 controllers/node/node_controller.go (behaviour).
@@ -25,12 +25,12 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 COMPONENT = "cloud-node-controller"
-OUTDATED_S = 0.2  # until a Node that changed meanwhile is looked at again
+OUTDATED_S = 0.2  # until a Node that changed meanwhile is read again
 WriteEvent = Callable[[Node, str, str, bool], None]  # Node, reason, text, whether it is a warning
 
 
 class CloudNodeController:
-    """Initialises Nodes, and keeps their addresses; `period_s` is between two looks at these."""
+    """Initialises Nodes, and keeps their addresses; `period_s` is between two updates of these."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Nodes that are not ready are asked for: those whose machine does not exist go, those whose machine is off get a taint.
+"""Checks the machines of Nodes that are not ready: deletes a Node without a machine, taints a Node whose machine is off.
 
-A Node is deleted when the provider said False at two looks in a row, and nothing else: an error, a time-out, another answer
-between them begins anew. Source: k8s.io/cloud-provider, controllers/nodelifecycle (behaviour; there the first False counts).
+A Node is deleted when the provider returns False in two consecutive checks. An error, a time-out or another answer between
+them restarts the count. Source: k8s.io/cloud-provider, controllers/nodelifecycle (behaviour; there the first False counts).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the controllers write to Nodes, and how one is deleted. A write is made for one Node: its uid, mostly its version.
 
-Lists without a key (taints, addresses) are written whole, so a Node is read anew before; another version is refused (409).
+Lists without a key (taints, addresses) are written whole, so a Node is read again before; another version is refused (409).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NETWORK_UNAVAILABLE = "NetworkUnavailable"
 
 
 class NodeWriter:
-    """Writes Nodes; `may_write` is asked before each write."""
+    """Writes Nodes; `may_write` is called before each write."""
 
     def __init__(
         self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float

@@ -12,7 +12,7 @@ from lbagent.errors import LbError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-CALL_S = 30.0  # a provider that says nothing for so long has not answered
+CALL_S = 30.0  # a provider without an answer for so long has failed
 MAX_CONCURRENT_CALLS = 10
 
 
@@ -61,7 +61,7 @@ async def for_each(every: Mapping[str, T], work: Callable[[T], Awaitable[None]],
         async with places:
             try:
                 await work(each)
-            except (Outdated, NotLeading):  # it is looked at anew the next time
+            except (Outdated, NotLeading):  # the next period handles it
                 return
             except Exception as error:  # noqa: BLE001 - a provider may raise anything
                 failures.add(name, error)

@@ -1,7 +1,7 @@
-"""The routes to the pods of Nodes are made and removed, and each Node's condition NetworkUnavailable says whether it has its own.
+"""Makes and removes the routes to the pods of Nodes, and sets each Node's condition NetworkUnavailable by its own route.
 
 A provider that cannot list its routes changes nothing, and neither does a server without any Node. Source:
-k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is looked at sooner).
+k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is handled sooner).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RouteController:
         return failed
 
     async def _write_event(self, node: Node, failed: set[str]) -> None:
-        """Write whether a Node has its routes, if its condition says something else."""
+        """Write whether a Node has its routes, if its condition differs."""
         wanted = CREATED if node.pod_cidrs and node.name not in failed else NOT_CREATED
         found = self._informers.node(node.name)
         if found is not None and found.record.uid == node.uid and found.network != wanted:

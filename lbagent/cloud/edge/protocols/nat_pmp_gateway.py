@@ -1,6 +1,6 @@
-"""A router that speaks NAT-PMP. It lists nothing and knows no descriptions: what this process made is remembered here.
+"""A router with NAT-PMP. The protocol has no list and no descriptions: this module remembers what the process mapped.
 
-Source: RFC 6886. A router that restarted says so by its epoch (3.6): then all that is remembered is gone.
+Source: RFC 6886. The epoch (3.6) shows that a router restarted: then its mappings are gone.
 """
 
 from __future__ import annotations
