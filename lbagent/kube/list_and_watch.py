@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
-from lbagent.kube.kube_client import ApiError
+from lbagent.kube.kube_client import ApiError, Status
 from lbagent.kube.object_cache import UnreadableAnswer
 
 
@@ -32,14 +32,9 @@ class WatchEvent(Struct, gc=False):
     object: msgspec.Raw
 
 
-class _Status(Struct, gc=False):
-    code: int = 0
-    message: str = ""
-
-
 _PAGE = msgspec.json.Decoder(ListPage)
 _EVENT = msgspec.json.Decoder(WatchEvent)
-_STATUS = msgspec.json.Decoder(_Status)
+_STATUS = msgspec.json.Decoder(Status)
 
 
 def page_of(body: bytes) -> ListPage:
@@ -59,7 +54,7 @@ def error_of(raw: msgspec.Raw) -> ApiError:
         status = _STATUS.decode(raw)
     except DECODING_ERRORS as error:
         raise UnreadableAnswer(f"an error event cannot be read: {decoding_problem(error)}") from None
-    return ApiError(status.code, status.message)
+    return ApiError(status.code, status.message, causes=status.causes)
 
 
 def events_of(lines: Sequence[bytes]) -> Iterator[WatchEvent]:

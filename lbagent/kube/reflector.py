@@ -27,7 +27,8 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-TOO_LARGE = "Too large resource version"  # the server is behind what it said before
+# The server is behind what it said before. Servers before 1.19 name no cause. Source: client-go, isTooLargeResourceVersionError.
+TOO_LARGE, TOO_LARGE_TEXT = "ResourceVersionTooLarge", "Too large resource version"
 AT_ONCE = 100  # objects decoded in one go
 MOST_ABSENT = 5  # times that a resource is not there before its objects are gone
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -117,7 +118,7 @@ class Reflector:
             self._is_doubtful = self._may_wake = True
             self._fail(0, f"the API server does not answer: {error}")
         except ApiError as error:
-            if error.status == HTTPStatus.GONE or TOO_LARGE in str(error):
+            if error.status == HTTPStatus.GONE or is_version_too_large(error):
                 self._version = ""
                 return self._backoff.pause(is_failure=False)
             if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
@@ -380,3 +381,8 @@ def _sentence(error: ApiError) -> str:
 
 
 _CODES = frozenset(each.value for each in HTTPStatus)
+
+
+def is_version_too_large(error: ApiError) -> bool:
+    """Return whether a request failed because the server is behind the version that it asked for."""
+    return TOO_LARGE in error.causes or TOO_LARGE_TEXT in str(error)
