@@ -14,7 +14,7 @@ from lbagent.config import Config
 from lbagent.healthz.proxy_health import ProxyHealth, SyncProgress
 from lbagent.healthz.service_health import ServiceHealthServers
 from lbagent.http.http_server import Handler
-from lbagent.http.listeners import Listeners
+from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
 from lbagent.kube import object_cache
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
@@ -25,7 +25,7 @@ from lbagent.sync.loop import SyncLoop
 from lbagent.targets.bpf.bpf_target import BpfTarget
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0
+RETRY_S = BIND_RETRY_DELAY_S
 EVERY_ADDRESS = tuple(family.unspecified for family in Family)
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from lbagent.http.http_server import Request, Response
-from lbagent.http.listeners import Listeners
+from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
 from lbagent.model.address import L3n4Addr
 from lbagent.observe import exposition
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0  # until a port that another process has is tried again
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -47,7 +46,7 @@ class HttpAnswers:
                         if str(address) not in said:
                             said.add(str(address))
                             log.error("a port cannot be opened", extra={"address": str(address), "error": why})
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(BIND_RETRY_DELAY_S)
         finally:
             for listeners, _ in self._listeners:
                 await listeners.close()
