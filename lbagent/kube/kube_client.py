@@ -48,20 +48,41 @@ class ServerUnreachable(LbError):
 
 
 class ApiError(LbError):
-    """The server answered with an error. `retry_after_s` is 0 when it names no time."""
+    """The server answered with an error. `retry_after_s` is 0 when it names no time.
 
-    def __init__(self, status: int, message: str = "", retry_after_s: float = 0.0) -> None:
+    `causes` are the words of metav1.StatusCause, such as ResourceVersionTooLarge.
+    """
+
+    def __init__(
+        self, status: int, message: str = "", retry_after_s: float = 0.0, causes: frozenset[str] = frozenset()
+    ) -> None:
         known = {each.value: each.phrase for each in HTTPStatus}
         super().__init__(f"{status} {known.get(status, '')}".strip() + (f": {message}" if message else ""))
         self.status = status
         self.retry_after_s = min(retry_after_s, MAX_RETRY_AFTER_S)
+        self.causes = causes
 
 
-class _Status(Struct):
+class _Cause(Struct, gc=False):
+    reason: str = ""
+
+
+class _Details(Struct, gc=False):
+    causes: list[_Cause] | None = None
+
+
+class Status(Struct, gc=False):
     """metav1.Status."""
 
     kind: str = ""
+    code: int = 0
     message: str = ""
+    details: _Details | None = None
+
+    @property
+    def causes(self) -> frozenset[str]:
+        """Why the request failed, as words."""
+        return frozenset(each.reason for each in (self.details and self.details.causes) or ())
 
 
 class Answer:
@@ -355,9 +376,9 @@ def _clock_hint(error: Exception) -> str:
 
 
 def _api_error(raw: Any, body: bytes) -> ApiError:
-    status = _Status()
+    status = Status()
     with suppress(*DECODING_ERRORS):
-        status = msgspec.json.decode(body, type=_Status)
+        status = msgspec.json.decode(body, type=Status)
     after = raw.headers.get("Retry-After", "")
     message = status.message if status.kind == "Status" else ""
-    return ApiError(raw.status, message, float(after) if after.isdecimal() else 0.0)
+    return ApiError(raw.status, message, float(after) if after.isdecimal() else 0.0, status.causes)

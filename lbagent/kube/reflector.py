@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.kube.api_failure import ApiFailure
-from lbagent.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable
+from lbagent.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable, Status
 from lbagent.kube.kube_settings import KubeTiming
 from lbagent.kube.object_cache import Draft, ObjectCache, UnreadableAnswer, is_older, metadata_of
 from lbagent.kube.resources import Resource
@@ -27,7 +27,8 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-TOO_LARGE = "Too large resource version"  # the server is behind a version that it gave before
+# The server is behind a version that it sent. Servers before 1.19 name no cause. Source: client-go, isTooLargeResourceVersionError.
+TOO_LARGE, TOO_LARGE_TEXT = "ResourceVersionTooLarge", "Too large resource version"
 DECODE_BATCH = 100  # objects decoded in one go
 MAX_NOT_FOUND_ANSWERS = 5  # 404 answers in a row until the objects of a resource count as deleted
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -140,7 +141,7 @@ class Reflector:
             self._is_doubtful = self._may_wake = True
             self._fail(0, f"the API server does not answer: {error}")
         except ApiError as error:
-            if error.status == HTTPStatus.GONE or TOO_LARGE in str(error):
+            if error.status == HTTPStatus.GONE or is_version_too_large(error):
                 self._version = ""
                 return self._backoff.pause(is_failure=False)
             if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
@@ -405,6 +406,11 @@ def _sentence(error: ApiError) -> str:
 _CODES = frozenset(each.value for each in HTTPStatus)
 
 
+def is_version_too_large(error: ApiError) -> bool:
+    """Return whether a request failed because the server is behind the version that it asked for."""
+    return TOO_LARGE in error.causes or TOO_LARGE_TEXT in str(error)
+
+
 class _ListMeta(Struct, gc=False):
     resourceVersion: str = ""  # noqa: N815 - Kubernetes' spelling
     continue_: str = msgspec.field(name="continue", default="")
@@ -425,14 +431,9 @@ class WatchEvent(Struct, gc=False):
     object: msgspec.Raw
 
 
-class _Status(Struct, gc=False):
-    code: int = 0
-    message: str = ""
-
-
 _PAGE = msgspec.json.Decoder(ListPage)
 _EVENT = msgspec.json.Decoder(WatchEvent)
-_STATUS = msgspec.json.Decoder(_Status)
+_STATUS = msgspec.json.Decoder(Status)
 
 
 def page_of(body: bytes) -> ListPage:
@@ -452,7 +453,7 @@ def error_of(raw: msgspec.Raw) -> ApiError:
         status = _STATUS.decode(raw)
     except DECODING_ERRORS as error:
         raise UnreadableAnswer(f"an error event cannot be read: {decoding_problem(error)}") from None
-    return ApiError(status.code, status.message)
+    return ApiError(status.code, status.message, causes=status.causes)
 
 
 def events_of(lines: Sequence[bytes]) -> Iterator[WatchEvent]:

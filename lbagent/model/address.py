@@ -187,6 +187,10 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         """Return `IP:Port/PROTO[/i]`."""
         return self._format(f"/{self.protocol.value}")
 
+    def map_text(self) -> str:
+        """Return `IP:Port/PROTO[/i]` as `map dump` writes it: ANY for any protocol."""
+        return self._format(f"/{self.protocol.map_text}")
+
     def hash_key(self) -> bytes:
         """Return bytes that differ for each (address, cluster, port, protocol, scope): 12 for IPv4, 24 for IPv6."""
         return (

@@ -8,17 +8,24 @@ from msgspec import Struct
 
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
+from lbagent.objects.decode.annotation_words import (
+    ADDRESS_POOL,
+    ALLOCATED_FROM,
+    ALLOW_SHARED_IP,
+    LOAD_BALANCER_IPS,
+    OURS,
+)
 
-POOL_ANNOTATION = "lbagent.io/allocated-from"
+POOL_ANNOTATION = OURS + ALLOCATED_FROM
 # Ours first: it wins. Source: MetalLB's website ("usage"), before and after its change of group; kube-vip's "kubernetes services".
 _ADDRESS_WORDS = (
-    "lbagent.io/load-balancer-ips",
+    OURS + LOAD_BALANCER_IPS,
     "metallb.io/loadBalancerIPs",
     "metallb.universe.tf/loadBalancerIPs",
     "kube-vip.io/loadbalancerIPs",
 )
-_POOL_WORDS = ("lbagent.io/address-pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool")
-_SHARE_WORDS = ("lbagent.io/allow-shared-ip", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip")
+_POOL_WORDS = (OURS + ADDRESS_POOL, "metallb.io/address-pool", "metallb.universe.tf/address-pool")
+_SHARE_WORDS = (OURS + ALLOW_SHARED_IP, "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip")
 
 
 class AddressPreference(Struct, frozen=True, gc=False):

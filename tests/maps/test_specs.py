@@ -12,7 +12,9 @@ from lbagent.maps.specs import (
     counter_stripes,
     maglev_inner,
     map_specs,
+    roles,
 )
+from lbagent.model.family import Family
 
 
 def test_map_names_fit_what_pins_and_symbols_need():
@@ -96,3 +98,13 @@ def test_a_maglev_table_is_one_value_of_backend_ids():
     assert (spec.name, spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags) == (
         "lb_maglev_inner", MapType.ARRAY, 4, 4 * 251, 1, 0,
     )  # fmt: skip
+
+
+def test_the_role_of_a_map_is_what_its_name_ends_with() -> None:
+    """So that both families have the same roles; maps without entries that plans add and delete have none."""
+    assert {name: role.name.lower() for name, role in roles().items()} == {
+        family.map(word): word
+        for family in Family
+        for word in ("service", "backend", "reverse_nat", "source_range", "maglev")
+    } | {"lb_affinity_match": "affinity_match"}
+    assert {"lb4_path", "lb4_flow", "lb_filter", "lb_metrics", "lb_former_backend"}.isdisjoint(roles())

@@ -18,6 +18,7 @@ from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
+from lbagent.objects.decode.annotation_words import OURS
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
 from lbagent.objects.decode.decode_service import decode_service
@@ -25,7 +26,7 @@ from lbagent.objects.decode.decode_service_cidr import decode_service_cidr
 from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.lenient_convert import convert_leniently
 from lbagent.objects.decode.misspelling import misspelt_fields
-from lbagent.objects.decode.report import OURS, Report
+from lbagent.objects.decode.report import Report
 from lbagent.objects.records import KubeObject, LastGoodObject, Origin
 from lbagent.textfile.field_path import FieldPath
 from lbagent.value_errors import shown, wrong_type

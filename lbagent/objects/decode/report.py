@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
+from lbagent.objects.decode.annotation_words import OURS
 from lbagent.objects.decode.misspelling import MisspeltField
 from lbagent.objects.decode.wire import Meta
 from lbagent.objects.records import LastGoodObject, Origin
 from lbagent.textfile.field_path import FieldPath, path_text
 
 T = TypeVar("T")
-OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
+CILIUM = "service.cilium.io/"
 _OUR_PREFIX = OURS.removesuffix("/")
 MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 _WEIGHT_ONLY = frozenset(("weight",))

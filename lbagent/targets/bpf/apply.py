@@ -16,6 +16,7 @@ from lbagent.errors import KernelError, LbError
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.family import Family
@@ -206,10 +207,12 @@ class _Run:
         elif step.kind is Kind.PATH_BODY:
             for first, records in step.runs(start, stop):
                 shadow.set_path_bodies(family, first, records)
-        elif step.map.endswith("_backend") and step.kind is Kind.PUT:
+        elif shadow.specs[step.map].role is not MapRole.BACKEND:
+            return
+        elif step.kind is Kind.PUT:
             for first, rows in step.runs(start, stop):
                 shadow.set_rows(family, first, rows)
-        elif step.map.endswith("_backend"):
+        else:
             for ident in step.numbers(start, stop):
                 shadow.delete_row(family, ident)
 

@@ -352,9 +352,8 @@ class Shadow:
 
     def pressure(self) -> dict[str, tuple[int, int]]:
         """Return (used, max) of every map the plan fills, without walking one."""
-        names = ("lb4_service", "lb6_service", "lb4_backend", "lb6_backend", "lb_affinity_match", "lb4_source_range",
-                 "lb6_source_range", "lb4_maglev", "lb6_maglev", "lb4_reverse_nat", "lb6_reverse_nat")  # fmt: skip
-        return {name: (self.used.get(name, 0), self.specs[name].max_entries) for name in names}
+        filled = (spec for spec in self.specs.values() if spec.role is not None)
+        return {spec.name: (self.used.get(spec.name, 0), spec.max_entries) for spec in filled}
 
 
 _REFERENCES = [
