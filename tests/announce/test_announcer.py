@@ -266,7 +266,7 @@ async def test_with_yield_it_yields_to_a_host_that_insists_then_too() -> None:
     world.announcer.use_pools(PoolsFile(POOLS.pools, L2Settings(defends=False), POOLS.bgp))
     world.run(1)
     for _ in range(2):
-        world.announcer._heard(IFINDEX, AddressSighting(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.1)
     assert world.sockets.sent == [("tell", VIP)]
     assert world.written() == set()
@@ -276,7 +276,7 @@ async def test_a_stranger_is_told_of_once_and_looked_for_each_minute() -> None:
     world = World()
     world.serve(VIP)
     for _ in range(3):
-        world.announcer._heard(IFINDEX, AddressSighting(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(60.1)
     assert [(event.key, event.reason) for event in world.events] == [("ns/web", IN_USE)]
     assert "02:00:00:00:00:07" in world.events[0].text
@@ -291,7 +291,7 @@ async def test_forged_claims_take_no_address_down_and_are_reported_once() -> Non
     world.run(20)
     world.sockets.sent.clear()
     for _ in range(40):  # two in each second
-        world.announcer._heard(IFINDEX, AddressSighting(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.5)
     assert world.written() == {VIP}
     assert world.sockets.sent == [("tell", VIP)] * 2
@@ -310,7 +310,7 @@ async def test_a_claim_by_a_mac_address_that_no_host_can_have_is_ignored(mac: st
     world.serve(VIP)
     world.run(begins)
     for _ in range(3):
-        world.announcer._heard(IFINDEX, AddressSighting(VIP, bytes.fromhex(mac)))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, bytes.fromhex(mac)))
         world.run(0.2)
     world.run(1)
     assert (world.written(), world.events, world.announcer.conflicts()) == ({VIP}, [], [])
@@ -429,7 +429,7 @@ async def test_an_agent_that_did_not_run_for_too_long_begins_anew() -> None:
 async def test_its_own_frames_are_no_stranger_s() -> None:
     world = World()
     world.serve(VIP)
-    world.announcer._heard(IFINDEX, AddressSighting(VIP, MAC))
+    world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, MAC))
     world.run(1)
     assert world.written() == {VIP}
 
@@ -599,7 +599,7 @@ async def test_a_leader_that_does_not_know_the_leases_asks_the_wire_and_then_abo
     world.run(0.1)
     assert sorted(world.sockets.sent) == sorted(("probe", address) for address in many)
     world.sockets.sent.clear()
-    world.announcer._heard(IFINDEX, AddressSighting(many[0], STRANGER))
+    world.announcer._on_sighting(IFINDEX, AddressSighting(many[0], STRANGER))
     world.run(0.1)
     assert world.written() == set(many[1:7])
     assert sorted(world.sockets.sent) == sorted(("probe", address) for address in set(many[1:7]))
