@@ -1,4 +1,4 @@
-"""BPF_PROG_TEST_RUN: bytes in, verdict and bytes out. No device and no traffic needed; used by tests, bench and `explain`.
+"""BPF_PROG_TEST_RUN: bytes in, verdict and bytes out. No device and no traffic needed; for tests and benchmarks.
 
 The kernel looks interface indexes up in the calling thread's network namespace, and without one it pretends the loopback
 of that namespace: run inside an empty namespace, or a route of the host decides the outcome.
