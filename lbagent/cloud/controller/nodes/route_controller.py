@@ -86,7 +86,7 @@ class RouteController:
         await for_each({_name(route): route for route in plan.deleted}, self._delete, self._not_deleted)
         failed = await self._create(plan)
         told = {node.name: node for node in plan.told}
-        await for_each(told, lambda node: self._write_event(node, failed), self._not_told)
+        await for_each(told, lambda node: self._write_condition(node, failed), self._not_told)
 
     async def _delete(self, route: Route) -> None:
         await answer_of(self._routes.delete(self._cluster, route))
@@ -111,7 +111,7 @@ class RouteController:
         await for_each({_name(pair[1]): pair for pair in plan.created}, one, self._not_made)
         return failed
 
-    async def _write_event(self, node: Node, failed: set[str]) -> None:
+    async def _write_condition(self, node: Node, failed: set[str]) -> None:
         """Write whether a Node has its routes, if its condition differs."""
         wanted = CREATED if node.pod_cidrs and node.name not in failed else NOT_CREATED
         found = self._informers.node(node.name)
