@@ -66,7 +66,7 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceR
     """Return the state, the node that announces the address, and the reason."""
     machine, refusal = announcer.machines.get(address), announcer.refusals.get(address)
     if machine is None:
-        return STANDBY, "", "it was not looked at yet"
+        return STANDBY, "", "not decided yet"
     if machine.phase is Phase.CONFLICT:
         return CONFLICT, "", in_use_text(address, machine.stranger)
     if machine.answers and not refusal:
@@ -82,8 +82,8 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceR
         failure = announcer.election.failure if announcer.election else ""
         return STANDBY, "", AnnounceRefusal(RefusalReason.LEASES_UNKNOWN, failure and f": {failure}")
     if view.preferred not in ("", announcer.node):
-        return STANDBY, "", f"{view.preferred} is to announce it"
-    return STANDBY, "", "it is probed whether another host has the address"
+        return STANDBY, "", f"{view.preferred} will announce it"
+    return STANDBY, "", "probing whether another host uses the address"
 
 
 def _bgp_standing(announcer: Announcer, vip: WantedVip) -> _Standing:
