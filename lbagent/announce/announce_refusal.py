@@ -25,7 +25,7 @@ class RefusalReason(StrEnum):
     # of the node
     EXCLUDED = (
         "the node has the label node.kubernetes.io/exclude-from-external-load-balancers",
-        "take the label away if the node is to get traffic",
+        "remove the label if the node is to get traffic",
     )
     LEAVES = "the node is about to go away", "the other nodes announce its addresses; nothing to do"
     SHUTS_DOWN = (
@@ -35,7 +35,7 @@ class RefusalReason(StrEnum):
     CORDONED = "the node is cordoned", "kubectl uncordon NODE, or leave it to the other nodes"
     NOT_SELECTED = (
         "l2.nodeSelector does not match the node's labels",
-        "give the node these labels, or change l2.nodeSelector",
+        "give the node the labels, or change l2.nodeSelector",
     )
     # of its devices
     OWN_ADDRESS = (
@@ -71,8 +71,8 @@ class RefusalReason(StrEnum):
     )
     # of what it takes part in
     LEASES_UNKNOWN = (
-        "The API server does not answer; only the current leader keeps announcing{}",
-        "see that the API server can be reached, and deploy/cloud/announce.yaml for the rights",
+        "the API server does not answer; only the current leader keeps announcing{}",
+        "check that the API server can be reached; deploy/cloud/announce.yaml has the rights",
     )
     NO_SPEAKER = "no BGP speaker runs on this node", "see `lbagent status`"
     NO_SESSION = "{}", ""  # the speaker's own sentence says what to do

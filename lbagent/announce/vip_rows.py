@@ -65,7 +65,7 @@ def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceR
     """Return the state, the node that announces the address, and the reason."""
     machine, refusal = announcer.machines.get(address), announcer.refusals.get(address)
     if machine is None:
-        return STANDBY, "", "it was not looked at yet"
+        return STANDBY, "", "not decided yet"
     if machine.phase is Phase.CONFLICT:
         return CONFLICT, "", in_use_text(address, machine.conflicting_mac)
     if machine.answers and not refusal:

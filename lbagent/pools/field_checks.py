@@ -52,20 +52,20 @@ class FieldChecks:
         except msgspec.ValidationError as error:
             self._refuse_shape(document, shape_error(error), keys)
 
-    def _refuse_shape(self, document: Any, error: ShapeError, keys: Iterable[str]) -> NoReturn:
-        """Raise ConfigError for msgspec's complaint about a document."""
+    def _refuse_shape(self, value: Any, error: ShapeError, keys: Iterable[str], at: FieldPath = ()) -> NoReturn:
+        """Raise ConfigError for msgspec's complaint about a value that stands at `at`."""
+        path = at + error.path
         if error.fault is Fault.UNKNOWN_KEY:
             near = difflib.get_close_matches(error.key, list(keys), n=1)
-            self.refuse((*error.path, error.key), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+            self.refuse((*path, error.key), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
         if error.fault is Fault.MISSING_KEY:
-            self.refuse((*error.path, error.key), "it is missing")
+            self.refuse((*path, error.key), "it is missing")
         if error.fault is Fault.KEY_IS_NO_TEXT:
-            self.refuse(error.path, "a key is not a text")
-        value = document
+            self.refuse(path, "a key is not a text")
         for step in error.path:
             value = value[step]
         noun = _NOUNS.get(error.types, " | ".join(error.types))
-        self.refuse(error.path, wrong_type(value, noun) if noun else error.text)
+        self.refuse(path, wrong_type(value, noun) if noun else error.text)
 
     def selector(self, given: dict[str, Any], at: FieldPath) -> LabelSelector:
         """Return the requirements of matchLabels and matchExpressions, or of plain labels."""
@@ -92,7 +92,7 @@ class FieldChecks:
         try:
             found = msgspec.convert(given, Requirement)
         except msgspec.ValidationError as error:
-            self.refuse(at, str(error))
+            self._refuse_shape(given, shape_error(error), (), at)
         if found.operator not in OPERATORS:
             self.refuse(
                 (*at, "operator"), f"unknown value {found.operator!r}; one of {', '.join(OPERATORS)} is possible"

@@ -98,6 +98,8 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         (f"{A}  namespaces: [1]", "f:4: pools[0].namespaces[0]: 1 is not a text"),
         (f"{A}  serviceSelector:\n    matchLabels: [x]", "f:5: pools[0].serviceSelector.matchLabels: a mapping is wanted, not a list"),
         (f"{A}  serviceSelector: {{matchExpressions: [{{key: a, operator: Is}}]}}", "f:4: pools[0].serviceSelector.matchExpressions[0].operator: unknown value 'Is'; one of In, NotIn, Exists, DoesNotExist is possible"),
+        (f"{A}  serviceSelector: {{matchExpressions: [{{operator: In}}]}}", "f:4: pools[0].serviceSelector.matchExpressions[0].key: it is missing"),
+        (f"{A}  serviceSelector: {{matchExpressions: [{{key: 1, operator: In}}]}}", "f:4: pools[0].serviceSelector.matchExpressions[0].key: 1 is not a text"),
         (f"{A}  serviceSelector: {{matchExpressions: [{{key: a, operator: In}}]}}", "f:4: pools[0].serviceSelector.matchExpressions[0].values: In has at least one value"),
         (f"{A}  serviceSelector: {{app: 1}}", "f:4: pools[0].serviceSelector.app: 1 is not a text"),
         ("l2:\n  leaseDuration: soon", "f:2: l2.leaseDuration: 'soon' is no time like 2s, 300ms or 1h"),
