@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 HEADERS = ROOT / "lbagent" / "bpf" / "include"
 # what `make` and tools create in a checkout: never what a document may name
 MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
@@ -30,6 +30,7 @@ NOT_OURS = {
     "cluster.sh", "e2e.sh", "baseline.txt",  # of the scripts of a cluster
     "frontend-owners.json",  # in --state-dir
     "config.yaml", "state.yaml",  # a user's
+    "build/site/index.html", "build/man/lbagent.1", "build/man",  # that `make docs` and `make man` make
 }  # fmt: skip
 # what docs/architecture.md says a coming capability adds; a file that is there leaves this list
 COMING = {
