@@ -69,7 +69,7 @@ class Sockets:
     def probe(self, ifindex: int, address: bytes, mac: bytes) -> None:
         self.sent.append(("probe", address))
 
-    def tell(self, ifindex: int, address: bytes, mac: bytes) -> None:
+    def announce(self, ifindex: int, address: bytes, mac: bytes) -> None:
         self.sent.append(("tell", address))
 
 

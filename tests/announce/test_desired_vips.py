@@ -57,7 +57,7 @@ def found(*objects: Service | EndpointSlice | Endpoints, external_ips: bool = Tr
         endpoints={each.key: each for each in objects if isinstance(each, Endpoints)},
     )
     wanted = DesiredVips(external_ips=external_ips)
-    assert wanted.look(snapshot, POOLS) == wanted.vips.keys()
+    assert wanted.update(snapshot, POOLS) == wanted.vips.keys()
     return wanted.vips
 
 
@@ -78,15 +78,15 @@ def test_external_addresses_are_wanted_where_they_are_served() -> None:
 def test_external_addresses_outside_of_the_ranges_are_not_wanted_also_from_the_next_look_on() -> None:
     objects = ObjectSnapshot(services={"ns/web": service("web", external_ips=(A, B))})
     wanted = DesiredVips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.0.0/28"),))
-    wanted.look(objects, POOLS)
+    wanted.update(objects, POOLS)
     assert wanted.vips.keys() == {A}
     wanted.use_external_ips(external_ips=True, external_ip_ranges=(CIDR.parse("10.0.1.0/28"),))
-    assert wanted.look(objects, POOLS) == {A, B}
+    assert wanted.update(objects, POOLS) == {A, B}
     assert wanted.vips.keys() == {B}
     wanted.use_external_ips(external_ips=False, external_ip_ranges=())
-    wanted.look(objects, POOLS)
+    wanted.update(objects, POOLS)
     assert wanted.vips == {}
-    assert wanted.look(objects, POOLS) == set()
+    assert wanted.update(objects, POOLS) == set()
 
 
 def test_externalips_decide_nothing_about_an_address_that_another_service_was_given() -> None:
@@ -240,8 +240,8 @@ def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> N
                 pools = OTHER_POOLS if pools is POOLS else POOLS
             else:
                 objects = changed(objects, change)
-        news, anew = wanted.look(objects, pools), DesiredVips(external_ips=True)
-        anew.look(objects, pools)
+        news, anew = wanted.update(objects, pools), DesiredVips(external_ips=True)
+        anew.update(objects, pools)
         assert wanted.vips == anew.vips
         assert news >= {each for each in before.keys() | anew.vips.keys() if before.get(each) != anew.vips.get(each)}
 
@@ -250,11 +250,11 @@ def test_only_what_is_another_than_before_is_news() -> None:
     web, dns = service("web", A), service("dns", B)
     objects = ObjectSnapshot(services={web.key: web, dns.key: dns})
     wanted = DesiredVips(external_ips=True)
-    assert wanted.look(objects, POOLS) == {A, B}
-    assert wanted.look(replace(objects, nodes={"n": Node("n")}), POOLS) == set()
+    assert wanted.update(objects, POOLS) == {A, B}
+    assert wanted.update(replace(objects, nodes={"n": Node("n")}), POOLS) == set()
     again = replace(web)
-    assert wanted.look(replace(objects, services={web.key: again, dns.key: dns}), POOLS) == set()
+    assert wanted.update(replace(objects, services={web.key: again, dns.key: dns}), POOLS) == set()
     ready = piece("dns", Endpoint(A, ready=True))
-    assert wanted.look(replace(objects, slices={ready.key: ready}), POOLS) == {B}
-    assert wanted.look(ObjectSnapshot(), POOLS) == {A, B}
+    assert wanted.update(replace(objects, slices={ready.key: ready}), POOLS) == {B}
+    assert wanted.update(ObjectSnapshot(), POOLS) == {A, B}
     assert wanted.vips == {}
