@@ -19,7 +19,7 @@ from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
-_NOUNS = {("int", "str"): "a time", ("object", "null"): "object"}
+_NOUNS: dict[tuple[str, ...], str] = {("int", "str"): "a time", ("object", "null"): "object"}
 
 
 def only_document(text: str, path: str) -> Any:

@@ -15,7 +15,7 @@ import msgspec
 from lbagent.textfile.field_path import FieldPath
 
 _PLACE = re.compile(r" - at (?P<key>`key` in )?`(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
+_STEP = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d+)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
 _WANTED = re.compile(r"Expected `(?P<types>[^`]+)`")

@@ -20,9 +20,10 @@ class Inner(msgspec.Struct, forbid_unknown_fields=True):
     few: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
 
 
-class Outer(msgspec.Struct, forbid_unknown_fields=True):
+class Outer(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
     inner: Inner | None = None
     many: list[Inner] = []
+    most_of_all: Annotated[int, msgspec.Meta(le=100)] = 0
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         ({"inner": {"number": 1, "options": 1}}, Fault.WRONG_TYPE, ("inner", "options"), "", ("object", "null")),
         ({"inner": {"number": 1, "word": "c - at `key` in "}}, Fault.OTHER, ("inner", "word"), "", ()),
         ({"inner": {"number": 1, "few": 9}}, Fault.WRONG_TYPE, ("inner", "few"), "", ("int",)),
+        ({"most-of-all": 101}, Fault.WRONG_TYPE, ("most-of-all",), "", ("int",)),
         ({"many": [{"number": 1}, {"number": None}]}, Fault.WRONG_TYPE, ("many", 1, "number"), "", ("int",)),
     ],
 )
