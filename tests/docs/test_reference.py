@@ -14,11 +14,13 @@ import pytest
 from lbagent.config import options
 from lbagent.config.option_groups import grouped_options
 from lbagent.maps.reasons import Reason, label
+from lbagent.observe import metrics
 from tests.docs.tables import CODES, metric_rows
 from tools.docs import man_pages, reference
 from tools.docs.command_tree import Command, every_command
 from tools.docs.examples import EXAMPLES
 
+OBSERVE = Path(metrics.__file__).parent
 COMMANDS = list(every_command())
 BY_WORDS = {" ".join(command.words[1:]): command for command in COMMANDS}
 
@@ -28,9 +30,7 @@ def test_every_command_with_every_option() -> None:
     for command in COMMANDS:
         part = re.search(rf"^#+ {re.escape(command.name)}\n(.*?)(?=^#+ lbagent|\Z)", page, re.MULTILINE | re.DOTALL)
         assert part, command.name
-        shown = [
-            record for parameter in command.command.params if (record := parameter.get_help_record(command.context))
-        ]
+        shown = [record for parameter in command.command.params if (record := parameter.get_help_record(command.context))]
         assert [names for names, _ in shown if names.replace("|", "\\|") not in part[1]] == []
         assert command.summary or command.paragraphs
 
@@ -47,9 +47,10 @@ def test_every_key() -> None:
 def test_every_metric_reason_and_code() -> None:
     pages = dict(reference.pages())
     assert [name for name, *_ in metric_rows() if name not in pages["reference/metrics.md"]] == []
-    assert [
-        label(reason) for reason in Reason if reason and f"`{label(reason)}`" not in pages["reference/reasons.md"]
-    ] == []
+    written = {name for path in OBSERVE.glob("*.py") for name in re.findall(r'"(lbagent_\w+[a-z])"', path.read_text())}
+    assert len(written) > 30
+    assert sorted(name for name in written if f"| `{name}` |" not in pages["reference/metrics.md"]) == []
+    assert [label(reason) for reason in Reason if reason and f"`{label(reason)}`" not in pages["reference/reasons.md"]] == []
     assert [code for code in CODES if f"\n| {code} | " not in pages["reference/exit-codes.md"]] == []
 
 

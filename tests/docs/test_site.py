@@ -72,6 +72,8 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 def test_links_to_files_of_the_checkout_are_text(site: Path) -> None:
     for path in site.rglob("*.html"):
+        if path.name == "404.html":  # for servers: its links begin at their root
+            continue
         targets = re.findall(r'href="([^"#]*)', path.read_text())
         inside = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
         assert [target for target in inside if not (path.parent / target).resolve().exists()] == []

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option
 from lbagent.config.option_groups import grouped_options
+from lbagent.observe import apilb_metrics
+from lbagent.observe.apilb_metrics import ApilbSample
+from lbagent.sync.histogram import Histogram
 from tests.docs import tables
 from tools.docs.command_tree import Command, every_command
 from tools.docs.examples import EXAMPLES
@@ -103,7 +106,12 @@ def _bounds(option: Option) -> str:
 def metrics_page() -> str:
     """Every metric, from lbagent/observe."""
     head = "# Metrics\n\nWhat does a metric count? `GET /metrics` on the socket and on `--metrics-address`; `lbagent metrics` prints them.\n\n"
-    return NOTE + head + tables.table(("metric", "type", "meaning"), tables.metric_rows())
+    titles = ("metric", "type", "meaning")
+    native = apilb_metrics.families(ApilbSample((), Histogram(()), 0))
+    rows = ((f"`{family.name}`", family.kind, family.help) for family in native)
+    end = "\nThe metrics of `lbagent cloud run`: [Addresses for Services](../cloud.md#the-controller).\n"
+    parts = (head, tables.table(titles, tables.metric_rows()), "\n## With --apilb\n\n", tables.table(titles, rows), end)
+    return NOTE + "".join(parts)
 
 
 def reasons_page() -> str:
