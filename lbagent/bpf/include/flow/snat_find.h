@@ -67,12 +67,12 @@ AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 n
 {
 	u64 meta = RD64(view->slot + SNAT_SLOT_META), next = meta; /* the flow's refresh may have renewed it */
 
-	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | SNAT_SLOT_NEXTHOP_MASK))
+	if ((meta ^ view->meta) & ~(SNAT_META_STAMP_MASK | SNAT_META_CLIENT_HOP_MASK))
 		return;
-	if (V_STATE(value) == CT_EST)
-		next = (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, l4);
+	if (V_STATE(value) == CT_ESTABLISHED)
+		next = (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, l4);
 	if (learned)
-		next = (next & ~SNAT_SLOT_NEXTHOP_MASK) | learned << SNAT_SLOT_NEXTHOP_SHIFT;
+		next = (next & ~SNAT_META_CLIENT_HOP_MASK) | learned << SNAT_META_CLIENT_HOP_SHIFT;
 	if (next != meta)
 		CAS(view->slot + SNAT_SLOT_META, meta, next);
 }

@@ -7,21 +7,21 @@
 #pragma once
 #include "snat_slot.h"
 
-/* Life of a slot without a sign of its flow, in units of 8 ticks: the flow's own, and twice the 256 ticks between two renewals. */
-#define SNAT_LIFE (CFG(timeout_longest) / 8 + 64 + 2)
+/* Life of a slot without a sign of its flow, in units of SNAT_STAMP_TICKS: the flow's own, and twice the 256 ticks between two renewals. */
+#define SNAT_LIFE (CFG(timeout_longest) / SNAT_STAMP_TICKS + 2 * 256 / SNAT_STAMP_TICKS + 2)
 
 /* Returns by what the stamp of a short lease is put back, so that it ends with a flow of this time-out. */
 AI u64 snat_back(u64 timeout)
 {
-	return SNAT_LIFE - timeout / 8 - 2;
+	return SNAT_LIFE - timeout / SNAT_STAMP_TICKS - 2;
 }
 
-/* Returns by what the stamp of the flow's lease is put back, in units of 8 ticks: the age of a short lease that begins. */
+/* Returns by what the stamp of the flow's lease is put back, in units of SNAT_STAMP_TICKS: the age of a short lease that begins. */
 AI u64 snat_lease_back(u64 value, u64 l4)
 {
 	if (value_keeps_port(value, l4))
 		return 0;
-	if (V_STATE(value) == CT_EST)
+	if (V_STATE(value) == CT_ESTABLISHED)
 		return snat_back(CFG(timeout_udp));
 	return snat_back(V_STATE(value) == CT_CLOSING ? CFG(timeout_closing) : CFG(timeout_new));
 }
@@ -29,13 +29,13 @@ AI u64 snat_lease_back(u64 value, u64 l4)
 /* Returns the stamp of a lease that begins now: only a flow that keeps its port gets a full one. */
 AI u64 snat_slot_stamp(u64 now, u64 value, u64 l4)
 {
-	return ((now >> 3) - snat_lease_back(value, l4) & 0xfff) << 4;
+	return IN_FIELD(SNAT_META_STAMP, now / SNAT_STAMP_TICKS - snat_lease_back(value, l4));
 }
 
-/* Returns the age of the lease in units of 8 ticks, what was put back included. */
+/* Returns the age of the lease in units of SNAT_STAMP_TICKS, what was put back included. */
 AI u64 snat_slot_age(u64 meta, u64 now)
 {
-	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_SEEN(meta) & 0xfff;
+	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_STAMP(meta) & ((1ULL << SNAT_META_STAMP_BITS) - 1);
 }
 
 /* The same of the slot at `s`. */
@@ -55,10 +55,10 @@ AI u64 snat_view_age(const struct snat_view *view, u64 now)
 	return snat_slot_age(view->meta, now);
 }
 
-/* Was the lease renewed in these 8 ticks? */
+/* Was the lease renewed in this unit of ticks? */
 AI bool snat_view_is_stamped(const struct snat_view *view, u64 now)
 {
-	return SNAT_SLOT_SEEN(view->meta) == SNAT_SLOT_UNITS(now);
+	return SNAT_SLOT_STAMP(view->meta) == SNAT_SLOT_UNITS(now);
 }
 
 /* The same of the short lease of a UDP flow that was answered. */
