@@ -62,12 +62,14 @@ class KernelMaps:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
         With `create` a bpf file system is mounted where there is none. Without it nothing is made: sizes None means
-        "as they are", and a missing map is NotFound. Every pin is compared with its spec before anything is created.
+        "as they are", and a missing map is NotFound. Every pin is compared with its spec, and the layout of the flow tables
+        with ours, before anything is created.
         Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
             pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
+        pins.check_flow_layout(bpffs)
         found, specs, fds = _open_pins(bpffs, sizes)
         there = frozenset(fds)
         try:

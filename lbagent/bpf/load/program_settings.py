@@ -11,6 +11,7 @@ import struct
 
 from msgspec import Struct
 
+from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
 from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
@@ -119,7 +120,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "counter_stripes": counter_stripes(sizes), "counter_stripe_bytes": counter_stripe_bytes(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
-        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie,
+        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

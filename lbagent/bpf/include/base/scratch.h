@@ -28,7 +28,7 @@ struct lb_scratch {
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
-	u8 forward;      /* enum forward */
+	u8 forward;      /* FORWARD_LOCAL or another ForwardMode */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
 	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
 	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */

@@ -26,7 +26,7 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
 
 	if (!snat_slot_differs(s, meta, value, owner, client, service))
-		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
+		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
 }
 
 /* Sets bit 63 if the flow (value, owner word, client, service) holds slot `index` neither here nor in the slots that are being left. Without a
@@ -92,13 +92,14 @@ AI void snat_prefetch(u64 hash, u64 backend)
 /* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts ways. */
 AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
-	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -(s0 >> 16);
+	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -SNAT_SLOT_IS_HELD(s0);
 	u64 fresh = snat_slot_age(meta, now) - SNAT_LIFE - 1, other = SNAT_SLOT_BACKEND(meta) ^ backend;
 
 #if LB_FAMILY == 4
-	other |= (s0 >> 16) ^ (owner >> 16);
+	other |= SNAT_SLOT_IS_HELD(s0) ^ SNAT_SLOT_HELD_BY(owner);
 #else
-	other |= ((s0 >> 16) ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+	other |= (SNAT_SLOT_IS_HELD(s0) ^ SNAT_SLOT_HELD_BY(owner)) | (RD64(s + SNAT_SLOT_CLIENT) ^ client->w[0]) |
+		 (RD64(s + SNAT_SLOT_CLIENT_END) ^ client->w[1]);
 #endif
 	other |= -other;
 	OPAQUE(held);
@@ -122,7 +123,7 @@ AI u64 snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u6
 	return awaited;
 }
 
-#define NO_BACKEND (1ULL << 20) /* beyond every id */
+#define NO_BACKEND (1ULL << V_BACKEND_BITS) /* beyond every id */
 
 /* Returns 1 if any flow that lives in the slots that are being left will need the new slot `index`, else 0. */
 AI u64 snat_awaited_by_any(u64 index, u64 now)
@@ -278,12 +279,12 @@ AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 n
 {
 	u64 meta = RD64(view->slot + SNAT_SLOT_META), next = meta; /* the flow's refresh may have renewed it */
 
-	if ((meta ^ view->meta) & ~(SNAT_SLOT_SEEN_MASK | SNAT_SLOT_NEXTHOP_MASK))
+	if ((meta ^ view->meta) & ~(SNAT_META_STAMP_MASK | SNAT_META_CLIENT_HOP_MASK))
 		return;
-	if (V_STATE(value) == CT_EST)
-		next = (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, l4);
+	if (V_STATE(value) == CT_ESTABLISHED)
+		next = (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, l4);
 	if (learned)
-		next = (next & ~SNAT_SLOT_NEXTHOP_MASK) | learned << SNAT_SLOT_NEXTHOP_SHIFT;
+		next = (next & ~SNAT_META_CLIENT_HOP_MASK) | learned << SNAT_META_CLIENT_HOP_SHIFT;
 	if (next != meta)
 		CAS(view->slot + SNAT_SLOT_META, meta, next);
 }
