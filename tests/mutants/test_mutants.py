@@ -265,7 +265,10 @@ def test_the_tool_writes_the_list(tmp_path: Path) -> None:
         file.write_text(f"# {source}\n\n{text}")
     known, survivor = Mutant(plan, 0, 1, "a", "b"), Mutant(plan, 1, 2, "c", "d")
     outcomes = [Outcome(known, Fate.EXPLAINED), Outcome(survivor, Fate.SURVIVED)]
-    assert set(write_list([known, survivor], outcomes, tmp_path)) == {list_file(plan, tmp_path), list_file(gone, tmp_path)}
+    assert set(write_list([known, survivor], outcomes, tmp_path)) == {
+        list_file(plan, tmp_path),
+        list_file(gone, tmp_path),
+    }
     assert list_file(plan, tmp_path).read_text() == f"# {plan}\n\n- `a` -> `b`: one.\n- `c` -> `d`: {UNJUDGED}\n"
     assert not list_file(gone, tmp_path).exists()
     assert write_list([known, survivor], outcomes, tmp_path) == []
