@@ -30,7 +30,9 @@ def test_every_command_with_every_option() -> None:
     for command in COMMANDS:
         part = re.search(rf"^#+ {re.escape(command.name)}\n(.*?)(?=^#+ lbagent|\Z)", page, re.MULTILINE | re.DOTALL)
         assert part, command.name
-        shown = [record for parameter in command.command.params if (record := parameter.get_help_record(command.context))]
+        shown = [
+            record for parameter in command.command.params if (record := parameter.get_help_record(command.context))
+        ]
         assert [names for names, _ in shown if names.replace("|", "\\|") not in part[1]] == []
         assert command.summary or command.paragraphs
 
@@ -50,7 +52,9 @@ def test_every_metric_reason_and_code() -> None:
     written = {name for path in OBSERVE.glob("*.py") for name in re.findall(r'"(lbagent_\w+[a-z])"', path.read_text())}
     assert len(written) > 30
     assert sorted(name for name in written if f"| `{name}` |" not in pages["reference/metrics.md"]) == []
-    assert [label(reason) for reason in Reason if reason and f"`{label(reason)}`" not in pages["reference/reasons.md"]] == []
+    assert [
+        label(reason) for reason in Reason if reason and f"`{label(reason)}`" not in pages["reference/reasons.md"]
+    ] == []
     assert [code for code in CODES if f"\n| {code} | " not in pages["reference/exit-codes.md"]] == []
 
 

@@ -16,13 +16,23 @@ from tools.docs import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-READERS = ["Start", "Concepts", "Operate", "Kubernetes", "Load balancers", "API servers", "Datapath", "Reference", "Develop"]
+READERS = [
+    "Start",
+    "Concepts",
+    "Operate",
+    "Kubernetes",
+    "Load balancers",
+    "API servers",
+    "Datapath",
+    "Reference",
+    "Develop",
+]
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 
 def named(entries: Any) -> Iterator[str]:
     for entry in entries:
-        for _, value in entry.items():
+        for value in entry.values():
             if isinstance(value, str):
                 yield value
             else:
@@ -51,7 +61,9 @@ def test_the_site_is_built_with_all_links_right(site: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    loads = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?(?:https?:)?//|<link[^>]*\bhref=["']?(?:https?:)?//""")
+    loads = re.compile(
+        r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?(?:https?:)?//|<link[^>]*\bhref=["']?(?:https?:)?//"""
+    )
     wrong = [str(path.relative_to(site)) for path in site.rglob("*.html") if loads.search(path.read_text())]
     css = re.compile(r"""(?:url\(\s*["']?|@import\s+["'])(?:https?:)?//""")
     wrong += [str(path.relative_to(site)) for path in site.rglob("*.css") if css.search(path.read_text())]

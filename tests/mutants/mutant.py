@@ -125,9 +125,7 @@ def stale(text: str, mutants: Sequence[Mutant]) -> list[str]:
 def without_stale(entries: dict[Entry, str], mutants: Sequence[Mutant]) -> dict[Entry, str]:
     """Return the entries whose file these mutants are not of, or whose change is one of them."""
     changes = _changes(mutants)
-    return {
-        entry: why for entry, why in entries.items() if entry[0] not in changes or entry[1:] in changes[entry[0]]
-    }
+    return {entry: why for entry, why in entries.items() if entry[0] not in changes or entry[1:] in changes[entry[0]]}
 
 
 def _changes(mutants: Sequence[Mutant]) -> dict[str, set[tuple[str, str]]]:

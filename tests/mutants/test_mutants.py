@@ -247,19 +247,28 @@ def test_the_list_has_a_file_for_each_source_and_a_reason_for_each_entry() -> No
     for path in FOLDER.rglob("*.md"):
         heading, blank, *entries = path.read_text(encoding="utf-8").splitlines()
         assert (list_file(heading.removeprefix("# ")), blank) == (path, "")
-        assert len(entries) == len(equivalents(f"{heading}\n" + "\n".join(entries))), f"{path}: an entry without a reason"
+        assert len(entries) == len(equivalents(f"{heading}\n" + "\n".join(entries))), (
+            f"{path}: an entry without a reason"
+        )
 
 
 def test_the_tool_writes_the_list(tmp_path: Path) -> None:
     """What is stale goes, a survivor is added and explains nothing until it is judged, other sources' files stay."""
     plan, other, gone = ("lbagent/targets/bpf/plan.py", "lbagent/model/state.py", "lbagent/gone.py")
-    for source, text in ((plan, "- `a` -> `b`: one.\n- `x` -> `y`: two.\n"), (other, "- `m` -> `n`: three.\n"), (gone, "- `p` -> `q`: four.\n")):
+    for source, text in (
+        (plan, "- `a` -> `b`: one.\n- `x` -> `y`: two.\n"),
+        (other, "- `m` -> `n`: three.\n"),
+        (gone, "- `p` -> `q`: four.\n"),
+    ):
         file = list_file(source, tmp_path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"# {source}\n\n{text}")
     known, survivor = Mutant(plan, 0, 1, "a", "b"), Mutant(plan, 1, 2, "c", "d")
     outcomes = [Outcome(known, Fate.EXPLAINED), Outcome(survivor, Fate.SURVIVED)]
-    assert set(write_list([known, survivor], outcomes, tmp_path)) == {list_file(plan, tmp_path), list_file(gone, tmp_path)}
+    assert set(write_list([known, survivor], outcomes, tmp_path)) == {
+        list_file(plan, tmp_path),
+        list_file(gone, tmp_path),
+    }
     assert list_file(plan, tmp_path).read_text() == f"# {plan}\n\n- `a` -> `b`: one.\n- `c` -> `d`: {UNJUDGED}\n"
     assert not list_file(gone, tmp_path).exists()
     assert write_list([known, survivor], outcomes, tmp_path) == []

@@ -56,7 +56,10 @@ def panels(results: Mapping[str, Any]) -> list[Panel]:
         Panel(
             f"Resident memory after changes, {count}",
             "MiB",
-            (("kube-proxy, nftables", proxy["resident_after_changes_mib"]), (OURS, agent["resident_after_changes_mib"])),
+            (
+                ("kube-proxy, nftables", proxy["resident_after_changes_mib"]),
+                (OURS, agent["resident_after_changes_mib"]),
+            ),
         ),
         Panel(
             "The node that announces an address by ARP loses its power: longest gap of a client (median)",
@@ -97,7 +100,9 @@ def svg(shown: Iterable[Panel], note: str) -> str:
             middle = y + ROW - 7
             colour = COLOURS["ours" if name.startswith(OURS) else "other"]
             parts.append(_text(NAMES - 8, middle, name, anchor="end"))
-            parts.append(f'<rect x="{NAMES}" y="{y + (ROW - BAR) / 2:g}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
+            parts.append(
+                f'<rect x="{NAMES}" y="{y + (ROW - BAR) / 2:g}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>'
+            )
             parts.append(_text(NAMES + length + 6, middle, figure(value, panel.unit)))
             y += ROW
         y += GAP
@@ -113,7 +118,9 @@ def svg(shown: Iterable[Panel], note: str) -> str:
     )
 
 
-def _text(x: float, y: float, text: str, weight: str = "normal", *, anchor: str = "start", fill: str = COLOURS["text"]) -> str:
+def _text(
+    x: float, y: float, text: str, weight: str = "normal", *, anchor: str = "start", fill: str = COLOURS["text"]
+) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-weight="{weight}" text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'
 
 

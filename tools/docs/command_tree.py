@@ -53,7 +53,9 @@ class Command(NamedTuple):
         """The commands of a group, in the order of its help."""
         if not isinstance(self.command, click.Group):
             return []
-        found = ((name, self.command.get_command(self.context, name)) for name in self.command.list_commands(self.context))
+        found = (
+            (name, self.command.get_command(self.context, name)) for name in self.command.list_commands(self.context)
+        )
         return [_command((*self.words, name), command, self.context) for name, command in found if command is not None]
 
 

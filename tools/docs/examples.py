@@ -28,7 +28,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "backend": (("lbagent backend list", "List all backends."),),
     "backend list": (("lbagent backend list --service shop/web", "List the backends of a Service."),),
     "backend set-state": (
-        ("lbagent backend set-state maintenance 10.0.1.3:8080", "Send no new flows to a backend; running flows continue."),
+        (
+            "lbagent backend set-state maintenance 10.0.1.3:8080",
+            "Send no new flows to a backend; running flows continue.",
+        ),
         ("lbagent backend set-state quarantined --node node-b --yes", "Quarantine every backend of a node."),
     ),
     "backend clear-state": (("lbagent backend clear-state 10.0.1.3:8080", "Let the manifests decide again."),),
@@ -44,11 +47,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "plan": (
         ("lbagent plan -f examples/demo -o dump", "Print the map entries of these manifests."),
-        ("lbagent plan -f DIR -o dump --ids-from-maps | diff - <(lbagent map dump)", "Compare manifests with the maps."),
+        (
+            "lbagent plan -f DIR -o dump --ids-from-maps | diff - <(lbagent map dump)",
+            "Compare manifests with the maps.",
+        ),
     ),
     "cloud": (("lbagent cloud providers", "List the providers."),),
-    "cloud run": (("lbagent cloud run --provider pool --config pools.yaml --in-cluster", "Run the controller in a Pod."),),
-    "cloud plan": (("lbagent cloud plan -f DIR --provider pool --config pools.yaml", "Show which Service gets which address."),),
+    "cloud run": (
+        ("lbagent cloud run --provider pool --config pools.yaml --in-cluster", "Run the controller in a Pod."),
+    ),
+    "cloud plan": (
+        ("lbagent cloud plan -f DIR --provider pool --config pools.yaml", "Show which Service gets which address."),
+    ),
     "cloud pools": (("lbagent cloud pools --config pools.yaml -f DIR", "Show how full the pools are."),),
     "cloud providers": (("lbagent cloud providers -o json", "List the providers as JSON."),),
     "apilb": (("lbagent apilb plan -f apilb.yaml", "Show what `apply` would change."),),
@@ -72,7 +82,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "bpf": (("lbagent bpf build", "Compile the programs."),),
     "bpf build": (("lbagent bpf build --check", "Compile, and print the verifier's figures."),),
     "config": (("lbagent config show", "Print the settings in force."),),
-    "config check": (("lbagent config check --config /etc/lbagent/lbagent.yaml", "Check a configuration before a restart."),),
+    "config check": (
+        ("lbagent config check --config /etc/lbagent/lbagent.yaml", "Check a configuration before a restart."),
+    ),
     "config show": (("lbagent config show -o yaml", "Print a file for --config."),),
     "metrics": (("lbagent metrics", "Print the metrics."),),
     "cleanup": (("lbagent cleanup", "Remove what an agent left in the kernel."),),

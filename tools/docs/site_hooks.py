@@ -33,7 +33,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links that leave docs/ into links to pages, or into plain text."""
     above = "../" * page.file.src_uri.count("/")
     if page.file.src_uri == "contributing.md":  # it lies in the root of the checkout
-        return LINK.sub(lambda found: f"[{found[1]}]({_from_root(found[2])})" if _from_root(found[2]) else found[1], markdown)
+        return LINK.sub(
+            lambda found: f"[{found[1]}]({_from_root(found[2])})" if _from_root(found[2]) else found[1], markdown
+        )
     return LINK.sub(lambda found: _inside(found, above), markdown)
 
 
