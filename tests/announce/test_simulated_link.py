@@ -185,6 +185,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(EVENTS)
 def test_two_nodes_never_answer_for_over_a_second_and_one_does_in_the_end(events: list[tuple[str, str, float]]) -> None:
@@ -212,6 +213,7 @@ def led() -> tuple[World, SimulatedNode]:
     return world, leader
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("back", [None, 0.5, 4.0])
 @pytest.mark.parametrize("last", ["kill", "stop"])
 @pytest.mark.parametrize("first", ["server", "cordon"])

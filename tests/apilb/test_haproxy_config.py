@@ -63,6 +63,7 @@ def test_servers_without_a_port_have_that_of_the_bind() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bind", ["0.0.0.0:6443", ":6443", "*:6443", "127.0.0.1:7443", "[::]:6443", "[::1]:7443", "localhost:1"]
 )

@@ -36,6 +36,7 @@ NOT_OURS = {
 COMING = {
     "api/page.html",
     "include/forward/dsr_ipip.h", "dsr_l2.h", "sources/health/",
+    "lbagent/checks/table.py", "tests/checks",
 }  # fmt: skip
 SUFFIXES = ("py", "c", "h", "md", "yaml", "toml", "sh", "json", "service", "txt")
 BARE = re.compile(rf"(?<![\w./*{{-])((?:[\w.-]+/)*[\w-]+\.(?:{'|'.join(SUFFIXES)}))(?![\w/])")
@@ -54,10 +55,17 @@ def project_paths() -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def ends_of_paths() -> frozenset[str]:
+    """Return every end of a path, folders also without the slash at their end."""
+    whole = {"/" + path for path in project_paths()}
+    whole |= {path.removesuffix("/") for path in whole}
+    return frozenset(path[at:] for path in whole for at, letter in enumerate(path) if letter == "/")
+
+
 def exists(path: str) -> bool:
     """Return whether the project has this path, written from the root or from any folder below it."""
-    asked = "/" + path.removeprefix("./")
-    return any(("/" + known).endswith((asked, asked + "/")) for known in project_paths())
+    return "/" + path.removeprefix("./") in ends_of_paths()
 
 
 def named_paths(text: str) -> Iterator[str]:

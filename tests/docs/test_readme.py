@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from tools.docs import charts
 
@@ -42,7 +42,7 @@ def test_the_chart_is_that_of_the_results() -> None:
 
 def test_a_chart_is_well_formed_and_its_longest_bar_fits() -> None:
     panel = charts.Panel("a & b", "ms", (("other <1>", 12000.5), (charts.OURS, 1.625), ("none", 0.0)))
-    root = ElementTree.fromstring(charts.svg([panel], "a note"))
+    root = ET.fromstring(charts.svg([panel], "a note"))
     texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts == ["a & b", "other <1>", "12,000 ms", "lbagent", "1.62 ms", "none", "0.00 ms", "a note"]
     bars = [float(each.get("width", "")) for each in root.iter("{http://www.w3.org/2000/svg}rect")][1:]

@@ -32,7 +32,7 @@ CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 def named(entries: Any) -> Iterator[str]:
     for entry in entries:
-        for _, value in entry.items():
+        for value in entry.values():
             if isinstance(value, str):
                 yield value
             else:

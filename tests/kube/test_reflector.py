@@ -223,6 +223,7 @@ FAULTS = [
 MOST_REQUESTS = 60  # in the two seconds that the longest fault takes, of four resources with pauses of 0.02 to 0.2 s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_after_a_fault_it_holds_what_a_fresh_list_holds(fault, follower: Follower, api: ApiServer) -> None:
     before = sum(api.requests.values()) - api.requests["watch backendstates"] - api.requests["list backendstates"]

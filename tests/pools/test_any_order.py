@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +16,8 @@ from lbagent.model.family import Family
 from lbagent.pools.address_request import AddressPreference, AddressRequest, Allocation
 from lbagent.pools.allocate import Allocator, allocate
 from lbagent.pools.read_pools import parse_pools
+
+pytestmark = pytest.mark.long
 
 V4, V6 = Family.IPV4, Family.IPV6
 FILES = [

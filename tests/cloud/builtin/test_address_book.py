@@ -306,6 +306,7 @@ def steps(server: Server, rng: random.Random) -> list[tuple[int, Callable[[], No
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_any_order(seed: int) -> None:
     """Random walks, the same ones each time."""

@@ -13,6 +13,8 @@ from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder import source as module
 from lbagent.sources.folder.source import FolderSource
 
+pytestmark = pytest.mark.long
+
 NAMES = [f"{number}.yaml" for number in range(5)]
 SERVICE = """apiVersion: v1
 kind: Service
