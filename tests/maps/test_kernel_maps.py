@@ -1,6 +1,5 @@
 """Pins, and what only the kernel does."""
 
-import dataclasses
 import os
 import stat
 import struct
@@ -10,13 +9,13 @@ import pytest
 from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.cpus import possible_cpus
-from lbagent.maps import mmap_window, pins
+from lbagent.maps import mmap_window
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.layout import HOST_ORDER, LB_CONFIG
+from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes, map_specs
 from tests.lab.open_files import open_files
-from tests.maps.conftest import SMALL
+from tests.maps.conftest import SMALL, pin_settings, settings_of_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -47,23 +46,12 @@ def test_a_second_start_finds_the_same_maps_with_their_contents(bpffs):
         assert maps.items("lb4_backend") == [(struct.pack("=I", 1), b"abcdefghijkl")]
 
 
-def pin_settings(bpffs, record: bytes) -> None:
-    """Pin what a generation of programs leaves of its settings."""
-    spec = dataclasses.replace(map_specs()["lb_config"], value_size=len(record))
-    fd = pins.create_map(spec)
-    bpf_map.map_update(fd, bytes(4), record)
-    bpf_map.map_freeze(fd)
-    bpfsys.obj_pin(fd, f"{bpffs}/v1/lb_config")
-    os.close(fd)
-
-
 @pytest.mark.parametrize("create", [True, False], ids=["agent", "tool"])
 def test_flow_tables_of_another_layout_are_refused(bpffs, create):
     """Nothing is made or read; programs of versions that did not write the number had layout 1."""
     KernelMaps.open(bpffs, SMALL).close()
     os.unlink(f"{bpffs}/v1/lb_live")
-    record = bytes(LB_CONFIG.offsets()["flow_layout"]) + (FLOW_LAYOUT + 1).to_bytes(8, HOST_ORDER)
-    pin_settings(bpffs, record)
+    pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
     with pytest.raises(LayoutMismatch, match=f"have layout {FLOW_LAYOUT + 1}, this lbagent has layout {FLOW_LAYOUT}"):
         KernelMaps.open(bpffs, SMALL if create else None, create=create)
     assert not os.path.exists(f"{bpffs}/v1/lb_live")
@@ -71,9 +59,8 @@ def test_flow_tables_of_another_layout_are_refused(bpffs, create):
 
 @pytest.mark.parametrize("length", [LB_CONFIG.offsets()["flow_layout"], LB_CONFIG.size + 8], ids=["earlier", "later"])
 def test_settings_of_another_version_do_not_matter(bpffs, length):
-    number = FLOW_LAYOUT.to_bytes(8, HOST_ORDER) if length > LB_CONFIG.size else b""
     KernelMaps.open(bpffs, SMALL).close()
-    pin_settings(bpffs, (bytes(LB_CONFIG.offsets()["flow_layout"]) + number).ljust(length, b"\1"))
+    pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT)[:length].ljust(length, b"\1"))
     KernelMaps.open(bpffs, create=False).close()
 
 
