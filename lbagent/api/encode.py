@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.agent_api import SetBy
 from lbagent.api.types import BackendRow, FrontendBackendRow, FrontendRow
 from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 _PIECE_BYTES = 64 * 1024
 NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
-from lbagent.agent.device_keeper import unattached_outputs
 from lbagent.bpf.load.devices import strict_devices
 from lbagent.config.device_names import is_name
+from lbagent.targets.bpf.device_keeper import unattached_outputs
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lbagent.agent.conditions.condition import Condition, ConditionName
-from lbagent.agent.lock import AgentLock
 from lbagent.bpf.load.generation import pinned_programs
 from lbagent.errors import KernelError, LbError
 from lbagent.kernel.bpffs import is_bpffs, open_pin, pin
 from lbagent.kernel.bpfsys import same_object
 from lbagent.kernel.mounts import PRIVATE_ADVICE, is_private
 from lbagent.maps.pins import ensure_pin_dir, pin_dir
+from lbagent.targets.bpf.lock import AgentLock
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents

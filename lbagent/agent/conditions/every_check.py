@@ -28,8 +28,13 @@ from lbagent.agent.conditions.check_sources import check_objects, check_sources
 from lbagent.agent.conditions.monitor import Check
 
 
-def every_check() -> Sequence[Check]:
+def every_check(*, has_bpf: bool = True) -> Sequence[Check]:
     """Return the checks, in the order in which they are made: first what is mended, for others may follow from it."""
+    return (*(_of_bpf() if has_bpf else ()), *_of_the_agent())
+
+
+def _of_bpf() -> Sequence[Check]:
+    """Return those of the BPF data plane, its devices and its paths."""
     return (
         check_mounts,
         check_pins,
@@ -49,6 +54,11 @@ def every_check() -> Sequence[Check]:
         check_snat_ports,
         check_snat_addresses,
         DropsCheck(),
+    )
+
+
+def _of_the_agent() -> Sequence[Check]:
+    return (
         check_conflicts,
         check_ports,
         check_announcing,

@@ -30,7 +30,6 @@ from lbagent.agent.conditions.check_services_of_node import check_announcing, ch
 from lbagent.agent.conditions.check_snat_ports import check_snat_ports
 from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.agent.conditions.monitor import ConditionMonitor
-from lbagent.agent.send_watch import SendWatch
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.errors import LbError, MapFull
@@ -43,6 +42,7 @@ from lbagent.model.state import State
 from lbagent.net.snapshot import Link
 from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.targets.bpf.send_watch import SendWatch
 from tests.agent.conditions.test_broken import Patient, detach
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.lab import netns

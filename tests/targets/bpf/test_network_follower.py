@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from lbagent.agent.network import NetworkFollower
-from lbagent.agent.send_watch import SendWatch
 from lbagent.bpf.run.send_errors import SendErrors
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.net import near_clients, neighbours
 from lbagent.net.paths import Hop, PathSettings
 from lbagent.net.snapshot import Link
+from lbagent.targets.bpf.network_follower import NetworkFollower
+from lbagent.targets.bpf.send_watch import SendWatch
 from tests.lab.netns import Namespace, run, veth
 from tests.net.builders import CNI0, ETH0, backend, ip, network
 from tests.net.builders import address as of_device

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from lbagent.agent.layer_settings import socket_cgroup
 from lbagent.bpf.hooks import INGRESS_MODES, XDP, Hook, TargetKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.datapath import Datapath
@@ -20,6 +19,7 @@ from lbagent.net.device_table import stacked_devices, write_devices
 from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
 from lbagent.net.xdp_output import refusing_devices
+from lbagent.targets.bpf.bpf_settings import socket_cgroup
 
 log = logging.getLogger(__name__)
 RETRY_S = 5.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.agent.device_keeper import require_devices, wanted_devices
 from lbagent.config import Config
 from lbagent.errors import NotFound
+from lbagent.targets.bpf.device_keeper import require_devices, wanted_devices
 from tests.net.builders import network
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.agent.lock import AgentLock
 from lbagent.errors import Conflict, KernelError
 from lbagent.kernel.private_folder import holder
+from lbagent.targets.bpf.lock import AgentLock
 
-HOLD = "import sys, time; from pathlib import Path; from lbagent.agent.lock import AgentLock; \
+HOLD = "import sys, time; from pathlib import Path; from lbagent.targets.bpf.lock import AgentLock; \
 AgentLock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
 
 

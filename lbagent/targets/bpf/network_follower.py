@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from lbagent.agent.send_watch import SendWatch
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.model.backend import Backend
@@ -20,6 +19,7 @@ from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.net.xdp_output import refusing_devices
+from lbagent.targets.bpf.send_watch import SendWatch
 
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
