@@ -12,7 +12,6 @@ import lbagent
 from lbagent.agent.conditions import check_services_of_node
 from lbagent.agent.conditions.check_devices import check_reverse_path
 from lbagent.agent.operator_states import OperatorStates
-from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
 from lbagent.api.agent_api import SetBy
 from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.target_rows import problems_of_targets, target_status
@@ -39,6 +38,7 @@ from lbagent.targets.data_plane import FlowCounts, WayOf
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
+    from lbagent.announce.announcer import Announcer
     from lbagent.model.message import Message
     from lbagent.objects.source import Source
 
@@ -231,14 +231,20 @@ class AgentFacade:
 
     def vips(self) -> Sequence[VipRow]:
         """Return the addresses that are to be announced."""
+        from lbagent.announce.vip_rows import require_announcer, vip_rows
+
         return vip_rows(require_announcer(self._components.announcer))
 
     def why_vip(self, name: str) -> VipAnswer:
         """Return why an address, or the addresses of a Service, are announced or not."""
+        from lbagent.announce.vip_rows import require_announcer, why
+
         return why(require_announcer(self._components.announcer), name)
 
     async def bgp_peers(self) -> Sequence[BgpPeerRow]:
         """Return the BGP sessions of this node, asked of BIRD now."""
+        from lbagent.announce.vip_rows import require_announcer
+
         require_announcer(self._components.announcer)
         speaker = self._components.speaker
         return await speaker.peers() if speaker else []
@@ -289,7 +295,7 @@ class AgentFacade:
                 resident_bytes=metrics.resident_bytes(),
                 cpu_s=times.user + times.system,
                 kube_proxy=_kube_proxy_sample(components),
-                announced=announced_vips(components.announcer),
+                announced=_announced_vips(components.announcer),
                 takeovers=components.announcer.takeovers if components.announcer else None,
                 apilb=pool_rows.sample(components.native),
             )
@@ -299,6 +305,14 @@ class AgentFacade:
 def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
     servers = components.node_servers
     return KubeProxySample(components.loop.record, servers.health.codes if servers else {})
+
+
+def _announced_vips(announcer: Announcer | None) -> Mapping[tuple[str, str], bool]:
+    if announcer is None:
+        return {}
+    from lbagent.announce.vip_rows import announced_vips  # an agent without --announce has no use for it in memory
+
+    return announced_vips(announcer)
 
 
 def _shown(messages: Sequence[Message]) -> list[str]:

@@ -10,13 +10,13 @@ from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
-    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
+    from lbagent.targets.data_plane import DataPlane
 
 NAME = "bpf"
 FEATURES = frozenset(Feature)
 
 
-def make(config: Config, settings: str) -> BpfDataPlane:
+def make(config: Config, settings: str) -> DataPlane:
     """Return the data plane, not opened yet. It has no settings of its own: its options are those of the agent."""
     del settings
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane

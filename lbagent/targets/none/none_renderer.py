@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lbagent.config import Config
-from lbagent.targets.data_plane import Feature
+from lbagent.targets.data_plane import DataPlane, Feature
 from lbagent.targets.plain_plane import PlainPlane
 
 NAME = "none"
@@ -17,7 +17,7 @@ class NonePlane(PlainPlane):
     features = FEATURES
 
 
-def make(config: Config, settings: str) -> NonePlane:
+def make(config: Config, settings: str) -> DataPlane:
     """Return the data plane. It has no settings."""
     del settings
     return NonePlane(config)

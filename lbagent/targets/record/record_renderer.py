@@ -16,7 +16,7 @@ import msgspec
 from lbagent.config import Config
 from lbagent.errors import ConfigError
 from lbagent.sync.target_protocol import Desired, ObjectFacts
-from lbagent.targets.data_plane import Feature
+from lbagent.targets.data_plane import DataPlane, Feature
 from lbagent.targets.plain_plane import PlainPlane
 from lbagent.targets.service_calls import FLUSH, Call, ServiceCalls
 
@@ -84,7 +84,7 @@ def _line(call: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(call) + b"\n"
 
 
-def make(config: Config, settings: str) -> RecordPlane:
+def make(config: Config, settings: str) -> DataPlane:
     """Return the data plane; `settings` is the path of the file. Raises ConfigError."""
     if not settings:
         raise ConfigError("--renderer record: name the file of the calls, as in record=FILE")
