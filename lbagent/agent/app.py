@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import lbagent
 from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
-from lbagent.agent.conditions.every_check import every_check
-from lbagent.agent.conditions.monitor import ConditionMonitor
+from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.agent.facade import AgentFacade
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
@@ -27,6 +26,7 @@ from lbagent.agent.reload import Reloader
 from lbagent.agent.sources import build_sources, event_sinks, native_pools
 from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.api.server import ApiServer, require_socket, socket_file
+from lbagent.checks.table import running_checks
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
 from lbagent.healthz.node_servers import NodeServers
@@ -195,7 +195,7 @@ class Agent:
             group.create_task(components.native.reset.run(lambda: loop.settled(plane)))
             group.create_task(components.native.source.follow_maps(lambda: loop.settled(plane)))
         group.create_task(Reloader(components, self._load, self._reload).run())
-        components.conditions = ConditionMonitor(components, every_check(has_bpf=components.has_bpf))
+        components.conditions = ConditionMonitor(components, running_checks(has_bpf=components.has_bpf))
         await components.conditions.look()  # `status` is complete from the start
         group.create_task(components.conditions.run())
         group.create_task(keep_watchdog())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from lbagent.agent.conditions.monitor import ConditionMonitor
+    from lbagent.agent.condition_monitor import ConditionMonitor
     from lbagent.agent.frontend_owners import FrontendOwners
     from lbagent.announce.announcer import Announcer
     from lbagent.announce.bgp.speaker import BgpSpeaker

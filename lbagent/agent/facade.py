@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.conditions import check_services_of_node
-from lbagent.agent.conditions.check_devices import check_reverse_path
 from lbagent.agent.operator_states import OperatorStates
 from lbagent.api.agent_api import SetBy
 from lbagent.api.bgp_peers import BgpPeerRow
@@ -26,6 +24,7 @@ from lbagent.api.types import (
     VipRow,
 )
 from lbagent.apilb.native import pool_rows
+from lbagent.checks.table import current_texts
 from lbagent.config import options
 from lbagent.errors import TimedOut
 from lbagent.model.address import L3n4Addr
@@ -182,7 +181,7 @@ class AgentFacade:
         monitor = self._components.conditions
         return [
             ConditionStatus(
-                each.name.value,
+                each.name,
                 each.subject,
                 each.text,
                 each.remedy,
@@ -217,17 +216,11 @@ class AgentFacade:
         out += problems_of_targets(components.loop.runners, components.plane)
         out += components.plane.problems()
         if components.has_bpf:
-            out += [each.text for each in check_reverse_path(components)]
+            out += current_texts(components, "reverse-path-strict")
         more = len(components.plane.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        for check in (
-            check_services_of_node.check_state_dir,
-            check_services_of_node.check_announcing,
-            check_services_of_node.check_settings,
-        ):
-            out += [each.text for each in check(components)]
-        return out
+        return out + current_texts(components, "state-dir-unusable", "announcing-failed", "setting-not-in-force")
 
     def vips(self) -> Sequence[VipRow]:
         """Return the addresses that are to be announced."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from lbagent.api.agent_api import SetBy
 from lbagent.api.named_backends import services_left_empty, some
 from lbagent.errors import LastBackend, LbError, NotFound, Refused
+from lbagent.kernel.private_folder import unwritable
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
@@ -136,13 +136,3 @@ def _set_by(override: StateOverride) -> SetBy:
     """Return what set a state, in a few words."""
     what = OPERATOR if override.origin.source == OPERATOR else override.origin.place
     return SetBy(override.state, f"{what} ({override.subject})" if override.pod else what, override.created)
-
-
-def unwritable(folder: str) -> str:
-    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"cannot be used ({path} is not a folder)"
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lbagent import errors
+from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.lbmaps import backend_counter, service_counter
@@ -72,6 +73,12 @@ def metric_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{family.name}`", family.kind, family.help
 
 
+def doctor_rows() -> Iterator[tuple[str, ...]]:
+    for check in every_check():
+        if check.when.offline:
+            yield f"`{check.name}`", check.level.value, "yes" if check.when.running else "", check.looks_at
+
+
 def code_rows() -> Iterator[tuple[str, ...]]:
     used: dict[int, list[str]] = {code: [] for code in CODES}
     for kind in vars(errors).values():
@@ -86,6 +93,7 @@ TABLES = {
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
     "metrics": lambda: table(("metric", "type", "meaning"), metric_rows()),
+    "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
 }
 

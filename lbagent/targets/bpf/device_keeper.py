@@ -239,21 +239,6 @@ def _present(network: NodeNetwork) -> DevicesPresent:
     return DevicesPresent(names, {"lo"}, {link.name for link in network.links.values() if link.index in defaults})
 
 
-def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
-    """Return the devices by which remote backends are reached and where no program sees their replies, by name.
-
-    A VLAN's frames pass the programs of the device below it.
-    """
-    names = set(attached)
-    out = set()
-    for index in outputs:
-        link = network.links.get(index)
-        below = network.links.get(link.parent) if link and link.kind == "vlan" else None
-        if link and link.name not in names and not (below and below.name in names):
-            out.add(link.name)
-    return sorted(out)
-
-
 def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] = ()) -> None:
     """Refuse names of devices of which none exists, nor is `known` to come back, before anything is done. Raises NotFound.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lbagent.errors import Conflict
@@ -39,6 +41,18 @@ class AgentLock:
     def opened(self) -> Path:
         """The locked folder by its descriptor: the same one also when a mount is over it, or its own mount is gone."""
         return Path(f"/proc/self/fd/{self._fd}")
+
+    @contextmanager
+    def moving_to(self, directory: Path) -> Iterator[None]:
+        """Lock another folder as well, and that one alone once the block has succeeded. Raises as `take`."""
+        other = AgentLock(directory)
+        other.take()
+        try:
+            yield
+        except BaseException:
+            other.release()
+            raise
+        self.become(other)
 
     def become(self, other: AgentLock) -> None:
         """Let go of the folder, and hold what `other` holds in its place."""
