@@ -169,6 +169,7 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(components.node_servers.run(server.answer_metrics))
+                group.create_task(view.drain_follower.run())
                 await self._start(components, group)
         finally:
             await server.close()

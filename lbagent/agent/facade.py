@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
+from lbagent.agent.drains import Drains
 from lbagent.agent.operator_states import OperatorStates
 from lbagent.api.agent_api import SetBy
 from lbagent.api.bgp_peers import BgpPeerRow
@@ -16,6 +17,7 @@ from lbagent.api.target_rows import problems_of_targets, target_status
 from lbagent.api.types import (
     ApilbRow,
     ConditionStatus,
+    DrainRow,
     FailingService,
     MapUsage,
     SourceStatus,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
+MAX_SHOWN_DRAINS = 1000  # in `status`: `backend list` has them all
 MAX_SHOWN_MESSAGES = 1000  # of a source
 
 
@@ -54,6 +57,13 @@ class AgentFacade:
         self._started_at = time.time()
         self._counted = (State(), 0)  # a State and how many Services it has
         self._operator_states = OperatorStates(components)
+        self.drain_follower = Drains(
+            components.operator,
+            lambda: components.plane.current_state,
+            self.count_flows,
+            lambda: components.plane.sweeps,
+            self._failing_backends,
+        )
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
@@ -116,6 +126,38 @@ class AgentFacade:
         """Forget the state the operator set and return when it is in the maps."""
         return await self._operator_states.clear_state(addresses, pods)
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Set maintenance and drain these backends and `further` ones (drains.py)."""
+        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
+        drains = self.drain_follower.begun(dict.fromkeys((*addresses, *of_pods, *further)), timeout_s)
+        await self._operator_states.set_state(
+            addresses, BackendState.MAINTENANCE, pods, spare_last=spare_last, drains=drains
+        )
+        await self.drain_follower.check()
+
+    def drains(self) -> Sequence[DrainRow]:
+        """Return the drains as they were at the last count."""
+        return self.drain_follower.rows()
+
+    async def check_drains(self) -> Sequence[DrainRow]:
+        """Count flows and return the drains."""
+        await self.drain_follower.check()
+        return self.drains()
+
+    def _failing_backends(self) -> Collection[L3n4Addr]:
+        """Return the backends of frontends whose last write failed: the maps may still give them new flows."""
+        plane = self._components.plane
+        rows = (plane.current_state.by_frontend.get(frontend) for frontend in plane.failing)
+        return {backend.address for svc in rows if svc is not None for backend in svc.backends}
+
     # --- how the agent is ---
 
     def status(self) -> Status:
@@ -141,6 +183,7 @@ class AgentFacade:
             cgroups=shown.cgroups,
             outputs=shown.outputs,
             maps=[self._map_usage(name, used, size) for name, (used, size) in sorted(shown.usage.items())],
+            drains=self.drain_follower.rows()[:MAX_SHOWN_DRAINS],
             failing=self._failing(state),
             conditions=self._conditions(),
             problems=self._problems(),
@@ -270,6 +313,7 @@ class AgentFacade:
                 snat_ports=counted.snat_ports,
                 snat_addresses=counted.snat_addresses,
                 live_flows=counted.live_flows,
+                draining=self.drain_follower.flows_left(MAX_BACKEND_SERIES),
                 maps=plane.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
                 severities=components.conditions.severities() if components.conditions else {},

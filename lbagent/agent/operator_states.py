@@ -22,6 +22,7 @@ from lbagent.resolve.pod_backends import backends_of_pod, pods_at, pods_of_backe
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.objects.records import StateOverride
+    from lbagent.sources.operator import KeptDrain
 
 
 class OperatorStates:
@@ -61,8 +62,9 @@ class OperatorStates:
         pods: Sequence[str] = (),
         *,
         spare_last: bool = False,
+        drains: Sequence[KeptDrain] = (),
     ) -> None:
-        """Write the state the operator sets and return when it is in the maps.
+        """Write the state the operator sets, with the drains that begin, and return when it is in the maps.
 
         Raises NotFound, InvalidTransition, LastBackend, LbError where the state cannot be kept.
         """
@@ -75,7 +77,7 @@ class OperatorStates:
             backend.with_state(state)
         if spare_last and state is not BackendState.ACTIVE:
             await self._spare_last({*addresses, *of_pods})
-        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
+        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods, drains=drains)
         await self._settled({*addresses, *of_pods})
         await self._tell_pods({*addresses, *of_pods}, "BackendStateSet", f"the operator set the state {state.text} for")
 

@@ -45,6 +45,25 @@ class FrontendRow(Struct, gc=False, omit_defaults=True):
     source_ranges: list[str] = []  # 192.0.2.0/24; left out where there are none
 
 
+class DrainProgress(Struct, gc=False):
+    """A drain of a backend: it is kept over restarts of the agent until the backend's state is set or cleared."""
+
+    state: str  # draining; drained: its last flow has ended; timed-out: some flows were left
+    since: float  # seconds since the epoch
+    timeout_s: float
+    remaining_s: float  # until it times out; 0 when it has ended
+    flows: int  # at the last count, of one that has ended at its end; -1: not counted yet
+    flows_at_start: int  # -1: not counted yet
+    counted: bool  # `flows` are of a count that began after the drain
+    ended: float = 0.0  # seconds since the epoch; 0: it goes on
+
+
+class DrainRow(DrainProgress, kw_only=True, gc=False):
+    """The drain of a backend, with its address."""
+
+    address: str  # 10.0.0.1:8080/TCP
+
+
 class BackendRow(Struct, gc=False, omit_defaults=True):
     """A backend of the node, with all services that use it."""
 
@@ -65,6 +84,7 @@ class BackendRow(Struct, gc=False, omit_defaults=True):
     way: str = ""  # of its packets: stack (it is on this node), xdp, tc; left out where none can be sent to it
     device: str = ""  # by which they leave; left out where `way` is stack, and with it
     way_reason: str = ""  # why tc, where XDP programs run; else left out
+    drain: DrainProgress | None = None  # left out where the backend is not drained
 
 
 class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +101,13 @@ class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
 
     state: str
     spare_last: bool = False  # refuse (409, `last_backend`) what would leave a Service without a backend
+
+
+class StartDrain(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/drain."""
+
+    timeout_s: float
+    spare_last: bool = False  # as in SetState
 
 
 class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
@@ -163,13 +190,14 @@ class Status(Struct):
     attach: str = ""  # the --attach word
     bpffs: str = ""
     artifact: str = ""  # hash of the loaded programs
-    sweeps: int = 0  # finished sweeps of the flow tables; `backend drain` waits for one that began after it
+    sweeps: int = 0  # finished sweeps of the flow tables; a drain waits for one that began after it
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
     devices: Sequence[DeviceStatus] = field(default_factory=list)
     cgroups: Sequence[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
     outputs: Sequence[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
+    drains: list[DrainRow] = field(default_factory=list)  # those that go on first
     failing: list[FailingService] = field(default_factory=list)
     conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now
     problems: list[str] = field(default_factory=list)  # sentences a person should look at; some are conditions, too

@@ -48,6 +48,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     services: Mapping[int, Traffic] = {}  # by service id
     backends: Mapping[int, Traffic] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
+    draining: Mapping[str, int] = {}  # flows that are left, by the address of a backend that is drained
     maps: Mapping[str, MapUse] = {}  # by map
     snat_ports: int = 0  # of each remote backend, with each source address
     snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
@@ -279,6 +280,13 @@ def _per_backend(s: Snapshot) -> Iterator[MetricFamily]:
             "gauge",
             "Live flows to a backend, counted by the last sweep.",
             _backend_samples(s, s.live_flows),
+        )
+    if s.draining:
+        yield MetricFamily(
+            "lbagent_backend_draining_flows",
+            "gauge",
+            "Flows that are left to a backend that is drained.",
+            [((("backend", address),), flows) for address, flows in s.draining.items()],
         )
 
 

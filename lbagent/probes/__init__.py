@@ -1,1 +1,1 @@
-"""Probes: one question to a server with a deadline, and what a row of answers makes of it (rise, fall). No word of who asked."""
+"""Probes (tcp, http, https, udp): one question to a server with a deadline; rise and fall of many. No word of who asked."""

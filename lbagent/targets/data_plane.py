@@ -174,6 +174,10 @@ class DataPlane(ServedState, Protocol):
         """The node's network as it is now; EMPTY before `start`."""
 
     @property
+    def sweeps(self) -> int:
+        """How often the flows were counted: a count that began later than a change of the State has a higher number."""
+
+    @property
     def restored(self) -> int:
         """Frontends that an earlier agent left, as long as no pass was made."""
 

@@ -64,7 +64,7 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={label(Reason.FWD_NEW): (0, 0)},
+        live_flows={1: 1}, draining={"b": 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={label(Reason.FWD_NEW): (0, 0)},
         kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
         announced={("10.0.0.1", "l2"): True},
         takeovers=0,

@@ -89,6 +89,12 @@ def test_services_and_backends() -> None:
         (("backend", "[fd00::2]:80/UDP"),): 4,
     }
     assert parsed["lbagent_backend_flows"] == {(("backend", "10.0.0.1:80/TCP"),): 3}
+    assert "lbagent_backend_draining_flows" not in parsed
+
+
+def test_flows_of_backends_that_are_drained() -> None:
+    parsed = _parsed(draining={"10.0.0.1:80/TCP": 2})
+    assert parsed["lbagent_backend_draining_flows"] == {(("backend", "10.0.0.1:80/TCP"),): 2}
 
 
 def test_maps_sources_devices() -> None:

@@ -278,6 +278,11 @@ class BpfDataPlane:
         return self.target.retains
 
     @property
+    def sweeps(self) -> int:
+        """Finished sweeps of the flow tables."""
+        return self.sweeper.sweeps if self.sweeper else 0
+
+    @property
     def restored(self) -> int:
         """Frontends in the maps before the first pass."""
         return self.target.restored

@@ -13,8 +13,10 @@ import pytest
 
 from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import Deadline
+from lbagent.probes.http_probe import request_of
+from lbagent.probes.https_probe import Contexts, HttpsProbe
+from lbagent.probes.probe_protocol import Result
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.probes.server_probe import Contexts, Probe, Result, request_of
 from lbagent.probes.tcp_connection import TcpConnection
 from tests.lab.health_cases import HEALTH_CASES, HealthCase
 from tests.lab.https_server import Server, make_certificate
@@ -24,8 +26,8 @@ QUICK = ProbeSpec(interval=0.4, timeout=0.4)
 PATIENT = ProbeSpec(interval=30, timeout=30)
 
 
-def probe(server: Server, check: ProbeSpec = PATIENT) -> Probe:
-    return Probe(L3n4Addr.parse(f"127.0.0.1:{server.port}"), check, Contexts())
+def probe(server: Server, check: ProbeSpec = PATIENT) -> HttpsProbe:
+    return HttpsProbe(L3n4Addr.parse(f"127.0.0.1:{server.port}"), check, Contexts())
 
 
 @pytest.fixture
@@ -190,5 +192,5 @@ async def test_what_is_an_answer(alone: None, certificate: Path, answer: bytes) 
         writer.close()
 
     async with await asyncio.start_server(connected, "127.0.0.1", 6443, ssl=context):
-        outcome = await Probe(L3n4Addr.parse("127.0.0.1:6443"), PATIENT, Contexts()).ask()
+        outcome = await HttpsProbe(L3n4Addr.parse("127.0.0.1:6443"), PATIENT, Contexts()).ask()
     assert outcome.result is ANSWERS[answer], outcome.text
