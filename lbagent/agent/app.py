@@ -108,7 +108,7 @@ class Agent:
         stopping.cancel()
         if not serving.done():
             notify("STOPPING=1")
-            log.info("stopping; programs and maps stay and go on serving")
+            log.info("stopping; what is in force goes on serving")
             serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
