@@ -148,11 +148,12 @@ def test_sources_resolve_api_health_and_metrics_without_rights(agent: Unprivileg
         assert line in text.splitlines()
     assert text == agent.cli("metrics").stdout or "lbagent_ready 1" in agent.cli("metrics").stdout
 
-    agent.write("more.json", service("more", "10.96.0.11"), endpoints("more", "10.7.0.7"))
+    agent.write("more.json", service("more", "10.96.0.11"), endpoints("more", "10.7.0.7", "10.7.0.8"))
     wait_for(lambda: len(agent.json("svc", "list")) == 2, "the change of the folder")
-    agent.cli("backend", "set-state", "10.7.0.5:8080/TCP", "maintenance")
+    agent.cli("backend", "set-state", "10.7.0.7:8080/TCP", "quarantined")
+    agent.cli("backend", "drain", "10.7.0.5:8080/TCP", "--timeout", "30s")  # it has no flow: that is counted twice
     states = {row["address"]: row["state"] for row in agent.json("backend", "list")}
-    assert states["10.7.0.5:8080/TCP"] == "maintenance"
+    assert (states["10.7.0.5:8080/TCP"], states["10.7.0.7:8080/TCP"]) == ("maintenance", "quarantined")
     agent.process.send_signal(signal.SIGHUP)
     wait_for(lambda: "configuration applied" in agent.log.read_text(), "the reload")
     assert agent.json("status")["ready"]
