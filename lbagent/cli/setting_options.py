@@ -79,7 +79,8 @@ def other_name_help(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    default = f"{str(option.default).lower()} {option.unit}".rstrip()
+    value = ", ".join(option.default) if option.kind == "list" else str(option.default).lower()
+    default = f"{value} {option.unit}".rstrip()
     return option.help + ("" if option.default in ("", (), False) else f"  [default: {default}]")
 
 

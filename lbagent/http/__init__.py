@@ -1,4 +1,5 @@
-"""The HTTP/1.1 server: bounded requests, responses, and listeners by address.
+"""HTTP/1.1: heads of messages, the server with bounded requests and responses, and listeners by address.
 
-Import `http_server.py` and `listeners.py`. What is served is not here: `api`, `healthz` and `cloud/controller` give handlers.
+Import `message_head.py`, `http_server.py`, `listeners.py`. What is served is not here: `api`, `healthz` and `cloud/controller`
+give handlers.
 """

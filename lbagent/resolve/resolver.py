@@ -151,6 +151,11 @@ class Resolver:
             max_frontends=options.max_frontends,
         )
 
+    def node_port_addresses(self) -> tuple[bytes, ...]:
+        """Return the addresses of this node that NodePorts have."""
+        node = self.local_node()
+        return node.addresses if node.node_port_addresses is None else node.node_port_addresses
+
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()

@@ -64,7 +64,7 @@ def test_a_stand_in_is_found_until_its_block_ends(loud):
 
 def test_the_agent_loads_of_two_packages_what_it_needs():
     code = (
-        "import sys, lbagent.agent.app; from lbagent.kube import kube_client; kube_client._load_package();"
+        "import sys, lbagent.agent.app, lbagent.agent.announcing, lbagent.targets.bpf.bpf_plane; from lbagent.kube import kube_client; kube_client._load_package();"
         "print(*sorted(set(sys.modules) & {'pydantic', 'pyroute2.ndb', 'pyroute2.iproute.linux', 'kubernetes.aio.client.api_client'}))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -12,8 +12,9 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.histogram import Histogram
 from lbagent.probes.check_time import LoopClock
 from lbagent.probes.checker import Checker, Health
+from lbagent.probes.https_probe import Contexts, HttpsProbe
+from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.probes.server_probe import Contexts, Outcome, Probe, Result
 from lbagent.task_failure import log_failure
 
 Key = tuple[L3n4Addr, ProbeSpec]
@@ -60,7 +61,7 @@ class HealthChecks:
         checker = Checker(
             server,
             check,
-            Probe(server, check, self._contexts, self._clock),
+            HttpsProbe(server, check, self._contexts, self._clock),
             health=self._kept.get(key, Health()),
             on_change=self._on_change,
             on_outcome=note,

@@ -34,7 +34,7 @@ PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
 class PathProvider(Protocol):
-    """How backends are reached now (agent/network.py)."""
+    """How backends are reached now (targets/bpf/network_follower.py)."""
 
     def path(self, backend: Backend) -> PathInfo:
         """Return the path to a backend."""

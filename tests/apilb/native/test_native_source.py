@@ -21,8 +21,8 @@ from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice, ObjectChange
+from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.probes.server_probe import Outcome, Result
 
 A, B = L3n4Addr.parse("10.0.0.1:6443"), L3n4Addr.parse("10.0.0.2:6443")
 CHECK = ProbeSpec(interval=0.02, timeout=0.02, fall=2, rise=2)
@@ -96,7 +96,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         def close(self) -> None:
             return
 
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.Probe", FakeProbe)
+    monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", FakeProbe)
     monkeypatch.setattr(native_source, "POOL_FILE_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(native_source, "LISTENERS_S", 0.01)
     monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)
