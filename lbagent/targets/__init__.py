@@ -1,5 +1,5 @@
-"""Data planes, a folder each: they make a State true on this node. `bpf` writes BPF maps.
+"""Data planes, a folder each: they make a State true on this node. `bpf` writes BPF maps, `record` a file, `none` nothing.
 
-A data plane implements the interface that `sync` runs; the agent starts it. One never imports another. What all of them need is
-in `sync`.
+`data_plane.py` is the interface that the agent uses, `renderers.py` the list of data planes: import these. One data plane never
+imports another. The loop that runs them is in `sync`.
 """
