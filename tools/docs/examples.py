@@ -43,7 +43,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "map dump": (("lbagent map dump -o json", "Print the entries of the maps as JSON."),),
     "renderers": (
         ("lbagent renderers", "List the data planes, and why one is not available."),
-        ("lbagent agent --renderer none --manifests ./manifests", "Run everything but a data plane, as any user."),
+        ("lbagent renderers -o json", "Print the same as JSON."),
     ),
     "status": (
         ("lbagent status --wait 30s", "Wait until the agent is ready."),
