@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lbagent.checks.check_runner import MAX_RESULTS
 from lbagent.checks.node_context import NodeContext, ShortBackend
 from lbagent.model.address import format_ip
 from lbagent.model.check import Check, Level, Result, Severity, When
 from lbagent.model.further_sources import MAX_FURTHER
 from lbagent.net.snapshot import NodeNetwork
 
-MAX_NAMED = 20
-
 
 def snat_ports_short(context: NodeContext) -> Iterator[Result]:
     """Name the remote backends that hold nearly all their ports, those with most flows first."""
     first, last = context.config.snat_port_range
-    for backend in sorted(context.short_backends(), key=lambda item: -item.flows)[:MAX_NAMED]:
+    for backend in sorted(context.short_backends(), key=lambda item: -item.flows)[:MAX_RESULTS]:
         yield short_of_ports(backend, last - first + 1, context.network)
 
 

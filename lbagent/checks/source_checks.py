@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lbagent.checks.check_runner import MAX_RESULTS
 from lbagent.checks.running_context import RunningContext
 from lbagent.model.check import Check, Result, Severity
 
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from lbagent.model.message import Message
     from lbagent.objects.source import Source
     from lbagent.resolve.ownership import Contest
-
-MAX_NAMED = 20  # pairs of Services; the rest is counted
 
 
 def source_untrusted(context: RunningContext) -> Iterator[Result]:
@@ -63,12 +62,12 @@ def frontend_contested(context: RunningContext) -> Iterator[Result]:
     pairs: dict[tuple[str, str], list[Contest]] = {}
     for contest in context.agent.loop.contests:
         pairs.setdefault((contest.loser, contest.winner), []).append(contest)
-    for (loser, winner), contests in list(pairs.items())[:MAX_NAMED]:
+    for (loser, winner), contests in list(pairs.items())[:MAX_RESULTS]:
         more = f", and {len(contests) - 1} more" if len(contests) > 1 else ""
         values = {"loser": loser, "problem": contests[0].message.problem, "more": more}
         yield Result(f"{loser} {winner}", values)
-    if len(pairs) > MAX_NAMED:
-        text = f"{len(pairs) - MAX_NAMED} more Services claim frontends that another Service has"
+    if len(pairs) > MAX_RESULTS:
+        text = f"{len(pairs) - MAX_RESULTS} more Services claim frontends that another Service has"
         yield Result("more", text=text)
 
 

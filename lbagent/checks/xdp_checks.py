@@ -60,16 +60,16 @@ def frames_refused(context: OfflineContext) -> Iterator[Result]:
     Of the devices without programs, only those count by which backends of other nodes can be reached: single pods are reached
     through the kernel's stack anyway.
     """
-    told = features.xdp_features()
+    offered = features.xdp_features()
     for device, hook in _devices(context):
-        refused = refusal(device.kind, features.xdp_features(device.ifindex).get(device.ifindex), runs=True)
+        refused = refusal(device.kind, offered.get(device.ifindex), runs=True)
         runs_xdp = hook.xdp_mode and hook is not XDP_GENERIC
         if refused and runs_xdp and (device.kind or device.xdp_prog_id):
             yield Result(device.name, _values(device) | {"why": refused.reason}, remedy=refused.remedy)
     for name, device in sorted(context.present.items()) if context.uses_xdp else ():
         if name in context.ingress or device.kind in ("", "veth"):
             continue
-        if refused := refusal(device.kind, told.get(device.ifindex)):
+        if refused := refusal(device.kind, offered.get(device.ifindex)):
             yield Result(name, _values(device) | {"why": refused.reason}, remedy=refused.remedy)
 
 

@@ -70,3 +70,19 @@ def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="none"):
         AgentLock(tmp_path / "none").take()
     assert running_agent(tmp_path / "none") == 0
+
+
+def test_it_moves_to_another_folder_once_the_work_there_is_done(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    lock = AgentLock(old)
+    lock.take()
+    with pytest.raises(OSError, match="full"), lock.moving_to(new):
+        assert running_agent(old) == running_agent(new) == os.getpid()
+        raise OSError("full")
+    assert (running_agent(old), running_agent(new)) == (os.getpid(), 0)
+    with lock.moving_to(new):
+        assert lock.opened.samefile(old)
+    assert (running_agent(old), running_agent(new)) == (0, os.getpid())
+    lock.release()
