@@ -19,12 +19,8 @@ from lbagent.model.state import State
 from lbagent.objects.records import Node
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
-<<<<<<< HEAD
-from lbagent.sync.target_protocol import Desired, SnapshotTarget
-from lbagent.testing.faulty_maps import FaultyMaps, fail_often
-=======
 from lbagent.sync.target_protocol import Desired, ObjectFacts, SnapshotTarget
->>>>>>> h1
+from lbagent.testing.faulty_maps import FaultyMaps, fail_often
 from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 
