@@ -248,11 +248,11 @@ def test_devices() -> None:
     assert brief(devices(ETH0, attached=("eth0",), problems={"devices": "why"})) == [("device-not-attached", "devices")]
 
 
-def source(*messages: Message, trusted: bool = True) -> list[Finding]:
+def source(*messages: Message, distrust: Message | None = None) -> list[Finding]:
     one = Some(
         name="folder",
         synced=Some(is_set=lambda: True),
-        trusted=trusted,
+        distrust=distrust,
         problems=lambda: list(messages),
         remedy="mend the source",
     )
@@ -264,7 +264,7 @@ def test_sources() -> None:
     bad, odd = Message("bad port", file="a.yaml", line=3), Message("has no effect", warning=True)
     assert source() == []
     assert source(odd) == []
-    (found,) = source(gone, trusted=False)
+    (found,) = source(gone, distrust=gone)
     assert brief([found]) == [("source-untrusted", "folder")]
     assert found.remedy == "mend the source"
     (found,) = source(odd, bad, bad)
@@ -273,7 +273,12 @@ def test_sources() -> None:
     assert found.severity is Severity.FAULT, "a file that does not count is the operator's"
     (found,) = source(replace(bad, kind="Service", key="shop/web"), replace(bad, kind="Service", key="shop/api"))
     assert found.severity is Severity.DEGRADED, "a field of an object is that of whoever wrote it"
-    assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+    untrusted, refused = source(bad, gone, distrust=gone)
+    assert brief([untrusted, refused]) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+    assert untrusted.text.startswith(f"source folder: {gone}"), "wherever the message stands"
+    assert "a.yaml:3: bad port" in refused.text
+    (found,) = source(distrust=replace(gone, problem="the folder is back and its files are read"))
+    assert brief([found]) == [("source-untrusted", "folder")], "a reason that is no problem of its own"
 
 
 def short_of_ports(state: State, flows: dict[int, int], ports: int, sources: int = 1) -> list[Finding]:
