@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lbagent.api.bgp_peers import BgpPeerRow
-from lbagent.api.types import ApilbRow, Status, VipAnswer, VipRow
+from lbagent.api.types import ApilbRow, DrainRow, Status, VipAnswer, VipRow
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend, BackendState
+from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-
-
-class FlowCounts(NamedTuple):
-    """Live flows by backend id (a missing id has none; None before the first sweep), and how long ago they were counted."""
-
-    live: Mapping[int, int] | None
-    age_s: float = 0.0
+from lbagent.targets.data_plane import FlowCounts, WayOf
 
 
 class SetBy(NamedTuple):
@@ -25,17 +19,6 @@ class SetBy(NamedTuple):
     state: BackendState
     what: str
     at: float = 0.0
-
-
-class BackendWay(NamedTuple):
-    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
-
-    way: str = ""
-    device: str = ""
-    reason: str = ""
-
-
-WayOf = Callable[[Backend], BackendWay]
 
 
 class AgentApi(Protocol):
@@ -88,11 +71,34 @@ class AgentApi(Protocol):
         """
         ...
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Set maintenance as `set_state` does, and drain these backends and `further` ones, which keep their state.
+
+        A backend that is drained already goes on so, until the later of both deadlines.
+        """
+        ...
+
+    def drains(self) -> Sequence[DrainRow]:
+        """Return the drains as they were at the last count, those that go on first."""
+        ...
+
+    async def check_drains(self) -> Sequence[DrainRow]:
+        """Count the flows of the backends that are drained now; return the drains."""
+        ...
+
     async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
         """Forget what the operator set for these backends, for these Pods and for the Pods' backends; return the names.
 
-        Returns when it is in the maps. All or nothing: NotFound for a backend or Pod of which nothing is known, Refused where the
-        state was set for the whole Pod of a backend.
+        Their drains end. Returns when it is in the maps. All or nothing: NotFound for a backend or Pod of which nothing is known,
+        Refused where the state was set for the whole Pod of a backend.
         """
         ...
 

@@ -20,6 +20,7 @@ from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, 
 API_PREFIX = "/v1"
 DEFAULT_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 120.0  # the agent reads every map, between other work
+MAX_DRAIN_S = 1e9
 MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
 
@@ -92,6 +93,18 @@ class AgentClient:
         body = {"addresses": addresses, "state": state, **_given(named)}
         answer = self._request("PUT", "/backends/state", body | ({"spare_last": True} if spare_last else {}))
         return self._expect(answer, list)
+
+    def start_drain(
+        self, addresses: list[str], timeout_s: float, *, spare_last: bool = False, **named: Any
+    ) -> list[dict[str, Any]]:
+        """Set these backends to maintenance, as `set_state` does, and have them drained; return them as they are now."""
+        body = {"addresses": addresses, "timeout_s": min(timeout_s, MAX_DRAIN_S), **_given(named)}
+        answer = self._request("PUT", "/backends/drain", body | ({"spare_last": True} if spare_last else {}))
+        return self._expect(answer, list)
+
+    def drains(self) -> list[dict[str, Any]]:
+        """Return the drains of backends, flows counted now: DrainRow (api/types.py)."""
+        return self._list("/drains")
 
     def clear_state(self, addresses: list[str], **named: Any) -> dict[str, Any]:
         """Forget what the operator set for these backends; return Cleared (api/types.py)."""

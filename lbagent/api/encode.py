@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.types import BackendRow, FrontendBackendRow, FrontendRow
+from lbagent.api.agent_api import SetBy
+from lbagent.api.types import BackendRow, DrainProgress, DrainRow, FrontendBackendRow, FrontendRow
 from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
-from lbagent.model.backend import Backend
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 _PIECE_BYTES = 64 * 1024
 NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
@@ -42,6 +43,7 @@ def frontend_row(svc: SVC, *, external_clusterip: bool = False) -> FrontendRow:
         backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
         source_ranges_policy=("deny" if svc.source_ranges_deny else "allow") if svc.check_source_range else "",
         source_ranges=list(map(str, svc.source_ranges)),
+        restored=svc.is_restored,
     )
 
 
@@ -122,8 +124,10 @@ def backend_rows(
     flows: FlowCounts = NOT_COUNTED,
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
     way_of: WayOf = lambda _backend: BackendWay(),
+    drains: Iterable[DrainRow] = (),
 ) -> Iterator[BackendRow]:
     """Yield the row of each. What it does not say is left as it is by default, and so out of the JSON."""
+    drain_of = {drain.address: drain for drain in drains}
     for backend, services in used:
         row = BackendRow(
             id=backend.id,
@@ -144,7 +148,15 @@ def backend_rows(
             if by.at:
                 row.set_at = by.at
         row.way, row.device, row.way_reason = way_of(backend)
+        drain = drain_of.get(row.address)
+        if drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE):
+            row.drain = _progress(drain)
         yield row
+
+
+def _progress(drain: DrainRow) -> DrainProgress:
+    """Return a drain without the address, which the backend's row has."""
+    return DrainProgress(**{name: getattr(drain, name) for name in DrainProgress.__struct_fields__})
 
 
 def json_list(rows: Iterable[msgspec.Struct]) -> Iterator[bytes]:

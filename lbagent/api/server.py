@@ -4,6 +4,8 @@ GET /v1/services[?namespace=&name=&vip=]  list of FrontendRow
 GET /v1/backends                       list of BackendRow, flows counted now
 PUT /v1/backends/state                 SetState -> list of BackendRow
 PUT /v1/backends/clear-state           ClearState -> Cleared
+PUT /v1/backends/drain                 StartDrain -> list of BackendRow
+GET /v1/drains                         list of DrainRow, flows counted now
 GET /v1/status                         Status
 GET /v1/vips                           list of VipRow
 GET /v1/vips/why?name=                 VipAnswer
@@ -25,7 +27,7 @@ import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,7 +35,7 @@ from lbagent.api.agent_api import AgentApi
 from lbagent.api.client import API_PREFIX
 from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
 from lbagent.api.named_backends import named_backends
-from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
+from lbagent.api.types import BackendRow, Cleared, ClearState, NamedBackends, Problem, SetState, StartDrain
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
 from lbagent.http.http_server import MAX_HEAD_BYTES, HttpServer, Request, Response
@@ -72,6 +74,8 @@ class ApiServer:
             ("GET", "/backends"): self._backends,
             ("PUT", "/backends/state"): self._set_state,
             ("PUT", "/backends/clear-state"): self._clear_state,
+            ("PUT", "/backends/drain"): self._start_drain,
+            ("GET", "/drains"): self._drains,
             ("GET", "/status"): self._status,
             ("GET", "/verify"): self._verify,
             ("GET", "/vips"): self._vips,
@@ -158,21 +162,39 @@ class ApiServer:
         """Return the rows of backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._view.count_flows(), await self._view.states_set()
         used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
-        return backend_rows(used, flows, states_set, self._view.backend_ways())
+        return backend_rows(used, flows, states_set, self._view.backend_ways(), self._view.drains())
 
     async def _set_state(self, request: Request) -> Response:
         wanted = _body(request, SetState, "set-state")
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
+        named = self._to_set(wanted, state)
+        if state in (BackendState.TERMINATING, BackendState.INVALID):
+            raise self._not_to_set(named.every[0], wanted.state or "''")
+        await self._view.set_state(named.addresses, state, pods=named.pods, spare_last=wanted.spare_last)
+        return Response(200, json_list(await self._rows({*named.every, *named.further})))
+
+    async def _start_drain(self, request: Request) -> Response:
+        wanted = _body(request, StartDrain, "drain")
+        if wanted.timeout_s < 0:
+            raise ConfigError("timeout_s must not be negative; nothing was changed")
+        named = self._to_set(wanted, BackendState.MAINTENANCE)
+        await self._view.start_drain(
+            named.addresses, wanted.timeout_s, pods=named.pods, further=named.further, spare_last=wanted.spare_last
+        )
+        return Response(200, json_list(await self._rows({*named.every, *named.further})))
+
+    def _to_set(self, wanted: NamedBackends, state: BackendState) -> _ToSet:
+        """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
         known = self._view.state().backends
         asked = named_backends(wanted, self._view.state(), known)
         addresses, pods = asked.able(state, known), asked.pods
-        named = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
-        if not named:
+        every = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
+        if not every:
             raise ConfigError("no backend was named; nothing was changed")
-        if state in (BackendState.TERMINATING, BackendState.INVALID):
-            raise self._not_to_set(named[0], wanted.state or "''")
-        await self._view.set_state(addresses, state, pods=pods, spare_last=wanted.spare_last)
-        return Response(200, json_list(await self._rows({*named, *asked.found})))
+        return _ToSet(addresses, pods, every, asked.found)
+
+    async def _drains(self, _: Request) -> Response:
+        return Response(200, json_list(iter(await self._view.check_drains())))
 
     async def _clear_state(self, request: Request) -> Response:
         wanted = _body(request, ClearState, "clear-state")
@@ -227,6 +249,15 @@ class ApiServer:
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)
+
+
+class _ToSet(NamedTuple):
+    """Backends whose state is to be set: `every` one by address and of `pods`. Of `further` some may not take the state."""
+
+    addresses: list[L3n4Addr]
+    pods: list[str]
+    every: list[L3n4Addr]
+    further: list[L3n4Addr]
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

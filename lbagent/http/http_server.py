@@ -21,6 +21,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
+from lbagent.http.message_head import MalformedHead, content_length, parse_fields, parse_request_line
+
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
@@ -187,44 +189,29 @@ async def _read_head(reader: asyncio.StreamReader, begin_s: float) -> bytes:
 async def _read_request(
     head: bytes, reader: asyncio.StreamReader, methods: Collection[str] | None
 ) -> tuple[Request, bool]:
-    lines = head.decode("latin-1").split("\r\n")
-    parts = lines[0].split(" ")
-    if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
-    method, target, version = parts
-    if methods is not None and method not in methods:
-        raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"only {' and '.join(sorted(methods))} are served")
-    if not target.startswith("/"):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "the target must be a path")
-    headers = _headers(lines[1:])
-    if "transfer-encoding" in headers:
-        raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "a body needs Content-Length")
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdecimal() and len(length) < 12):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
-    if int(length) > MAX_BODY_BYTES:
+    lines = head.split(b"\r\n")
+    try:
+        method, target, version = parse_request_line(lines[0])
+        if methods is not None and method not in methods:
+            raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"only {' and '.join(sorted(methods))} are served")
+        if not target.startswith("/"):
+            raise BadRequest(HTTPStatus.BAD_REQUEST, "the target must be a path")
+        headers = parse_fields(lines[1:])
+        if "transfer-encoding" in headers:
+            raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "a body needs Content-Length")
+        length = content_length(headers) or 0
+    except MalformedHead as error:
+        raise BadRequest(HTTPStatus.BAD_REQUEST, str(error)) from None
+    if length > MAX_BODY_BYTES:
         raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {MAX_BODY_BYTES} bytes")
-    body = await reader.readexactly(int(length))
+    body = await reader.readexactly(length)
     url = urlsplit("//agent" + target)
     try:
         query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=16))
     except ValueError:
         raise BadRequest(HTTPStatus.BAD_REQUEST, "too many query fields") from None
-    connection = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
+    connection = headers.get("connection", "keep-alive" if version == "1.1" else "close")
     return Request(method, url.path, query, body), connection.lower() == "keep-alive"
-
-
-def _headers(lines: list[str]) -> dict[str, str]:
-    out: dict[str, str] = {}
-    for line in lines:
-        if not line:
-            break
-        name, colon, value = line.partition(":")
-        key = name.lower()
-        if not colon or name != name.strip() or (key in out and key == "content-length"):
-            raise BadRequest(HTTPStatus.BAD_REQUEST, "a header line is not well formed")
-        out[key] = value.strip()
-    return out
 
 
 def _plain(status: HTTPStatus, text: str) -> Response:

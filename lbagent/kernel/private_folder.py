@@ -49,6 +49,16 @@ def replace_private(path: str, data: bytes) -> None:
         os.close(handle)
 
 
+def unwritable(folder: str) -> str:
+    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"cannot be used ({path} is not a folder)"
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"
+
+
 def holder(fd: int) -> int:
     """Return the pid that holds an flock on the file behind `fd`; 0 when none is seen (another pid namespace)."""
     found = os.fstat(fd)

@@ -37,9 +37,9 @@ def refusing_devices(network: NodeNetwork, native: Collection[int]) -> dict[int,
     out = {}
     for index, link in network.links.items():
         runs = index in native
-        why = refusal(link.kind, network.features.get(index), runs=runs, alone=runs and len(native) == 1)
+        refused = refusal(link.kind, network.features.get(index), runs=runs, alone=runs and len(native) == 1)
         if len(link.mac) != ETHERNET_ADDRESS:
-            why = "its frames have no Ethernet header"
-        if why:
-            out[index] = why
+            out[index] = "its frames have no Ethernet header"
+        elif refused:
+            out[index] = refused.reason
     return out

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
+from lbagent.probes.probe_protocol import Outcome, Probe
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.probes.server_probe import Outcome, Probe
 from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.apilb.files.pool_files import parse_pool_text
 from lbagent.apilb.haproxy_config import container_config, haproxy_config
 from lbagent.apilb.instance import Instance
+from tests.apilb.pool_texts import parse_pool_text
 from tests.lab.debian_packages import HAPROXY, unpacked
 from tests.lab.https_server import make_certificate
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lbagent import errors
+from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.lbmaps import backend_counter, service_counter
@@ -24,7 +25,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
     3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
-    6: "timed out", 77: "this kernel lacks what is needed",
+    6: "timed out", 77: "this kernel, or this version, lacks what is needed",
 }  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
+    if option.kind == "list" and option.default:
+        return f"`{','.join(option.default)}`"
     unit = f" {option.unit}" if option.unit else ""
     return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
@@ -62,13 +65,19 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
+        live_flows={1: 1}, draining={"b": 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={label(Reason.FWD_NEW): (0, 0)},
         kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
         announced={("10.0.0.1", "l2"): True},
         takeovers=0,
     )  # fmt: skip
     for family in metrics.families(full):
         yield f"`{family.name}`", family.kind, family.help
+
+
+def doctor_rows() -> Iterator[tuple[str, ...]]:
+    for check in every_check():
+        if check.when.offline:
+            yield f"`{check.name}`", check.level.value, "yes" if check.when.running else "", check.looks_at
 
 
 def code_rows() -> Iterator[tuple[str, ...]]:
@@ -85,6 +94,7 @@ TABLES = {
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
     "metrics": lambda: table(("metric", "type", "meaning"), metric_rows()),
+    "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
 }
 

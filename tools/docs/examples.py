@@ -41,6 +41,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "map": (("lbagent map dump", "Print the entries of the maps."),),
     "map dump": (("lbagent map dump -o json", "Print the entries of the maps as JSON."),),
+    "renderers": (
+        ("lbagent renderers", "List the data planes, and why one is not available."),
+        ("lbagent renderers -o json", "Print the same as JSON."),
+    ),
     "status": (
         ("lbagent status --wait 30s", "Wait until the agent is ready."),
         ("lbagent status -o json", "Print every field as JSON."),

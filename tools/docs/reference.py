@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option
 from lbagent.config.option_groups import grouped_options
+from lbagent.model.histogram import Histogram
 from lbagent.observe import apilb_metrics
 from lbagent.observe.apilb_metrics import ApilbSample
-from lbagent.sync.histogram import Histogram
 from tests.docs import tables
 from tools.docs.command_tree import Command, every_command
 from tools.docs.examples import EXAMPLES

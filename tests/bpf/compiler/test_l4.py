@@ -11,10 +11,10 @@ from scapy.layers.sctp import SCTP
 
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.compiler.c_source import Unit, unit_text
-from lbagent.bpf.run.test_run import run_xdp
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import PathL4
 from lbagent.model.address import L4Type
+from lbagent.testing.bpf_test_run import run_xdp
 from tests.bpf.support import PROGRAMS
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]

@@ -11,7 +11,7 @@ import pytest
 
 from lbagent.errors import ConfigError
 from lbagent.maps.specs import Sizes
-from lbagent.sync import dry_run as dry_runs
+from lbagent.targets.bpf import dry_run as dry_runs
 from lbagent.targets.bpf.dry_run import dry_run
 from lbagent.textfile import read_text
 
