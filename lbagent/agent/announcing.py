@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lbagent.agent import layer_settings
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.announcer_view import NodeView
+from lbagent.announce.announcer import Announcer, AnnouncerInputs
 from lbagent.announce.bgp.bgp_routes import BgpRoutes, BgpSection
 from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.announce.leader.lease_election import LeaseElection
@@ -43,7 +42,7 @@ def build_announcer(components: AgentComponents, plane: BpfDataPlane, pools: Poo
 
     (runner,) = (each for each in loop.runners if each.target is plane)
 
-    around = NodeView(
+    around = AnnouncerInputs(
         objects,
         lambda: plane.network,
         lambda: plane.devices.announcing_devices() if plane.devices else (),

@@ -34,7 +34,7 @@ from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.observe import log as logs
 from lbagent.pools.read_pools import parse_pools
-from lbagent.process_memory import keep_memory_small, spare_memory
+from lbagent.process_memory import keep_memory_small, tune_allocator
 from lbagent.resolve import Resolver
 from lbagent.sync.loop import SyncLoop
 from lbagent.targets.data_plane import DataPlane, Feature
@@ -58,7 +58,7 @@ def run_agent(load: Callable[[], Config]) -> None:
     logs.take_stderr()
     if config.artifact and not os.path.isfile(config.artifact):
         raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
-    spare_memory()
+    tune_allocator()
     sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(Agent(config, load).run())

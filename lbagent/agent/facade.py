@@ -244,7 +244,7 @@ class AgentFacade:
             owner = str(svc.name) if svc else ""
             out.append(
                 FailingService(
-                    frontend.with_protocol().replace("/NONE", "/ANY"),
+                    frontend.map_text(),
                     owner,
                     str(failure.error),
                     max(0.0, failure.retry_at - now),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lbagent.announce import vip_map
 from lbagent.announce.bgp.speaker import end_left_bird
-from lbagent.announce.leader.former_leaders import Place
+from lbagent.announce.leader.former_leaders import DeviceAddress
 from lbagent.bpf.load import attach, clsact
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
@@ -100,7 +100,7 @@ def _owned_neighbours(root: Path) -> set[Hop]:
         return set()
 
 
-def _announced(root: Path) -> dict[Place, bytes]:
+def _announced(root: Path) -> dict[DeviceAddress, bytes]:
     """Return the addresses that the agent of these pins announces, by device."""
     try:
         with KernelMaps.open(root.parent, create=False) as maps:

@@ -43,6 +43,7 @@ def frontend_row(svc: SVC, *, external_clusterip: bool = False) -> FrontendRow:
         backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
         source_ranges_policy=("deny" if svc.source_ranges_deny else "allow") if svc.check_source_range else "",
         source_ranges=list(map(str, svc.source_ranges)),
+        restored=svc.is_restored,
     )
 
 

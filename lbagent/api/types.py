@@ -43,6 +43,7 @@ class FrontendRow(Struct, gc=False, omit_defaults=True):
     backends: list[FrontendBackendRow]
     source_ranges_policy: str = ""  # allow, deny; left out where source ranges are not looked at
     source_ranges: list[str] = []  # 192.0.2.0/24; left out where there are none
+    restored: bool = False  # as an earlier agent left it, and no object names it now; left out where it is not
 
 
 class DrainProgress(Struct, gc=False):

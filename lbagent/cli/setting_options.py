@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from lbagent.config import Config, Option, load, options
-from lbagent.config.duration import parse_seconds
 from lbagent.config.option_groups import grouped_options
 from lbagent.config.schema import Name
+from lbagent.durations import parse_whole_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +55,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the seconds."""
         try:
-            return parse_seconds(str(value))
+            return parse_whole_seconds(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

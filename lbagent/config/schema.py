@@ -164,8 +164,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     masquerade_all: Annotated[
         bool,
         Meta(
-            description="Whether backends on other nodes see an address of this node also where a pod of this node asks, whose"
-            " own address they see otherwise."
+            description="Whether backends on other nodes see an address of this node, not the pod's own, for connections of"
+            " this node's pods too."
         ),
     ] = False
     strict_source: Annotated[

@@ -14,7 +14,7 @@ from lbagent.config import Config
 from lbagent.healthz.proxy_health import ProxyHealth, SyncProgress
 from lbagent.healthz.service_health import ServiceHealthServers
 from lbagent.http.http_server import Handler
-from lbagent.http.listeners import Listeners
+from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
 from lbagent.kube import object_cache
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
@@ -25,7 +25,6 @@ from lbagent.sync.loop import SyncLoop
 from lbagent.targets.data_plane import ServedState
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0
 EVERY_ADDRESS = tuple(family.unspecified for family in Family)
 
 
@@ -72,7 +71,7 @@ class NodeServers:
                 await self._metrics.listen(self._metrics_addresses)
                 await self.services.update(state)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
+                    async with asyncio.timeout(BIND_RETRY_DELAY_S):
                         await self._plane.changed_from(state.generation)
         finally:
             for listeners in (self._healthz, self._metrics, self.services):

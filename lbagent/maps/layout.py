@@ -1,4 +1,4 @@
-"""Every record that crosses the kernel border: byte layout, byte order, size. The only place.
+"""Every record that crosses the kernel border: byte layout, byte order, size. The only place (flow_layout.py: bits of flows).
 
 C gets the same sizes, offsets and constants as a generated prelude (bpf/compiler/c_source.py), checked by the compiler; the agent
 compares a pinned map with its spec (specs.py) before it uses it. `be` fields are in network byte order in the map;
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from lbagent.maps import flow_layout
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER
 
@@ -167,14 +168,16 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
-    "u64 counter_rows, u64 counter_row, u64 timeout_longest,"
+    # lb_metrics: stripes (one a CPU), bytes of a stripe; the longest of the time-outs
+    "u64 counter_stripes, u64 counter_stripe_bytes, u64 timeout_longest,"
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
     "u64 further_stride,"
     # the further source addresses by number, as the words that a program loads; 0: none has the number
     + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1))
     # cookie of the network namespace whose sockets are balanced, 0: of none
-    + ",u64 netns_cookie",
+    + ",u64 netns_cookie"
+    # FLOW_LAYOUT of the flow tables and SNAT slots, for agents and tools (pins.py); no program reads it
+    + ",u64 flow_layout",
 )
 
 
@@ -245,9 +248,11 @@ class ConfigFlag(IntEnum):
     POOLS_ALONE = 16  # of the agent, for other agents: no program asks
 
 
-FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
-SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
-SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
+# Bytes of an entry, a slot, a row; flow_layout.py has their words.
+FLOW4_SIZE, FLOW6_SIZE = (flow_layout.FLOW[family].size for family in Family)
+SNAT4_SIZE, SNAT6_SIZE = (flow_layout.SNAT[family].size for family in Family)
+SPILL4_KEY, SPILL6_KEY = (8 * flow_layout.SPILL_KEY_WORDS[family] for family in Family)
+SPILL_VALUE = flow_layout.SPILL_VALUE.size
 FLOW_WAYS = 4  # entries a bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock

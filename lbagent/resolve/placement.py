@@ -13,7 +13,7 @@ from lbagent.model.address import format_ip
 from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice
 
-Claim = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
+AddressOnNode = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
 MAX_MESSAGES = 200  # contradictions that are named one by one
 
 
@@ -32,7 +32,7 @@ class Placement:
         """The addresses that are placed on different nodes."""
         return {address for address, node in self.decided.items() if not node}
 
-    def update(self, old: Iterable[Claim], new: Iterable[Claim]) -> set[bytes]:
+    def update(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> set[bytes]:
         """Replace the claims of one object; return the addresses about which `decided` says something else now."""
         before, after = set(old), set(new)
         changed = set()
@@ -67,7 +67,7 @@ class Placement:
         self.decided.pop(address, None)
 
 
-def claims_of(piece: EndpointSlice) -> Iterable[Claim]:
+def claims_of(piece: EndpointSlice) -> Iterable[AddressOnNode]:
     """Yield what a slice says of its endpoints."""
     return ((endpoint.address, endpoint.node) for endpoint in piece.endpoints)
 
@@ -91,11 +91,12 @@ def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice
 
 def _message(address: bytes, first: tuple[EndpointSlice, str], last: tuple[EndpointSlice, str]) -> Message:
     (piece, node), (other, other_node) = first, last
-    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {_subject(piece)} ({piece.origin.place})"
+    elsewhere = f"{_kind(piece)} {piece.key} ({piece.origin.place})"
+    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {elsewhere}"
     kept = "neither is believed: whether it is reached as local follows from its address and route"
     origin = other.origin
-    return Message(problem, kept, "endpoints", _subject(other), origin.file, origin.line, warning=True)
+    return Message(problem, kept, "endpoints", _kind(other), other.key, origin.file, origin.line, warning=True)
 
 
-def _subject(piece: EndpointSlice) -> str:
-    return f"{'Endpoints' if piece.legacy else 'EndpointSlice'} {piece.key}"
+def _kind(piece: EndpointSlice) -> str:
+    return "Endpoints" if piece.legacy else "EndpointSlice"

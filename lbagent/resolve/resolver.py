@@ -298,10 +298,10 @@ class Resolver:
         return tuple(found)
 
     def _node_port_messages(self) -> Iterator[Message]:
-        node, subject = self._context.node, f"Node {self._options.node_name}"
+        node, name = self._context.node, self._options.node_name
         kept = "NodePort frontends have no row for a node address"
         if not node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
-            yield Message(problem, kept, "status.addresses", subject, warning=True)
+            yield Message(problem, kept, "status.addresses", "Node", name, warning=True)
         elif node.node_port_addresses == ():
-            yield Message("none of its addresses is in --nodeport-addresses", kept, "", subject, warning=True)
+            yield Message("none of its addresses is in --nodeport-addresses", kept, "", "Node", name, warning=True)

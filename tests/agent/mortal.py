@@ -8,8 +8,8 @@ import sys
 
 from lbagent.cli.main import main
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps
 from lbagent.targets.bpf import bpf_plane
+from lbagent.testing.faulty_maps import FaultyMaps
 
 LIFE = int(sys.argv.pop(1))
 

@@ -421,13 +421,13 @@ async def a_map_of_addresses_that_is_full(_: Any) -> Any:
 
 @of_check("address-conflict")
 async def a_stranger_that_claims_an_address(_: Any) -> Any:
-    from tests.announce.test_announcer import IFINDEX, STRANGER, VIP, Claim, World
+    from tests.announce.test_announcer import IFINDEX, STRANGER, VIP, AddressSighting, World
 
     world = World()
     world.serve(VIP)
     world.run(20)
     for _ in range(4):
-        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.5)
     return await ended(Look("address-conflict"), Some(announcer=world.announcer), lambda: world.run(66))
 

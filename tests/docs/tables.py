@@ -1,9 +1,10 @@
-"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file."""
+"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file, `--check` compares."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lbagent import errors
@@ -103,5 +104,16 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables, or with --check only compare them."""
+    text = FILE.read_text()
+    if arguments == ["--check"]:
+        if is_old := written(text) != text:
+            print(f"docs/{FILE.name}: a table is not that of the code: python -m tests.docs.tables")
+        return int(is_old)
+    FILE.write_text(written(text))
+    return 0
+
+
 if __name__ == "__main__":
-    FILE.write_text(written(FILE.read_text()))
+    sys.exit(main(sys.argv[1:]))

@@ -20,9 +20,9 @@ import yaml
 from aiohttp import web
 
 from lbagent.errors import LbError
+from lbagent.kube import credentials_command, kube_client, kube_settings
 from lbagent.kube.kube_client import ApiError, KubeClient, ServerUnreachable
 from lbagent.kube.kube_settings import KubeSettings
-from lbagent.sources.kube import credentials_command, kube_client, kube_settings
 from tests.kube.api_server import ApiServer, status
 from tests.kube.cluster import kubeconfig, node
 from tests.lab.netns import wait_for

@@ -37,7 +37,7 @@ from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_
 from lbagent.targets.bpf.plan import PathProvider, plan_paths, planning
 from lbagent.targets.bpf.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.targets.bpf.retention import Retention, restored_state, restoring
-from lbagent.targets.bpf.shadow_frontend import may_name
+from lbagent.targets.bpf.shadow import may_name
 from lbagent.targets.bpf.steps import Plan
 from lbagent.targets.data_plane import Counts
 

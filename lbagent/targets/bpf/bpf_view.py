@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from lbagent.bpf.hooks import TargetKind
+from lbagent.bpf.hooks import AttachPointKind
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
@@ -84,7 +84,7 @@ def _devices(plane: PlaneParts) -> list[DeviceStatus]:
         return []
     hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
     for attachment in keeper.attached:
-        if attachment in keeper.lost or attachment.target.kind is not TargetKind.DEVICE:
+        if attachment in keeper.lost or attachment.target.kind is not AttachPointKind.DEVICE:
             continue
         hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
     out = []

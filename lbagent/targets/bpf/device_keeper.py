@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from lbagent.bpf.hooks import INGRESS_MODES, XDP, Hook, TargetKind
+from lbagent.bpf.hooks import INGRESS_MODES, XDP, AttachPointKind, Hook
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import devices, no_such_device
@@ -105,7 +105,9 @@ class DeviceKeeper:
         return frozenset(
             item.target.name
             for item in self.attached
-            if item not in self.lost and item.target.kind is TargetKind.DEVICE and item.hook in INGRESS_MODES.values()
+            if item not in self.lost
+            and item.target.kind is AttachPointKind.DEVICE
+            and item.hook in INGRESS_MODES.values()
         )
 
     async def _attach(self, network: NodeNetwork) -> None:
@@ -176,7 +178,7 @@ def cgroup_hooks(keeper: DeviceKeeper | None) -> dict[str, list[str]]:
     """Return the hooks of socket programs that are in force, by the path of their cgroup."""
     out: dict[str, list[str]] = {}
     for item in keeper.attached if keeper else ():
-        if item.target.kind is TargetKind.CGROUP:
+        if item.target.kind is AttachPointKind.CGROUP:
             hooks = out.setdefault(item.target.name, [])
             hooks += [] if keeper and item in keeper.lost else [item.hook.name]
     return out

@@ -26,14 +26,14 @@
 #define MIGRATING_FLOWS (CFG_FLOW_OLD_MASK != 0)
 #define MIGRATING_SNAT (CFG_SNAT_OLD_MASK != 0)
 
-/* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. CPUs beyond the rows share row 0. */
+/* This CPU's stripe of counters: an array of stripes, so that the fast path needs no look-up. CPUs beyond the last share stripe 0. */
 AI u8 *counters(void)
 {
 	u64 cpu = cpu_number();
 
-	if (UNLIKELY(cpu >= CFG(counter_rows)))
+	if (UNLIKELY(cpu >= CFG(counter_stripes)))
 		cpu = 0;
-	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_row);
+	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_stripe_bytes);
 }
 
 AI void count_in(u8 *row, u64 index, u64 bytes)

@@ -28,12 +28,12 @@ struct lb_scratch {
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
-	u8 forward;      /* enum forward */
+	u8 forward;      /* FORWARD_LOCAL or another ForwardMode */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: flows that were asked for theirs */
 	u16 snat_port;   /* FORWARD_SNAT: the port that was reclaimed for the flow, host order; 0: one of those the hash leads to */
 	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow holds already, host order; 0: none. Read back, as what follows */
 	volatile u8 is_opening; /* a SYN to a frontend: the next packets are sent alike without an entry, by selection. Read back, too */
-	/* The way that slow_path_way() found. Of a value that is read back from a map the verifier knows nothing: it need not
+	/* The way that slow_path_resolve_egress() found. Of a value that is read back from a map the verifier knows nothing: it need not
 	 * follow each way to its end. */
 	volatile u8 out;  /* OUT_* */
 	volatile u8 here; /* does the stack of this node get the packet? */
@@ -62,6 +62,8 @@ AI struct lb_scratch *scratch(void)
 		tail_call(ctx, (void *)map_word(MAP_WORD_FD, HOOK_CALLS), slot); \
 		asm volatile("" ::"i"(slot)); \
 	} while (0)
+
+#define CONTINUE (-1) /* no verdict yet */
 
 /* Counts a verdict under its reason and returns it. */
 AI int verdict(lb_ctx *ctx, u32 reason, int action)

@@ -2,24 +2,16 @@
  *
  * This file contains the ways a flow's packets are forwarded to its backend. The mode is chosen once, with the backend
  * (forward_choose), and kept in the flow's value word (ct_value.h: value_forward), so that a flow keeps the mode it was made with.
- * A new mode needs its line here, its condition in forward_choose(), and an answer wherever modes differ:
+ * FORWARD_*, kept as u64, are ForwardMode of maps/flow_layout.py.
+ * A new mode needs its line there, its condition in forward_choose(), and an answer wherever modes differ:
  * - select_backend() and flow_create_main() make the flow: which modes keep the client's address, which need a SNAT port;
- * - slow_path_way() and slow_path_reason() find and count the way of a packet, flow_tuple(), forward_stays_here() and fast_path_request()
+ * - slow_path_resolve_egress() and slow_path_reason() find and count the way of a packet, flow_tuple(), forward_is_local() and fast_path_request()
  *   send requests;
  * - flow_create_yield(), value_awaiting_snat() and direct.h change the mode of a flow that has one;
  * - ct_advance() and ct_find_reply() know who sees replies, ct_entry_clash() and ct_spill() which flows need more than one row for them.
  */
 #pragma once
 #include "path.h"
-
-/* Kept as u64, as enum l4 is. The numbers stand in flow entries: none may change or be used anew. */
-enum forward {
-	FORWARD_LOCAL = 0,    /* backend or client on this node: destination translated, source kept, handed to the stack */
-	FORWARD_SNAT = 1,     /* destination and source translated: replies come back to a SNAT port of this node */
-	FORWARD_DSR_IPIP = 2, /* reserved: in an IP tunnel to the backend, which answers the client itself */
-	FORWARD_DSR_L2 = 3,   /* reserved: only the MAC address is changed, the backend answers the client itself */
-	FORWARD_REDIRECT = 4, /* reserved: handed to a device as it is */
-};
 
 /* Chooses the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record.
  * The client's address is kept where replies come back through this node: those of its own backends, and those to its own pods

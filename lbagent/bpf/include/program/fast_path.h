@@ -6,7 +6,7 @@
 #pragma once
 #include "ct_find.h"
 #include "ct_refresh.h"
-#include "snat_find.h"
+#include "snat.h"
 #include "prefilter.h"
 #include "fwd.h"
 
@@ -43,14 +43,14 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 /* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
  * packet that comes in with the node's own address as its source. What the path record says by now does not matter: a flow keeps the
  * mode it was made with, and the stack routes a packet to wherever its backend is. */
-AI bool forward_stays_here(u64 forward)
+AI bool forward_is_local(u64 forward)
 {
 	return forward == FORWARD_LOCAL;
 }
 
 AI bool flow_stays_here(u64 value)
 {
-	return forward_stays_here(value_forward(value));
+	return forward_is_local(value_forward(value));
 }
 
 #if LB_FAMILY == 6
