@@ -239,6 +239,6 @@ def build_native(components: AgentComponents) -> NativePools | None:
     from lbagent.apilb.native.connection_reset import ConnectionReset
     from lbagent.apilb.native.pool_rows import NativePools
 
-    reset = ConnectionReset(components.bpf.maps, source.pools_with_addresses, lambda: plane.current_state)
+    reset = ConnectionReset(plane.frontends_of_sockets, source.pools_with_addresses, lambda: plane.current_state)
     source.on_down = reset.server_down
     return NativePools(source, reset)

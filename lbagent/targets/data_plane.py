@@ -27,6 +27,8 @@ from lbagent.sync.target_protocol import Target
 Traffic = tuple[int, int]  # packets, bytes
 Usage = tuple[int, int]  # entries in use, entries that there can be
 OnNetwork = Callable[[NodeNetwork], None]
+SocketFrontend = tuple[bytes, int]  # what a process connected to: packed address, port
+FrontendOf = Callable[[int, L3n4Addr], SocketFrontend | None]  # by cookie of a TCP socket, and the backend it got
 
 
 class Feature(StrEnum):
@@ -249,6 +251,12 @@ class DataPlane(ServedState, Protocol):
 
     def flows(self) -> Iterator[Sequence[Flow]]:
         """Yield the flows, some at a time: the caller may yield to other tasks in between. Raises KernelError."""
+
+    def frontends_of_sockets(self, family: Family) -> FrontendOf:
+        """Return a function that returns the frontend a socket connected to when it got a backend; None: not known.
+
+        It holds for the moment of this call. Blocks; raises KernelError.
+        """
 
     async def verify(self) -> Sequence[str]:
         """Return in what the data plane differs from what was written and is wanted, one sentence each. Raises KernelError."""

@@ -15,6 +15,7 @@ from lbagent.config import Config
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.family import Family
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.state import State, next_generation
 from lbagent.net.snapshot import EMPTY, NodeNetwork
@@ -28,6 +29,7 @@ from lbagent.targets.data_plane import (
     Feature,
     Flow,
     FlowCounts,
+    FrontendOf,
     OnNetwork,
     PlaneStatus,
     Usage,
@@ -206,6 +208,11 @@ class PlainPlane:
     def flows(self) -> Iterator[Sequence[Flow]]:
         """There are no flows."""
         return iter(())
+
+    def frontends_of_sockets(self, family: Family) -> FrontendOf:
+        """No socket gets a backend."""
+        del family
+        return lambda _cookie, _backend: None
 
     async def verify(self) -> Sequence[str]:
         """Nothing can differ."""

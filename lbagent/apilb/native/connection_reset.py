@@ -20,12 +20,11 @@ from lbagent.apilb.native.pool_objects import NAMESPACE, ServedInstance
 from lbagent.errors import LbError
 from lbagent.kernel import sock_diag
 from lbagent.kernel.sock_diag import ConnectedSocket
-from lbagent.maps.layout import STREAM, STREAMS
-from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
+from lbagent.targets.data_plane import FrontendOf, SocketFrontend
 
 log = logging.getLogger(__name__)
 SPREAD_S = 1.5  # over which many connections end
@@ -34,9 +33,7 @@ TICK_S = 0.05
 STEADY_S, STEADY_POLL_INTERVAL_S = 5.0, 0.5
 RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server at the moment of the change
 MAX_CHECKS = 10  # the other servers may go down in between, and come back
-REMEMBER_S = 10.0  # between two looks at whose connections there are: STREAMS further sockets take a connection's place
-
-Frontend = tuple[bytes, int]  # what a process connected to: packed address, port
+REMEMBER_S = 10.0  # between two looks at whose connections there are: the data plane forgets those of sockets long ago
 
 
 class ConnectionReset:
@@ -44,16 +41,19 @@ class ConnectionReset:
 
     def __init__(
         self,
-        maps: LBMaps,
+        frontends_of_sockets: Callable[[Family], FrontendOf],
         pools: Callable[[], Sequence[tuple[ServedInstance, Iterable[L3n4Addr]]]],
         state: Callable[[], State],
     ) -> None:
-        """`pools` gives the pools with the addresses of their servers, `state` the State in the maps."""
+        """`frontends_of_sockets` is that of the data plane, `state` returns its State.
+
+        `pools` returns the pools with the addresses of their servers.
+        """
         self.ended = 0
-        self._maps, self._pools, self._state = maps, pools, state
+        self._frontends, self._pools, self._state = frontends_of_sockets, pools, state
         self._queue: asyncio.Queue[tuple[ServedInstance, L3n4Addr]] = asyncio.Queue()
         self._in_hand: set[tuple[str, L3n4Addr]] = set()  # pools' keys and servers
-        self._known: dict[int, Frontend] = {}  # by cookie of the socket
+        self._known: dict[int, SocketFrontend] = {}  # by cookie of the socket
 
     def server_down(self, pool: ServedInstance, server: L3n4Addr) -> None:
         """Take note of a server that was found down."""
@@ -136,12 +136,16 @@ class ConnectionReset:
     def _find(self, pool: ServedInstance, server: L3n4Addr) -> list[ConnectedSocket]:
         """Return the sockets that are connected to a server by the bind of the pool. Raises OSError, KernelError."""
         found = [each for each in sock_diag.tcp_connections_to(server.port) if each.peer[0] == server.address]
-        return self._of_bind(pool, server, found, self._streams(server.family) if found else b"")
+        return self._of_bind(pool, server, found, self._frontends(server.family)) if found else []
 
     def _of_bind(
-        self, pool: ServedInstance, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
+        self, pool: ServedInstance, server: L3n4Addr, found: Iterable[ConnectedSocket], frontend_of: FrontendOf
     ) -> list[ConnectedSocket]:
-        return [each for each in found if (asked := self._asked(each, server, streams)) and pool.bind.holds(*asked)]
+        return [
+            each
+            for each in found
+            if (frontend := self._frontend(each, server, frontend_of)) and pool.bind.holds(*frontend)
+        ]
 
     def count(self) -> Counter[tuple[str, L3n4Addr]]:
         """Return how many connections of this host there are, by key of the pool and server. Blocks."""
@@ -149,29 +153,20 @@ class ConnectionReset:
         with contextlib.suppress(LbError, OSError):
             pools = [(pool, tuple(addresses)) for pool, addresses in self._pools()]
             servers = {each for _, addresses in pools for each in addresses}
-            to: dict[Frontend, list[ConnectedSocket]] = defaultdict(list)
+            to: dict[SocketFrontend, list[ConnectedSocket]] = defaultdict(list)
             for port in {each.port for each in servers}:  # the kernel goes through all sockets each time
                 for found in sock_diag.tcp_connections_to(port):
                     to[found.peer].append(found)
-            streams = {family: self._streams(family) for family in {each.family for each in servers}} if to else {}
+            looked_up = {family: self._frontends(family) for family in {each.family for each in servers}} if to else {}
             for pool, addresses in pools:
                 for server in addresses:
                     if sockets := to.get((server.address, server.port)):
-                        counts[pool.key, server] = len(self._of_bind(pool, server, sockets, streams[server.family]))
+                        counts[pool.key, server] = len(self._of_bind(pool, server, sockets, looked_up[server.family]))
         return counts
 
-    def _streams(self, family: Family) -> bytes:
-        """Return all records of the frontends of a family's TCP sockets: the array is read as a whole."""
-        return self._maps.get(f"lb{family}_stream", bytes(4)) or b""
-
-    def _asked(self, found: ConnectedSocket, server: L3n4Addr, streams: bytes) -> Frontend | None:
+    def _frontend(self, found: ConnectedSocket, server: L3n4Addr, frontend_of: FrontendOf) -> SocketFrontend | None:
         """Return the frontend that a socket connected to when it got this server."""
-        layout = STREAM[server.family]
-        at = (found.cookie & (STREAMS - 1)) * layout.size
-        cookie, peer, address, peer_port, port, _ = layout.unpack(streams[at : at + layout.size])
-        if (cookie, peer, peer_port) != (found.cookie, server.address, server.port.to_bytes(2, "big")):
-            return self._known.get(found.cookie)
-        return bytes(address), int.from_bytes(bytes(port), "big")
+        return frontend_of(found.cookie, server) or self._known.get(found.cookie)
 
     async def _remember(self) -> None:
         while True:
@@ -181,16 +176,16 @@ class ConnectionReset:
                 log.debug("connections to servers were not looked at", extra={"error": str(error)})
             await asyncio.sleep(REMEMBER_S)
 
-    def _look(self) -> dict[int, Frontend]:
+    def _look(self) -> dict[int, SocketFrontend]:
         """Return the frontends of the sockets that are connected to any server now."""
         servers = {(each.address, each.port): each for _, addresses in self._pools() for each in addresses}
-        streams = {family: self._streams(family) for family in {each.family for each in servers.values()}}
+        looked_up = {family: self._frontends(family) for family in {each.family for each in servers.values()}}
         known = {}
         for port in {port for _, port in servers}:
             for found in sock_diag.tcp_connections_to(port):
                 server = servers.get(found.peer)
-                if server and (asked := self._asked(found, server, streams[server.family])):
-                    known[found.cookie] = asked
+                if server and (frontend := self._frontend(found, server, looked_up[server.family])):
+                    known[found.cookie] = frontend
         return known
 
 

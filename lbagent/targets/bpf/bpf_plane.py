@@ -43,7 +43,19 @@ from lbagent.targets.bpf.device_keeper import DeviceKeeper, expected_hooks, requ
 from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.pin_removal import remove_pins
-from lbagent.targets.data_plane import Counters, Counts, Feature, Flow, FlowCounts, OnNetwork, PlaneStatus, Usage, WayOf
+from lbagent.targets.bpf.socket_frontends import socket_frontends
+from lbagent.targets.data_plane import (
+    Counters,
+    Counts,
+    Feature,
+    Flow,
+    FlowCounts,
+    FrontendOf,
+    OnNetwork,
+    PlaneStatus,
+    Usage,
+    WayOf,
+)
 from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
@@ -385,6 +397,10 @@ class BpfDataPlane:
     def flows(self) -> Iterator[Sequence[Flow]]:
         """Yield the flows of the tables, those of a piece of a table at a time."""
         return bpf_view.flows(self.maps, self.target)
+
+    def frontends_of_sockets(self, family: Family) -> FrontendOf:
+        """Return what the socket programs noted."""
+        return socket_frontends(self.maps, family)
 
     async def verify(self) -> Sequence[str]:
         """Return in what the maps differ from what was written, and the paths from what the State asks for."""
