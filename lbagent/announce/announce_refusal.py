@@ -72,7 +72,7 @@ class RefusalReason(StrEnum):
     # of what it takes part in
     LEASES_UNKNOWN = (
         "the API server does not answer; only the current leader keeps announcing{}",
-        "check that the API server can be reached; deploy/cloud/announce.yaml has the rights",
+        "check that the API server can be reached; see deploy/cloud/announce.yaml for the rights",
     )
     NO_SPEAKER = "no BGP speaker runs on this node", "see `lbagent status`"
     NO_SESSION = "{}", ""  # the speaker's own sentence says what to do
