@@ -59,7 +59,8 @@ test: need-root build $(if $(strip $(ARGS)),,fetch) ## run all tests, also those
 	@exec $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: setup ## run the tests that need neither root nor BPF, as any user, in a minute (ARGS="-k decode"); what it leaves out: CONTRIBUTING.md
-	@exec $(PYTHON) -m pytest -q -n $(CPUS) --dist loadfile --no-loadscope-reorder -m "not root and not bpf and not slow and not long" $(ARGS)
+	@exec $(PYTHON) -m pytest -q -n $(CPUS) --dist loadfile --no-loadscope-reorder -m "not root and not bpf and not slow and not long" \
+	  $(addprefix --ignore=tests/,packet e2e chaos lab) $(ARGS)
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)
 	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }

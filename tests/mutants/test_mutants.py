@@ -290,6 +290,7 @@ def busy(_: object) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("work", "what"), [
     (lambda: 7, (7, "", False)),
     (lambda: 1 // 0, (None, "ZeroDivisionError", False)),

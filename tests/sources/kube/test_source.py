@@ -102,6 +102,7 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
             await follower.until(lambda: follower.source.trusted and follower.texts == "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [429, 500, 503, 0], ids=str)
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("name", ["backendstates", "servicecidrs"])
@@ -136,6 +137,7 @@ async def test_what_every_server_has_is_waited_for(api, tmp_path) -> None:
         assert not follower.source.synced.is_set()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
     """An agent over empty maps waits; one that goes on from its maps is synced soon, untrusted, and gives all when it can."""
     await api.stop()
