@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what forbids to forward a request before anything of it was translated or stored: its size and its TTL.
+ * This file contains the limits that stop a request before it is translated or stored: its size and its TTL.
  */
 #pragma once
 #include "fragmentation.h"
@@ -8,13 +8,13 @@
 
 #define CONTINUE (-1) /* no verdict yet */
 
-/* A datagram that is too large for its way: who makes fragments of it? */
+/* A datagram that exceeds the MTU of its path: which side fragments it? */
 AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
 {
 	if (s->pk.flags & PKT_DF)
 		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
 	if (here && !(s->pk.flags & PKT_EGRESS))
-		return CONTINUE; /* translated it goes up, and the stack cuts it on its way to the pod */
+		return CONTINUE; /* translated, it goes up, and the stack fragments it on the way to the pod */
 	if (!HOOK_SENDS_COPIES)
 		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
 	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
