@@ -1,1 +1,1 @@
-"""Probes (tcp, http, https, udp): one question to a server with a deadline; rise and fall of many. No word of who asked."""
+"""Probes (tcp, http, https, udp): one request to a server with a deadline; rise and fall of many. The caller is unknown here."""
