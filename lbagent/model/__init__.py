@@ -1,6 +1,6 @@
 """The model: addresses, backends, services, flags, states, ids, Maglev tables. Pure and immutable; no I/O, no clock.
 
-Everything a user of the model needs is here under one name; the modules below say where each rule lives.
+All public names of the model are here; each module below states its own rules.
 """
 
 from lbagent.errors import InvalidTransition
