@@ -1,4 +1,4 @@
-"""All objects -> State: frontends, their backends, and who wins a contested one. Pure: any order of events gives the same State."""
+"""All objects -> State: frontends, backends, owners of contested frontends. Pure: any order of events gives the same State."""
 
 from lbagent.resolve.resolver import Options, Resolver, resolve
 
