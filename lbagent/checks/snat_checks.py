@@ -13,14 +13,14 @@ from lbagent.net.snapshot import NodeNetwork
 
 
 def snat_ports_short(context: NodeContext) -> Iterator[Result]:
-    """Name the remote backends that hold nearly all their ports, those with most flows first."""
+    """Report the remote backends that hold nearly all their ports, those with most flows first."""
     first, last = context.config.snat_port_range
     for backend in sorted(context.short_backends(), key=lambda item: -item.flows)[:MAX_RESULTS]:
         yield short_of_ports(backend, last - first + 1, context.network)
 
 
 def short_of_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None = None) -> Result:
-    """Return a backend that is short; with the `network` the remedy names an address that would help."""
+    """Return the values of a backend that is short; with the `network` the remedy has a suitable address."""
     number = len(backend.sources)
     values = {
         "backend": backend.name,
@@ -54,7 +54,7 @@ def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) 
 
 
 def snat_address_missing(context: NodeContext) -> Iterator[Result]:
-    """Look for a device that has each address of --snat-address."""
+    """Find a device with each address of --snat-address."""
     network = context.network
     for address in context.snat_addresses if network else ():
         text = format_ip(address)
