@@ -57,7 +57,7 @@ PORT_CHECKS = (
         "the ports of `/healthz`, the metrics and health check node ports",
         port_not_open,
         "{port} cannot be opened: {why}",
-        "end what listens there (kube-proxy has the same ports), or choose another address; it is tried again",
+        "stop the process that listens there (kube-proxy uses the same ports), or choose another address; the agent retries",
     ),
 )
 AGENT_CHECKS = (
@@ -66,7 +66,7 @@ AGENT_CHECKS = (
         "whether each data plane has the State",
         target_failed,
         "target {target}: {problem}",
-        "what was written before stays in force; it is tried again",
+        "what was written before stays in force; the agent retries",
     ),
     Check(
         "setting-not-in-force",
@@ -87,6 +87,6 @@ AGENT_CHECKS = (
         "the copies of good manifests in `--state-dir`",
         copies_not_written,
         "{problem}",
-        "make room on that file system, or make it writable; it is tried again",
+        "make room on that file system, or make it writable; the agent retries",
     ),
 )

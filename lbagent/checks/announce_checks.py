@@ -29,7 +29,7 @@ CONFLICT_CHECKS = (
         "whether another host has, or claims, an address that this node announces",
         address_conflict,
         "{conflict}",
-        "find the host by its MAC address (the switch has its port) and take the address off it",
+        "find the host by its MAC address (the switch has its port) and remove the address from it",
     ),
 )
 ANNOUNCE_CHECKS = (

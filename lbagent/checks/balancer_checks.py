@@ -11,7 +11,7 @@ from lbagent.kernel import nftables
 from lbagent.model.check import Check, Level, Result, When
 
 _OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
-_KUBE_PROXY = "let only one of them serve a Service; `lbagent doctor --kubernetes` names what it leaves"
+_KUBE_PROXY = "let only one of them serve a Service; `lbagent doctor --kubernetes` lists its leftovers"
 
 
 def drops_invalid(context: OfflineContext) -> Iterator[Result]:

@@ -97,6 +97,6 @@ CHECKS = (
         "whether the flow tables are swept",
         sweep_failed,
         "the flow tables are not swept: {error}",
-        "expired flows keep their entries until a packet needs one; `lbagent verify` reads the maps; it is tried again",
+        "expired flows keep their entries until a packet needs one; `lbagent verify` reads the maps; the agent retries",
     ),
 )

@@ -107,7 +107,7 @@ DEVICE_CHECKS = (
         "whether each `--device` is there",
         device_missing,
         "{problem}",
-        "bring {device} back, or take it out of --device; `ip link` lists the devices",
+        "restore {device}, or remove it from --device; `ip link` lists the devices",
         when=When.BOTH,
     ),
     Check(
@@ -115,7 +115,7 @@ DEVICE_CHECKS = (
         "whether devices have programs",
         device_not_attached,
         "device {device} has no program attached: it takes no traffic",
-        "`lbagent doctor` tells more; it is tried again",
+        "see `lbagent doctor`; the agent retries",
     ),
 )
 FORWARDING_CHECKS = (

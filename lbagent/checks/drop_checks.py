@@ -17,10 +17,10 @@ _TOLERATED = {Reason.DROP_RACE: 10, Reason.DROP_FRAGMENT: 10}
 _ADVICE = {
     Reason.DROP_SNAT_EXHAUSTED: "raise --snat-ports or --snat-table-size",
     Reason.DROP_NO_NEIGHBOR: "is a next hop down? see `ip neigh` and the routes to backends and clients",
-    Reason.DROP_REPLY_CLASH: "a process of this node asked a VIP for a backend of this node: use --socket-lb, or ask the"
-    " backend itself",
-    Reason.DROP_FOREIGN_SOURCE: "do replies come back by another way than the routes say? then --strict-source must be off",
-    Reason.DROP_FRAGMENT: "raise --max-fragments, or find out why first fragments do not come this way",
+    Reason.DROP_REPLY_CLASH: "a process of this node used a VIP with a backend on this node: use --socket-lb, or the"
+    " backend's own address",
+    Reason.DROP_FOREIGN_SOURCE: "if replies return by another path than the routes, --strict-source must be off",
+    Reason.DROP_FRAGMENT: "raise --max-fragments, or find out why first fragments take another path",
 }
 # Caused by one Service's endpoints; other traffic is served.
 _OF_OBJECTS = {Reason.DROP_NO_NEIGHBOR, Reason.DROP_SNAT_EXHAUSTED, Reason.DROP_REPLY_CLASH}
@@ -51,7 +51,7 @@ def checks() -> tuple[Check[RunningContext], ...]:
     return (
         Check(
             "drops-grow",
-            "the counters of drops that no object asks for",
+            "the counters of drops other than by a service, policy or limit",
             DropsGrow(),
             "{packets} packets were dropped in the last {seconds:.0f} s: {reason}",
             "this is a bug; run `lbagent verify` and report its output",

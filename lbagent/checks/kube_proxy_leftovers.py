@@ -30,8 +30,8 @@ IPTABLES = {"ip": ("iptables", "/proc/net/ip_tables_names"), "ip6": ("ip6tables"
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 CLEANUP = "`kube-proxy --cleanup` in its image, privileged and with the node's network, removes the rules of every mode"
 MEANS = (
-    "processes of this node are balanced by them; once kube-proxy has ended, to endpoints as they were then, which may be gone, and"
-    " without new Services (with --socket-lb what is connected to a Service's address does not meet them)"
+    "they balance connections of this node's processes; after the end of kube-proxy, to its last endpoints, which may be gone, and"
+    " without new Services (with --socket-lb, sockets that connect to a Service's address bypass them)"
 )
 OURS = "lbagent"
 
@@ -142,7 +142,7 @@ def _ports() -> Iterator[Result]:
             who = ", ".join(sorted(name or "an unknown process" for name in names))
             yield Result(
                 f"port {port}",
-                text=f"port {port} ({wanted[port]}) is taken by {who}: lbagent cannot serve it there, and probes and balancers hear"
+                text=f"port {port} ({wanted[port]}) is taken by {who}: lbagent cannot serve it there; probes and balancers reach"
                 " that process",
                 remedy="kubectl -n kube-system delete daemonset kube-proxy if it is kube-proxy's; lbagent opens the port within"
                 " 5 s",

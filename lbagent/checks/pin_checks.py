@@ -222,6 +222,6 @@ CHECKS = (
         "whether programs are attached where the agent attached them",
         link_detached,
         "{what}; it could not be attached again: {error}",
-        "no packet is balanced there; see `lbagent doctor`; it is tried again every few seconds",
+        "no packet is balanced there; see `lbagent doctor`; the agent retries every few seconds",
     ),
 )

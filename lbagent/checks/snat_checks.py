@@ -39,7 +39,7 @@ def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) 
     route = network.route(backend.address) if network else None
     link = network.links.get(route.ifindex) if network and route else None
     if network is None or link is None:
-        return f"raise --snat-ports, name further addresses of this node with --snat-address, {more_backends}"
+        return f"raise --snat-ports, add further addresses of this node to --snat-address, {more_backends}"
     width = len(backend.address)
     others = [
         format_ip(a.address)
@@ -50,7 +50,7 @@ def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) 
     if others:
         gives = f"--snat-address {others[0]} gives it {ports} more: device {link.name} has that address"
         return f"{gives}; or raise --snat-ports, {more_backends}"
-    return f"add an address to device {link.name} and name it with --snat-address, raise --snat-ports, {more_backends}"
+    return f"add an address to device {link.name} and to --snat-address, raise --snat-ports, {more_backends}"
 
 
 def snat_address_missing(context: NodeContext) -> Iterator[Result]:

@@ -52,7 +52,7 @@ def sockets_not_served(context: OfflineContext) -> Iterator[Result]:
     has_none = features.can_load() == 0 and not features.has_socket_programs()
     yield Result(values={"path": path}, level=None if has_none else Level.OK)
     if not has_none and features.can_load() == 0 and not features.has_set_retval():
-        text = "a refused connection says EPERM, not ECONNREFUSED: this kernel lets no program choose (Linux 5.18 does)"
+        text = "a refused connection returns EPERM, not ECONNREFUSED: programs set the error from Linux 5.18 on"
         yield Result("errno", text=text, remedy="", level=Level.NOTE)
 
 
@@ -104,7 +104,7 @@ CHECKS = (
         node_ports_not_local,
         "NodePorts and HostPorts ({ports}) are served to other hosts and to pods; processes of this node itself do not reach them"
         " at its own addresses",
-        "use --socket-lb; or ask the ClusterIP of the Service, or the address of a backend, from the node itself",
+        "use --socket-lb; or use the ClusterIP of the Service, or the address of a backend, on the node itself",
         when=When.OFFLINE,
         level=Level.NOTE,
     ),

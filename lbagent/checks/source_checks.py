@@ -20,7 +20,7 @@ def source_untrusted(context: RunningContext) -> Iterator[Result]:
     for source in context.agent.sources:
         if source.synced.is_set() and not source.trusted:
             messages = source.problems()
-            why = str(messages[0]) if messages else "its last list was no good"
+            why = str(messages[0]) if messages else "its last list was rejected"
             yield Result(source.name, {"source": source.name, "why": why}, remedy=source.remedy)
 
 
@@ -99,6 +99,6 @@ CHECKS = (
         "whether a Service claims frontends that another Service has",
         frontend_contested,
         "a claim of Service {loser} is not served: {problem}{more}",
-        "take the claim out of one of the two Services; if it is not meant, find out who wrote it (docs/kubernetes.md)",
+        "remove the claim from one of the two Services; if it is not intended, find its author (docs/kubernetes.md)",
     ),
 )

@@ -146,7 +146,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         if type(self.protocol) is not L4Type:
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
         if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
-            raise ValueError(f"{self.address!r}, port {self.port}: 4 or 16 bytes and a port of 0-65535 make an address")
+            raise ValueError(f"{self.address!r}, port {self.port}: an address needs 4 or 16 bytes and a port of 0-65535")
 
     @property
     def family(self) -> Family:

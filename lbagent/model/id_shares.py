@@ -113,7 +113,7 @@ def groups_of(svc: SVC) -> tuple[tuple[Backend, ...], tuple[Backend, ...], tuple
 def lacking(svc: SVC, given: SVC, missing: Sequence[L3n4Addr], shares: Shares) -> IdsExhausted:
     """Return the error of a served frontend (`given`) some of whose backends have no id."""
     count = len(given.selectable)
-    goes_on = f"the frontend goes on with {count} of {len(svc.selectable)} backends"
+    goes_on = f"the frontend continues with {count} of {len(svc.selectable)} backends"
     if svc.selectable and not count:
         goes_on = "the frontend refuses new flows until one has an id"
     return IdsExhausted(f"{shares.reason(svc.name, missing)}; {goes_on}")
@@ -213,5 +213,5 @@ def _share(name: ServiceName, grants: Grants[L3n4Addr], ids: Ids, what: str) -> 
     holder = namespace_of(name)
     return (
         f"namespace {holder} has {grants.counts.get(holder, 0)} of {ids.capacity} {what}, its fair share while more than"
-        f" {float(GUARD):.0%} are asked for"
+        f" {float(GUARD):.0%} are wanted"
     )

@@ -62,8 +62,8 @@ class Contradiction(NamedTuple):
     def message(self) -> Message:
         """Return the warning about the one without effect."""
         holds, ignored = self
-        problem = f"BackendState {holds.name} ({holds.origin.place}) says {holds.state.text} of {holds.subject}"
-        kept = f"it comes first and holds, not {ignored.state.text}"
+        problem = f"BackendState {holds.name} ({holds.origin.place}) sets {holds.state.text} for {holds.subject}"
+        kept = f"it comes first and applies, not {ignored.state.text}"
         subject, origin = f"BackendState {ignored.name}", ignored.origin
         return Message(problem, kept, "spec.state", subject, origin.file, origin.line, warning=True)
 

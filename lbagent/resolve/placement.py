@@ -90,7 +90,7 @@ def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice
 def _message(address: bytes, first: tuple[EndpointSlice, str], last: tuple[EndpointSlice, str]) -> Message:
     (piece, node), (other, other_node) = first, last
     problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {_subject(piece)} ({piece.origin.place})"
-    kept = "neither is believed: whether it is reached as local follows from its address and route"
+    kept = "both are ignored: its address and route decide whether it is local"
     origin = other.origin
     return Message(problem, kept, "endpoints", _subject(other), origin.file, origin.line, warning=True)
 

@@ -75,7 +75,7 @@ def test_contradictions_name_the_place_or_the_source() -> None:
     assert [str(each.message()).split("; ") for each in found] == [
         [
             "BackendState a-kube: spec.state: BackendState a-folder (a.yaml:3) says active of 10.0.0.1:80/TCP",
-            "it comes first and holds, not maintenance",
+            "it comes first and applies, not maintenance",
         ]
     ]
     assert found[0].message().warning
@@ -83,7 +83,7 @@ def test_contradictions_name_the_place_or_the_source() -> None:
     assert [str(each.message()).split("; ") for each in found] == [
         [
             "BackendState y: spec.state: BackendState x (source kube) says active of pod/shop/web-0",
-            "it comes first and holds, not maintenance",
+            "it comes first and applies, not maintenance",
         ]
     ]
 
