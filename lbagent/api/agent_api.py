@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lbagent.api.bgp_peers import BgpPeerRow
 from lbagent.api.types import ApilbRow, DrainRow, Status, VipAnswer, VipRow
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend, BackendState
+from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-
-
-class FlowCounts(NamedTuple):
-    """Live flows by backend id (a missing id has none; None before the first sweep), and how long ago they were counted."""
-
-    live: Mapping[int, int] | None
-    age_s: float = 0.0
+from lbagent.targets.data_plane import FlowCounts, WayOf
 
 
 class SetBy(NamedTuple):
@@ -25,17 +19,6 @@ class SetBy(NamedTuple):
     state: BackendState
     what: str
     at: float = 0.0
-
-
-class BackendWay(NamedTuple):
-    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
-
-    way: str = ""
-    device: str = ""
-    reason: str = ""
-
-
-WayOf = Callable[[Backend], BackendWay]
 
 
 class AgentApi(Protocol):

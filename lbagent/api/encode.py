@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.agent_api import SetBy
 from lbagent.api.types import BackendRow, DrainProgress, DrainRow, FrontendBackendRow, FrontendRow
 from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 _PIECE_BYTES = 64 * 1024
 NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
@@ -42,6 +43,7 @@ def frontend_row(svc: SVC, *, external_clusterip: bool = False) -> FrontendRow:
         backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
         source_ranges_policy=("deny" if svc.source_ranges_deny else "allow") if svc.check_source_range else "",
         source_ranges=list(map(str, svc.source_ranges)),
+        restored=svc.is_restored,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from lbagent.bpf.hooks import XDP, TargetKind
+from lbagent.bpf.hooks import XDP, AttachPointKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, default_route_devices, devices, no_such_device
 from lbagent.bpf.load.links import pinned_links
@@ -74,7 +74,7 @@ class OfflineContext:
             links = pinned_links(self.pins)
         except OSError:
             links = []  # no permission
-        return self.config.has_socket_programs or any(target.kind is TargetKind.CGROUP for target, _ in links)
+        return self.config.has_socket_programs or any(target.kind is AttachPointKind.CGROUP for target, _ in links)
 
     @property
     def forwarding_families(self) -> Collection[Family]:

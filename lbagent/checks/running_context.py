@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # doctor imports this module, too, and needs no module of the
     from lbagent.net.snapshot import Link, NodeNetwork
     from lbagent.objects.source import Source
     from lbagent.sync.loop import SyncLoop
-    from lbagent.targets.bpf.bpf_target import BpfTarget
+    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
 
 class FollowedNetwork(Protocol):
-    """The kernel's network, and the paths to backends (lbagent/agent/network.py)."""
+    """The kernel's network, and the paths to backends (lbagent/targets/bpf/network_follower.py)."""
 
     finder: PathFinder
     keeper: NeighbourKeeper
@@ -53,7 +53,7 @@ class FollowedNetwork(Protocol):
 
 
 class KeptDevices(Protocol):
-    """The devices and their programs (lbagent/agent/device_keeper.py)."""
+    """The devices and their programs (lbagent/targets/bpf/device_keeper.py)."""
 
     attached: tuple[Attachment, ...]
     problems: dict[str, str]
@@ -68,7 +68,7 @@ class KeptDevices(Protocol):
 
 
 class FolderLock(Protocol):
-    """The lock of the folder of the pins (lbagent/agent/lock.py)."""
+    """The lock of the folder of the pins (lbagent/targets/bpf/lock.py)."""
 
     @property
     def opened(self) -> Path:
@@ -101,7 +101,7 @@ class RunningAgent(Protocol):
     @property
     def loop(self) -> SyncLoop: ...  # noqa: D102
     @property
-    def bpf(self) -> BpfTarget: ...  # noqa: D102
+    def bpf(self) -> BpfDataPlane: ...  # noqa: D102
     @property
     def owners(self) -> OwnersFile | None: ...  # noqa: D102
     @property

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 def source_untrusted(context: RunningContext) -> Iterator[Result]:
     """Report each source whose last list was rejected."""
     for source in context.agent.sources:
-        if source.synced.is_set() and not source.trusted:
-            messages = source.problems()
-            why = str(messages[0]) if messages else "its last list was rejected"
-            yield Result(source.name, {"source": source.name, "why": why}, remedy=source.remedy)
+        if source.synced.is_set() and (why := source.distrust):
+            yield Result(source.name, {"source": source.name, "why": str(why)}, remedy=source.remedy)
 
 
 def objects_refused(context: RunningContext) -> Iterator[Result]:
@@ -39,9 +37,8 @@ def objects_refused(context: RunningContext) -> Iterator[Result]:
 
 def _refused(source: Source) -> list[Message]:
     """Return the messages about refusals; source_untrusted reports the cause of distrust."""
-    messages = source.problems()
-    cause = messages[0] if messages and not source.trusted else None
-    return [message for message in messages if not message.warning and message is not cause]
+    cause = source.distrust
+    return [message for message in source.problems() if not message.warning and message != cause]
 
 
 def objects_mismatch(context: RunningContext) -> Iterator[Result]:

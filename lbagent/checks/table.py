@@ -60,19 +60,26 @@ def every_check() -> tuple[Check[Any], ...]:
         *capacity_checks.CHECKS,
         *snat_checks.CHECKS,
         *drop_checks.checks(),
-        *announce_checks.CONFLICT_CHECKS,
-        *agent_checks.PORT_CHECKS,
-        *announce_checks.ANNOUNCE_CHECKS,
-        *agent_checks.AGENT_CHECKS,
-        *source_checks.CHECKS,
+        *_of_any_data_plane(),
         *balancer_checks.CHECKS,
         CHECK_FAILED,
     )
 
 
-def running_checks() -> tuple[Check[Any], ...]:
-    """Return the checks of a running agent: each of them is a condition."""
-    return tuple(check for check in every_check() if check.when.running)
+def _of_any_data_plane() -> tuple[Check[Any], ...]:
+    """Return the checks that read no part of the BPF data plane."""
+    return (
+        *announce_checks.CONFLICT_CHECKS,
+        *agent_checks.PORT_CHECKS,
+        *announce_checks.ANNOUNCE_CHECKS,
+        *agent_checks.AGENT_CHECKS,
+        *source_checks.CHECKS,
+    )
+
+
+def running_checks(*, has_bpf: bool = True) -> tuple[Check[Any], ...]:
+    """Return the checks of a running agent: each of them is a condition. `has_bpf`: BPF is its data plane."""
+    return tuple(check for check in (every_check() if has_bpf else _of_any_data_plane()) if check.when.running)
 
 
 def offline_findings(context: OfflineContext) -> list[Finding]:

@@ -15,6 +15,10 @@ NOT_REGULAR = "not a regular file"
 _NULL = os.makedev(1, 3)
 
 
+class NotRegular(OSError):
+    """A pipe, a socket or a device."""
+
+
 def open_regular(path: str) -> BinaryIO:
     """Return a regular file, open for reading; the call never waits. Raises OSError; IsADirectoryError for a folder."""
     check_regular(path)  # before the open, which some devices treat as a command
@@ -50,4 +54,4 @@ def _check(found: os.stat_result, path: str) -> None:
 
 
 def _not_regular(path: str) -> OSError:
-    return OSError(errno.EINVAL, NOT_REGULAR, path)
+    return NotRegular(errno.EINVAL, NOT_REGULAR, path)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lbagent.mapped_address import unmapped
+
 _NETLINK_SOCK_DIAG = 4
 _BY_FAMILY, _DESTROY = 20, 21  # nlmsg_type
 _ERROR, _DONE = 2, 3
@@ -23,7 +25,6 @@ _ID_AT, _ID_BYTES = 4, 48  # struct inet_diag_sockid in struct inet_diag_msg
 _COOKIE_AT = 40  # in it
 _MESSAGE_BYTES = 72  # struct inet_diag_msg
 _ATTRIBUTE_V6ONLY = 11  # INET_DIAG_SKV6ONLY
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
 _TIMEOUT_S = 2.0
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 _GONE = (errno.ENOENT, errno.ESTALE)  # it was closed meanwhile
@@ -57,8 +58,7 @@ class ConnectedSocket:
     def _address(self, at: int) -> bytes:
         if self.family == socket.AF_INET:
             return self.ident[at : at + 4]
-        address = self.ident[at : at + 16]
-        return address[12:] if address.startswith(_MAPPED) else address
+        return unmapped(self.ident[at : at + 16])
 
 
 def netns_cookie() -> int:

@@ -20,7 +20,7 @@ from lbagent.maps import pins
 from lbagent.maps.layout import is_zero
 from lbagent.maps.lbmaps import Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
-from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
+from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_stripe_bytes, maglev_inner, map_specs
 
 _NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
@@ -62,12 +62,13 @@ class KernelMaps:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
         With `create` a bpf file system is mounted where there is none. Without it nothing is created: sizes None means "their
-        own", and a missing map is NotFound. Every pin is compared with its spec before anything is created. Raises
-        LayoutMismatch, NotFound, KernelError.
+        own", and a missing map is NotFound. Every pin is compared with its spec, and the layout of the flow tables with this
+        version's, before anything is created. Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
             pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
+        pins.check_flow_layout(bpffs)
         found, specs, fds = _open_pins(bpffs, sizes)
         there = frozenset(fds)
         try:
@@ -262,10 +263,10 @@ class KernelMaps:
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs. Raises KernelError."""
         with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
-            return windows.counters(view, counter_row(self.sizes), indexes)
+            return windows.counters(view, counter_stripe_bytes(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Set counters to zero. Raises KernelError."""
         fd, limit = self.fds["lb_metrics"], self.specs["lb_metrics"].value_size
         with kernel_errors("mmap", "lb_metrics"):
-            windows.store_zero_counters(fd, counter_row(self.sizes), indexes, limit)
+            windows.store_zero_counters(fd, counter_stripe_bytes(self.sizes), indexes, limit)

@@ -1,4 +1,4 @@
-"""Every record at the kernel border: byte layout, byte order, size. The only place.
+"""Every record at the kernel border: byte layout, byte order, size. The only place (flow_layout.py: bits of flows).
 
 C gets the same sizes, offsets and constants as a generated prelude (bpf/compiler/c_source.py), checked by the compiler; the agent
 compares a pinned map with its spec (specs.py) before it uses it. `be` fields are in network byte order in the map;
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from lbagent.maps import flow_layout
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER
 
@@ -167,21 +168,23 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: number of records (one per CPU), bytes of a record; the longest of the time-outs
-    "u64 counter_rows, u64 counter_row, u64 timeout_longest,"
+    # lb_metrics: stripes (one per CPU), bytes of a stripe; the longest of the time-outs
+    "u64 counter_stripes, u64 counter_stripe_bytes, u64 timeout_longest,"
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
     "u64 further_stride,"
     # the further source addresses by number, as the words that a program loads; 0: none has the number
     + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1))
     # cookie of the network namespace whose sockets are balanced, 0: of none
-    + ",u64 netns_cookie",
+    + ",u64 netns_cookie"
+    # FLOW_LAYOUT of the flow tables and SNAT slots, for agents and tools (pins.py); no program reads it
+    + ",u64 flow_layout",
 )
 
 
 # Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets, advances `first`
 # and reduces `count` (use the kernel's `repeat`); `former`: whether lb_former_backend has entries; `live`, which starts at 0 and
 # is also the return value, are live flows. `trusted_until`, 0 before the first run of a sweep, is stored at the head of each
-# record of lb_metrics after its last one.
+# stripe of lb_metrics after its last one.
 SWEEP_STEP = 8  # bounds the verifier's loop: four times as many cost 0.1 s of CPU more at a start
 LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 former, u64 live, u64 trusted_until")
 
@@ -245,9 +248,11 @@ class ConfigFlag(IntEnum):
     POOLS_ALONE = 16  # of the agent, for other agents: no program reads it
 
 
-FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes per entry (docs/datapath.md has the words)
-SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes per slot
-SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
+# Bytes of an entry, a slot, a spill entry; flow_layout.py has their words.
+FLOW4_SIZE, FLOW6_SIZE = (flow_layout.FLOW[family].size for family in Family)
+SNAT4_SIZE, SNAT6_SIZE = (flow_layout.SNAT[family].size for family in Family)
+SPILL4_KEY, SPILL6_KEY = (8 * flow_layout.SPILL_KEY_WORDS[family] for family in Family)
+SPILL_VALUE = flow_layout.SPILL_VALUE.size
 FLOW_WAYS = 4  # entries per bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock

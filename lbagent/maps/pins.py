@@ -10,7 +10,8 @@ from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.bpffs import ensure_bpffs, pin
 from lbagent.kernel.kernel_error import kernel_errors
-from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
+from lbagent.maps.flow_layout import FLOW_LAYOUT
+from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, HOST_ORDER, LB4_PATH, LB_CONFIG, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
@@ -64,6 +65,32 @@ def check_map(fd: int, spec: MapSpec, path: Path) -> None:
         )
 
 
+def check_flow_layout(bpffs: str | Path) -> None:
+    """Refuse flow tables with another layout than flow_layout.py. Raises LayoutMismatch, KernelError.
+
+    The settings of the programs in force have the number. Versions that did not write it had layout 1; without programs there
+    are no flows.
+    """
+    path = pin_dir(bpffs) / "lb_config"
+    with kernel_errors("open", str(path)):
+        try:
+            fd = bpfsys.obj_get(str(path))
+        except FileNotFoundError:
+            return
+    try:
+        with kernel_errors("read", str(path)):
+            record = bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size) or b""
+    finally:
+        os.close(fd)
+    found = int.from_bytes(record[_FLOW_LAYOUT_AT : _FLOW_LAYOUT_AT + 8], HOST_ORDER) or 1
+    if found != FLOW_LAYOUT:
+        raise LayoutMismatch(
+            f"the flow tables pinned under {pin_dir(bpffs)} have layout {found}, this lbagent has layout {FLOW_LAYOUT}: nothing"
+            " was changed; use the version that made them, or run `lbagent cleanup` first (established connections are lost)"
+        )
+
+
+_FLOW_LAYOUT_AT = LB_CONFIG.offsets()["flow_layout"]
 _ADDED_FLAGS = 1 << 6 | 1 << 11  # zero seed, preserve elements: the kernel may set them, they change no record
 
 

@@ -1,6 +1,6 @@
 """The model: addresses, backends, services, flags, states, ids, Maglev tables. Pure and immutable; no I/O, no clock.
 
-All public names of the model are here; each module below states its own rules.
+Import the names below; the modules hold the rules. Kubernetes objects are not here (`objects`), nor bytes in maps (`maps`).
 """
 
 from lbagent.errors import InvalidTransition

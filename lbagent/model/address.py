@@ -13,6 +13,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from lbagent.mapped_address import unmapped
 from lbagent.model.family import Family
 
 
@@ -80,10 +81,7 @@ def parse_ip(text: str) -> bytes:
         packed = IPv6Address(text).packed
     except ValueError:
         raise ValueError(f"{text!r} is not an IP address") from None
-    return packed[12:] if packed.startswith(_MAPPED) else packed
-
-
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
+    return unmapped(packed)
 
 
 def _parse_ipv4(text: str) -> bytes:
@@ -146,7 +144,9 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         if type(self.protocol) is not L4Type:
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
         if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
-            raise ValueError(f"{self.address!r}, port {self.port}: an address needs 4 or 16 bytes and a port of 0-65535")
+            raise ValueError(
+                f"{self.address!r}, port {self.port}: an address needs 4 or 16 bytes and a port of 0-65535"
+            )
 
     @property
     def family(self) -> Family:
@@ -188,6 +188,10 @@ class L3n4Addr(Struct, frozen=True, gc=False):
     def with_protocol(self) -> str:
         """Return `IP:Port/PROTO[/i]`."""
         return self._format(f"/{self.protocol.value}")
+
+    def map_text(self) -> str:
+        """Return `IP:Port/PROTO[/i]` as `map dump` writes it: ANY for any protocol."""
+        return self._format(f"/{self.protocol.map_text}")
 
     def hash_key(self) -> bytes:
         """Return bytes that differ for each (address, cluster, port, protocol, scope): 12 for IPv4, 24 for IPv6."""

@@ -11,7 +11,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
 
-__all__ = ["CIDR", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
+__all__ = ["CIDR", "RESTORED", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
 
 MAX_SLOTS = 0xFFFF  # backends of a frontend: its slots, count and qcount are u16 in the maps
 DEFAULT_AFFINITY_TIMEOUT_S = 10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
@@ -38,6 +38,10 @@ class ServiceName(Struct, frozen=True, gc=False, order=True):
         if len(parts) == 1:
             return cls("default", parts[0])
         return cls(parts[-2], parts[-1], parts[0] if len(parts) == 3 else "")
+
+
+# Of a frontend that the maps serve and no object names now: the maps do not name Services. No object can be called so.
+RESTORED = ServiceName("?", "restored")
 
 
 class CIDR(Struct, frozen=True, gc=False):
@@ -131,6 +135,11 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     )
     wildcard: bool = False  # the ID=0, port 0, ANY entry of a ClusterIP address
     created: float = 0.0  # creationTimestamp of its object, 0 when there is none; negative: of the operator's own files
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is as an earlier agent left it in the maps, and no object names it now."""
+        return self.name == RESTORED
 
     @property
     def backends(self) -> tuple[Backend, ...]:

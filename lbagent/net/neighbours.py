@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from lbagent.iproute import AsyncIPRoute, NetlinkError
+from lbagent.mapped_address import mapped, unmapped
 from lbagent.maps.layout import LB_NEIGHBOR_KEY
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family
@@ -28,7 +29,6 @@ OUR_PROTOCOL = 76  # marks entries requested by an agent (`ip -d neigh`: proto 7
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0  # between two requests for a neighbour that the kernel does not keep
 ASK_INTERVAL_S = 20.0  # a neighbour requested by NTF_USE stays reachable for at least 15 s and resolved far longer
-_V4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class KernelNeighbours(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ async def _flags(ipr: AsyncIPRoute, hop: Hop, name: str) -> int:
 
 def _key(hop: Hop) -> bytes:
     ifindex, address = hop
-    return LB_NEIGHBOR_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+    return LB_NEIGHBOR_KEY.pack(ifindex, mapped(address))
 
 
 def owned(maps: LBMaps) -> set[Hop]:
@@ -193,7 +193,7 @@ def owned(maps: LBMaps) -> set[Hop]:
         ifindex, address = LB_NEIGHBOR_KEY.unpack(key)
         assert isinstance(ifindex, int)
         assert isinstance(address, bytes)
-        out.add((ifindex, address.removeprefix(_V4_MAPPED)))
+        out.add((ifindex, unmapped(address)))
     return out
 
 

@@ -28,7 +28,7 @@ from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 GROUPS = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 0x40000
 SETTLE_S = 0.02  # events come in bursts: one snapshot for a burst
 ROUTE_SHARE = 10  # dumping routes may take at most a tenth of the time
-RETRY_S = 1.0
+NETLINK_RETRY_DELAY_S = 1.0
 NEIGHBOUR_EVENTS = ("RTM_NEWNEIGH", "RTM_DELNEIGH")
 LINK_EVENTS = ("RTM_NEWLINK", "RTM_DELLINK")
 ADDRESS_EVENTS = ("RTM_NEWADDR", "RTM_DELADDR")
@@ -77,7 +77,7 @@ class NetworkWatcher:
                 try:
                     await self._follow(queue, reader, on_change)
                 except (OSError, NetlinkError):
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(NETLINK_RETRY_DELAY_S)
                 finally:
                     reader.cancel()
                     await asyncio.gather(reader, return_exceptions=True)

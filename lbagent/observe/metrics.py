@@ -12,8 +12,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lbagent.maps.lbmaps import TrafficCounter
-from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.state import State
@@ -21,6 +19,7 @@ from lbagent.observe import apilb_metrics, exposition, kube_proxy_metrics
 from lbagent.observe.apilb_metrics import ApilbSample
 from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
+from lbagent.targets.data_plane import Traffic
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MapUse = tuple[int, int]  # entries in use, most entries
@@ -45,9 +44,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     ready: bool
     state: State  # as it is in the maps, with ids
     states: Mapping[BackendState, int] = {}  # backends in each
-    reasons: Mapping[Reason, TrafficCounter] = {}
-    services: Mapping[int, TrafficCounter] = {}  # by service id
-    backends: Mapping[int, TrafficCounter] = {}  # by backend id
+    reasons: Mapping[str, Traffic] = {}  # by its word
+    services: Mapping[int, Traffic] = {}  # by service id
+    backends: Mapping[int, Traffic] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     draining: Mapping[str, int] = {}  # flows that are left, by the address of a backend that is drained
     maps: Mapping[str, MapUse] = {}  # by map
@@ -178,7 +177,7 @@ def _sync(s: Snapshot) -> Iterator[MetricFamily]:
 
 
 def _datapath(s: Snapshot) -> Iterator[MetricFamily]:
-    by_reason = [((("reason", label(reason)),), counter) for reason, counter in s.reasons.items()]
+    by_reason = [((("reason", reason),), counter) for reason, counter in s.reasons.items()]
     yield MetricFamily(
         "lbagent_packets_total", "counter", "Packets, by reason of their verdict.", [(n, c[0]) for n, c in by_reason]
     )

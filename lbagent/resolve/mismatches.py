@@ -74,9 +74,8 @@ def orphan_messages(
         )
         for piece in pieces:
             kind, names = ("Endpoints", "metadata.name") if piece.legacy else ("EndpointSlice", SERVICE_NAME_FIELD)
-            subject, origin = f"{kind} {piece.key}", piece.origin
-            kept = "its endpoints are not used"
-            out.append(Message(problem, kept, field or names, subject, origin.file, origin.line))
+            kept, origin = "its endpoints are not used", piece.origin
+            out.append(Message(problem, kept, field or names, kind, piece.key, origin.file, origin.line))
     return out
 
 

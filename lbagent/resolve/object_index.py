@@ -11,7 +11,7 @@ from lbagent.resolve import mismatches
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
 from lbagent.resolve.overrides import Contradiction, Overrides, rank_overrides
-from lbagent.resolve.placement import Claim, Placement, claims_of, contradiction_messages
+from lbagent.resolve.placement import AddressOnNode, Placement, claims_of, contradiction_messages
 
 
 class ObjectIndex:
@@ -104,7 +104,7 @@ class ObjectIndex:
         else:
             self._orphans.discard(key)
 
-    def _place(self, old: Iterable[Claim], new: Iterable[Claim]) -> None:
+    def _place(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> None:
         changed = self._placement.update(old, new)
         self._stale_addresses |= changed
         if changed or self._placement.decided:
@@ -123,8 +123,8 @@ class ObjectIndex:
             self._stale_pods.add(key)
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
 
-    def _claims_of_pod(self, pod: Pod | None) -> Iterable[Claim]:
-        """Return whether a Pod with HostPort frontends is on this node."""
+    def _claims_of_pod(self, pod: Pod | None) -> Iterable[AddressOnNode]:
+        """Return the places of a Pod with HostPort frontends on this node."""
         return ((ip, pod.node) for ip in pod.ips) if pod and is_relevant(pod, self._here) else ()
 
     def _override(self, key: str, new: object) -> None:
@@ -241,7 +241,7 @@ class ObjectIndex:
                 yield service, piece
 
 
-def _claims(obj: object) -> Iterable[Claim]:
+def _claims(obj: object) -> Iterable[AddressOnNode]:
     """Return the places of the endpoints in an object, or None."""
     match obj:
         case EndpointSlice():

@@ -64,8 +64,10 @@ class Contradiction(NamedTuple):
         holds, ignored = self
         problem = f"BackendState {holds.name} ({holds.origin.place}) sets {holds.state.text} for {holds.subject}"
         kept = f"it comes first and applies, not {ignored.state.text}"
-        subject, origin = f"BackendState {ignored.name}", ignored.origin
-        return Message(problem, kept, "spec.state", subject, origin.file, origin.line, warning=True)
+        origin = ignored.origin
+        return Message(
+            problem, kept, "spec.state", "BackendState", ignored.name, origin.file, origin.line, warning=True
+        )
 
 
 def rank_overrides(overrides: Iterable[StateOverride], sources: Sequence[str]) -> tuple[Overrides, list[Contradiction]]:

@@ -13,7 +13,7 @@ from lbagent.model.address import format_ip
 from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice
 
-Claim = tuple[bytes, str]  # an address, and the node of an object, '' = none
+AddressOnNode = tuple[bytes, str]  # an address, and the node of an object, '' = none
 MAX_MESSAGES = 200  # contradictions with a warning of their own
 
 
@@ -30,7 +30,7 @@ class Placement:
         """The addresses that are placed on different nodes."""
         return {address for address, node in self.decided.items() if not node}
 
-    def update(self, old: Iterable[Claim], new: Iterable[Claim]) -> set[bytes]:
+    def update(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> set[bytes]:
         """Replace the claims of one object; return the addresses whose `decided` changes."""
         before, after = set(old), set(new)
         changed = set()
@@ -65,7 +65,7 @@ class Placement:
         self.decided.pop(address, None)
 
 
-def claims_of(piece: EndpointSlice) -> Iterable[Claim]:
+def claims_of(piece: EndpointSlice) -> Iterable[AddressOnNode]:
     """Yield the places of a slice's endpoints."""
     return ((endpoint.address, endpoint.node) for endpoint in piece.endpoints)
 
@@ -89,11 +89,12 @@ def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice
 
 def _message(address: bytes, first: tuple[EndpointSlice, str], last: tuple[EndpointSlice, str]) -> Message:
     (piece, node), (other, other_node) = first, last
-    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {_subject(piece)} ({piece.origin.place})"
+    elsewhere = f"{_kind(piece)} {piece.key} ({piece.origin.place})"
+    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {elsewhere}"
     kept = "both are ignored: its address and route decide whether it is local"
     origin = other.origin
-    return Message(problem, kept, "endpoints", _subject(other), origin.file, origin.line, warning=True)
+    return Message(problem, kept, "endpoints", _kind(other), other.key, origin.file, origin.line, warning=True)
 
 
-def _subject(piece: EndpointSlice) -> str:
-    return f"{'Endpoints' if piece.legacy else 'EndpointSlice'} {piece.key}"
+def _kind(piece: EndpointSlice) -> str:
+    return "Endpoints" if piece.legacy else "EndpointSlice"

@@ -150,6 +150,11 @@ class Resolver:
             max_frontends=options.max_frontends,
         )
 
+    def node_port_addresses(self) -> tuple[bytes, ...]:
+        """Return the addresses of this node that NodePorts have."""
+        node = self.local_node()
+        return node.addresses if node.node_port_addresses is None else node.node_port_addresses
+
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
@@ -292,10 +297,10 @@ class Resolver:
         return tuple(found)
 
     def _node_port_messages(self) -> Iterator[Message]:
-        node, subject = self._context.node, f"Node {self._options.node_name}"
+        node, name = self._context.node, self._options.node_name
         kept = "NodePort frontends have no row for a node address"
         if not node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
-            yield Message(problem, kept, "status.addresses", subject, warning=True)
+            yield Message(problem, kept, "status.addresses", "Node", name, warning=True)
         elif node.node_port_addresses == ():
-            yield Message("none of its addresses is in --nodeport-addresses", kept, "", subject, warning=True)
+            yield Message("none of its addresses is in --nodeport-addresses", kept, "", "Node", name, warning=True)

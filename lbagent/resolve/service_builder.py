@@ -311,10 +311,9 @@ class ServiceBuilder:
                 families.add(family)
                 self._report(path_text(want.field), problem, NO_ENDPOINTS)
 
-    def _report(self, field: str, problem: str, kept: str) -> None:
-        service = self._service
-        subject, origin = f"Service {service.key}", service.origin
-        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line))
+    def _report(self, field: str, problem: str, kept: str, *, warning: bool = False, event: str = "") -> None:
+        key, origin = self._service.key, self._service.origin
+        self.messages.append(Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event))
 
     def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
         service = self._service
@@ -331,8 +330,7 @@ class ServiceBuilder:
         more = f" and up to {number - 1} more are" if number > 1 else " is"
         problem = f"more than {node.max_frontends} frontends (address, port and protocol)"
         kept = f"{first.frontend.with_protocol()}{more} left out (--max-frontends-per-service)"
-        subject, origin = f"Service {service.key}", service.origin
-        self.messages.append(Message(problem, kept, path_text(first.field), subject, origin.file, origin.line))
+        self._report(path_text(first.field), problem, kept)
 
     def _warn_ignored(self) -> None:
         service = self._service
@@ -355,8 +353,7 @@ class ServiceBuilder:
                 self._warn(field, "SCTP packets are not balanced yet", kept, event="ProtocolNotSupported")
 
     def _warn(self, field: str, problem: str, kept: str, event: str = "") -> None:
-        subject, origin = f"Service {self._service.key}", self._service.origin
-        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True, event))
+        self._report(field, problem, kept, warning=True, event=event)
 
 
 def _ready_addresses(local: EndpointSet) -> tuple[bytes, ...]:

@@ -1,9 +1,10 @@
-"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file."""
+"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file, `--check` compares."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lbagent import errors
@@ -24,7 +25,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
     3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
-    6: "timed out", 77: "this kernel lacks what is needed",
+    6: "timed out", 77: "this kernel, or this version, lacks what is needed",
 }  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
+    if option.kind == "list" and option.default:
+        return f"`{','.join(option.default)}`"
     unit = f" {option.unit}" if option.unit else ""
     return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
@@ -62,7 +65,7 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 def metric_rows() -> Iterator[tuple[str, ...]]:
     full = Snapshot(
         version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, draining={"b": 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
+        live_flows={1: 1}, draining={"b": 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={label(Reason.FWD_NEW): (0, 0)},
         kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
         announced={("10.0.0.1", "l2"): True},
         takeovers=0,
@@ -101,5 +104,16 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables, or with --check only compare them."""
+    text = FILE.read_text()
+    if arguments == ["--check"]:
+        if is_old := written(text) != text:
+            print(f"docs/{FILE.name}: a table is not that of the code: python -m tests.docs.tables")
+        return int(is_old)
+    FILE.write_text(written(text))
+    return 0
+
+
 if __name__ == "__main__":
-    FILE.write_text(written(FILE.read_text()))
+    sys.exit(main(sys.argv[1:]))

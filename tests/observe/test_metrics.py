@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Reason, label
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC, ServiceName, SVCTrafficPolicy, SVCType
@@ -68,7 +68,7 @@ def test_agent_and_state() -> None:
 
 
 def test_packets_by_reason() -> None:
-    parsed = _parsed(reasons={Reason.FWD_ESTABLISHED: (2**40, 2**50), Reason.DROP_NO_BACKEND: (1, 60)})
+    parsed = _parsed(reasons={label(Reason.FWD_ESTABLISHED): (2**40, 2**50), label(Reason.DROP_NO_BACKEND): (1, 60)})
     assert parsed["lbagent_packets_total"] == {
         (("reason", "fwd_established"),): 2**40,
         (("reason", "drop_no_backend"),): 1,

@@ -25,12 +25,12 @@ from lbagent.objects.records import (
     ServicePort,
     SlicePort,
     StateOverride,
-    kind_of,
 )
 from lbagent.objects.source import initial_changes
 from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
 from lbagent.targets.bpf.plan import differences
+from tests.objects.kinds import kind_of
 
 NAMES = ("a", "b", "c")
 VIPS = tuple(bytes((10, 96, 0, last)) for last in (1, 2))

@@ -13,11 +13,12 @@ from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.lbmaps import PathInfo
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
 from lbagent.sync.target_protocol import Desired, SnapshotTarget
+from lbagent.testing.faulty_maps import FaultyMaps, fail_often
 from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 

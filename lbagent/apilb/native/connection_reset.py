@@ -1,4 +1,4 @@
-"""Ends connections of this host to a server that was found down, so that their processes connect anew: onMarkedDown: reset.
+"""Ends connections of this host to a server that was found down, so that their processes reconnect: onMarkedDown: reset.
 
 Only what was connected by the pool's bind ends, only while another server of the pool takes connections, and over a second and a
 half: the servers that are left do not get everything in one moment. Where no server was left, connections end when another
@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lbagent.apilb.instance import OnMarkedDown
-from lbagent.apilb.native.pool_objects import NAMESPACE, Pool
+from lbagent.apilb.native.pool_objects import NAMESPACE, ServedInstance
 from lbagent.errors import LbError
 from lbagent.kernel import sock_diag
 from lbagent.kernel.sock_diag import ConnectedSocket
@@ -31,42 +31,45 @@ log = logging.getLogger(__name__)
 SPREAD_S = 1.5  # over which many connections end
 EACH_S = 0.03  # between two of few
 TICK_S = 0.05
-STEADY_S, LOOK_S = 5.0, 0.5
-AGAIN_S = 1.0  # until another look: a socket may have been given the server in the moment of the change
-LOOKS = 10  # the other servers may go down in between, and come back
+STEADY_S, STEADY_POLL_INTERVAL_S = 5.0, 0.5
+RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server at the moment of the change
+MAX_CHECKS = 10  # the other servers may go down in between, and come back
 REMEMBER_S = 10.0  # between two looks at whose connections there are: STREAMS further sockets take a connection's place
 
-Frontend = tuple[bytes, int]  # what a process asked for: packed address, port
+Frontend = tuple[bytes, int]  # what a process connected to: packed address, port
 
 
 class ConnectionReset:
-    """Hears of servers that are down. `ended` counts the connections that were ended."""
+    """Ends connections to servers that are down. `ended` counts the connections that were ended."""
 
     def __init__(
-        self, maps: LBMaps, pools: Callable[[], Sequence[tuple[Pool, Iterable[L3n4Addr]]]], state: Callable[[], State]
+        self,
+        maps: LBMaps,
+        pools: Callable[[], Sequence[tuple[ServedInstance, Iterable[L3n4Addr]]]],
+        state: Callable[[], State],
     ) -> None:
         """`pools` gives the pools with the addresses of their servers, `state` the State in the maps."""
         self.ended = 0
         self._maps, self._pools, self._state = maps, pools, state
-        self._queue: asyncio.Queue[tuple[Pool, L3n4Addr]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[ServedInstance, L3n4Addr]] = asyncio.Queue()
         self._in_hand: set[tuple[str, L3n4Addr]] = set()  # pools' keys and servers
         self._known: dict[int, Frontend] = {}  # by cookie of the socket
 
-    def server_down(self, pool: Pool, server: L3n4Addr) -> None:
+    def server_down(self, pool: ServedInstance, server: L3n4Addr) -> None:
         """Take note of a server that was found down."""
         if pool.instance.on_marked_down is OnMarkedDown.RESET and (pool.key, server) not in self._in_hand:
             self._in_hand.add((pool.key, server))
             self._queue.put_nowait((pool, server))
 
     async def run(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """End connections for ever; `settled` returns when what happened so far is in the maps."""
+        """End connections until cancelled; `settled` returns when what happened so far is in the maps."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remember())
             while True:
                 pool, server = await self._queue.get()
                 group.create_task(self._reset(pool, server, settled))
 
-    async def _reset(self, pool: Pool, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
+    async def _reset(self, pool: ServedInstance, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
         try:
             await settled()  # from now on new connections avoid it
             ended = await self._end_all(pool, server)
@@ -80,34 +83,34 @@ class ConnectionReset:
             fields = {"service": pool.key, "server": str(server), "connections": ended}
             log.info("connections to a server that is down were ended", extra=fields)
 
-    async def _end_all(self, pool: Pool, server: L3n4Addr) -> int:
+    async def _end_all(self, pool: ServedInstance, server: L3n4Addr) -> int:
         """End connections until none is left, or they may stay; return how many were ended."""
         ended = 0
-        for look in range(LOOKS):
+        for check in range(MAX_CHECKS):
             found = await asyncio.to_thread(self._find, pool, server)
-            if look and not found:
+            if check and not found:
                 break
             if not self.may_reset(pool, server) and not await self._others_are_back(pool, server):
                 break
             ended += await self._end(pool, found, server)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RECHECK_DELAY_S)
         return ended
 
-    async def _others_are_back(self, pool: Pool, server: L3n4Addr) -> bool:
+    async def _others_are_back(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Wait until another server has been up for a while: one that flaps is to get nothing thrown at it.
 
         Return False as soon as this one is up again, or not of the pool any more.
         """
         steady_s = 0.0
         while steady_s < STEADY_S:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STEADY_POLL_INTERVAL_S)
             groups = [svc for svc in self._rows(pool, server) if server in {each.address for each in svc.backends}]
             if not groups or any(each.address == server for svc in groups for each in svc.selectable):
                 return False
-            steady_s = steady_s + LOOK_S if self.may_reset(pool, server) else 0.0
+            steady_s = steady_s + STEADY_POLL_INTERVAL_S if self.may_reset(pool, server) else 0.0
         return True
 
-    async def _end(self, pool: Pool, found: list[ConnectedSocket], server: L3n4Addr) -> int:
+    async def _end(self, pool: ServedInstance, found: list[ConnectedSocket], server: L3n4Addr) -> int:
         random.shuffle(found)
         ticks = max(1, round(min(SPREAD_S, EACH_S * len(found)) / TICK_S))
         ended = 0
@@ -119,24 +122,24 @@ class ConnectionReset:
             await asyncio.sleep(TICK_S)
         return ended
 
-    def may_reset(self, pool: Pool, server: L3n4Addr) -> bool:
+    def may_reset(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Return whether new connections go to other servers of the pool, and to another one there is."""
         groups = [svc.selectable for svc in self._rows(pool, server)]
         return any(groups) and all(each.address != server for group in groups for each in group)
 
-    def _rows(self, pool: Pool, server: L3n4Addr) -> list[SVC]:
+    def _rows(self, pool: ServedInstance, server: L3n4Addr) -> list[SVC]:
         rows = self._state().by_name.get(ServiceName(NAMESPACE, pool.instance.name), ())
         return [svc for svc in rows if svc.frontend.family is server.family]
 
     # --- which sockets ---
 
-    def _find(self, pool: Pool, server: L3n4Addr) -> list[ConnectedSocket]:
+    def _find(self, pool: ServedInstance, server: L3n4Addr) -> list[ConnectedSocket]:
         """Return the sockets that are connected to a server by the bind of the pool. Raises OSError, KernelError."""
         found = [each for each in sock_diag.tcp_connections_to(server.port) if each.peer[0] == server.address]
         return self._of_bind(pool, server, found, self._streams(server.family) if found else b"")
 
     def _of_bind(
-        self, pool: Pool, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
+        self, pool: ServedInstance, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
     ) -> list[ConnectedSocket]:
         return [each for each in found if (asked := self._asked(each, server, streams)) and pool.bind.holds(*asked)]
 
@@ -158,11 +161,11 @@ class ConnectionReset:
         return counts
 
     def _streams(self, family: Family) -> bytes:
-        """Return all records of what a family's TCP sockets asked for: an array is read as a whole."""
+        """Return all records of the frontends of a family's TCP sockets: the array is read as a whole."""
         return self._maps.get(f"lb{family}_stream", bytes(4)) or b""
 
     def _asked(self, found: ConnectedSocket, server: L3n4Addr, streams: bytes) -> Frontend | None:
-        """Return the frontend that a socket asked for when it was given this server."""
+        """Return the frontend that a socket connected to when it got this server."""
         layout = STREAM[server.family]
         at = (found.cookie & (STREAMS - 1)) * layout.size
         cookie, peer, address, peer_port, port, _ = layout.unpack(streams[at : at + layout.size])
@@ -179,7 +182,7 @@ class ConnectionReset:
             await asyncio.sleep(REMEMBER_S)
 
     def _look(self) -> dict[int, Frontend]:
-        """Return what the sockets asked for that are connected to any server now."""
+        """Return the frontends of the sockets that are connected to any server now."""
         servers = {(each.address, each.port): each for _, addresses in self._pools() for each in addresses}
         streams = {family: self._streams(family) for family in {each.family for each in servers.values()}}
         known = {}

@@ -10,7 +10,7 @@ import pytest
 
 from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native.connection_reset import ConnectionReset
-from lbagent.apilb.native.pool_objects import pool_of
+from lbagent.apilb.native.pool_objects import served_instance
 from lbagent.kernel import sock_diag
 from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.maps.layout import LB4_STREAM, STREAMS
@@ -29,7 +29,7 @@ def connected(cookie: int, server: L3n4Addr) -> ConnectedSocket:
 
 def test_all_are_counted_with_one_look_at_the_sockets_for_each_port(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [
-        pool_of(
+        served_instance(
             Instance(pool="p", name=f"lb{port}", mode=Mode.NATIVE, bind_address=f"127.0.0.1:{port}", host_config_path="/x",
                      servers=tuple(map(str, SERVERS))), Origin("/x", source="apilb"),
         )

@@ -181,7 +181,8 @@ async def test_a_server_that_goes_away_later_changes_nothing(api, tmp_path) -> N
         await follower.until(
             lambda: all(name in follower.texts for name in ("services", "endpointslices", "nodes", "pods"))
         )
-        (only,) = follower.source.problems()  # of a source, all that follows the first one is about objects
+        (only,) = follower.source.problems()
+        assert follower.source.distrust == only
         assert "all that was read before stays as it is" in str(only)
         assert "max-delete-ratio" not in follower.source.remedy
         calls = follower.calls

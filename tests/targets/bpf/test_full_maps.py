@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from lbagent.maps.consistency import check
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.maps.memory_maps import FaultyMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.drift import drift
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.targets.bpf.meaning import meaning_of
 from tests.targets.bpf.plans import Node, backends_of, states, wanted_of
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.family import Family
 from lbagent.targets.bpf.restore import restore
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at, fail_often
 from tests.targets.bpf.meaning import meaning_of
 from tests.targets.bpf.plans import Node, backends_of, states, wanted_of
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at, fail_often
 from tests.maps.conftest import private_bpffs
 from tests.targets.bpf.plans import SMALL, Node, backend, backends_of, service, wanted_of
 from tests.targets.bpf.test_plan_order import copy_of

@@ -26,15 +26,15 @@
 #define MIGRATING_FLOWS (CFG_FLOW_OLD_MASK != 0)
 #define MIGRATING_SNAT (CFG_SNAT_OLD_MASK != 0)
 
-/* This CPU's counters: one record for each CPU in an array, so that the fast path needs no look-up. CPUs beyond the array share
- * record 0. */
+/* This CPU's stripe of counters: one stripe per CPU in an array, so that the fast path needs no look-up. CPUs beyond the last share
+ * stripe 0. */
 AI u8 *counters(void)
 {
 	u64 cpu = cpu_number();
 
-	if (UNLIKELY(cpu >= CFG(counter_rows)))
+	if (UNLIKELY(cpu >= CFG(counter_stripes)))
 		cpu = 0;
-	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_row);
+	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_stripe_bytes);
 }
 
 AI void count_in(u8 *row, u64 index, u64 bytes)
@@ -58,7 +58,7 @@ AI u64 whole_ticks(void)
 }
 
 /* The clock for ages. Entries keep 16 bits of it, so an age is valid only modulo 65,536 ticks (18 hours). The sweeper removes
- * entries long before that. At the head of each counter record (slot of REASON_NONE) it writes the tick until which no entry that
+ * entries long before that. At the head of each stripe of counters (slot of REASON_NONE) it writes the tick until which no entry that
  * it left can have wrapped. Until then the clock has 16 bits, too. Later, when the agent has not swept for hours, the clock has all
  * its bits: no entry was seen "now", so all packets take the slow path, where a flow checks that it still holds its SNAT slot
  * (ct_flow_age_in_doubt()). */

@@ -28,13 +28,13 @@ struct lb_scratch {
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
 	u8 choice;       /* CHOICE_* */
-	u8 forward;      /* enum forward */
+	u8 forward;      /* FORWARD_LOCAL or another ForwardMode */
 	u8 reclaim_flows; /* FORWARD_SNAT, no port was free: number of flows checked for a port to reclaim */
 	u16 snat_port;   /* FORWARD_SNAT: the port reclaimed for the flow, host order; 0: a port selected by the hash */
 	volatile u16 snat_held; /* FORWARD_SNAT: the port that the flow already holds, host order; 0: none. Read back, like the fields below */
 	volatile u8 is_opening; /* a SYN to a frontend: the next packets select the same backend without an entry. Read back, too */
-	/* The egress path that slow_path_way() found. A value read back from a map is unknown to the verifier, so it does not follow each
-	 * path to its end. */
+	/* The egress path that slow_path_resolve_egress() found. A value read back from a map is unknown to the verifier, so it does not
+	 * follow each path to its end. */
 	volatile u8 out;  /* OUT_* */
 	volatile u8 here; /* is the packet delivered to this node's stack? */
 	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
@@ -62,6 +62,8 @@ AI struct lb_scratch *scratch(void)
 		tail_call(ctx, (void *)map_word(MAP_WORD_FD, HOOK_CALLS), slot); \
 		asm volatile("" ::"i"(slot)); \
 	} while (0)
+
+#define CONTINUE (-1) /* no verdict yet */
 
 /* Counts a verdict under its reason and returns it. */
 AI int verdict(lb_ctx *ctx, u32 reason, int action)

@@ -27,6 +27,9 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #else
 #define CAS(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
 #endif
+/* A field of a word, and a value at its place: maps/flow_layout.py has the places, the prelude name##_SHIFT and name##_BITS. */
+#define FIELD(name, word) ((u64)(word) >> name##_SHIFT & ((1ULL << name##_BITS) - 1))
+#define IN_FIELD(name, value) (((u64)(value) & ((1ULL << name##_BITS) - 1)) << name##_SHIFT)
 #define OPAQUE(x) asm volatile("" : "+r"(x)) /* keeps the compiler from turning arithmetic back into branches */
 #define FENCE(x) asm volatile("" : "+r"(x)::"memory")
 /* `x` keeps its value, but the verifier forgets it (`other`: an unknown u64): it follows the code after it once, not once for each

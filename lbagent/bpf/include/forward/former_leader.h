@@ -10,7 +10,7 @@
  */
 #pragma once
 #include "flow_select.h"
-#include "limits.h"
+#include "fwd.h"
 #include "vip.h"
 
 AI bool former_leader_has_mac(lb_ctx *ctx, const struct lb_vip *vip)
@@ -40,7 +40,7 @@ AI struct lb_vip *former_leader_of(lb_ctx *ctx, const struct lb_pkt *pk)
 
 /* Finds the path to the previous leader: the device that received the frame, with that device's MAC address. Returns CONTINUE or a
  * verdict; nothing is written yet. */
-AI int former_leader_way(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_vip *vip, struct nexthop *nh)
+AI int former_leader_resolve_egress(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_vip *vip, struct nexthop *nh)
 {
 	const u16 *own = (const u16 *)CTX_DATA(ctx), *mac = (const u16 *)vip->mac;
 
@@ -63,7 +63,7 @@ AI int former_leader_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_
 	struct nexthop nh;
 	struct lb_tuple same;
 	u64 len = CTX_LEN(ctx);
-	int rc = former_leader_way(ctx, pk, vip, &nh);
+	int rc = former_leader_resolve_egress(ctx, pk, vip, &nh);
 
 	if (rc != CONTINUE)
 		return rc;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the forwarding modes of flows. The mode is selected once, with the backend (forward_choose), and kept in the
- * flow's value word (ct_value.h: value_forward), so that a flow keeps its mode. A new mode needs its line here, its condition in
- * forward_choose(), and a case wherever modes differ:
+ * flow's value word (ct_value.h: value_forward), so that a flow keeps its mode. FORWARD_*, kept as u64, are ForwardMode of
+ * maps/flow_layout.py.
+ * A new mode needs its line there, its condition in forward_choose(), and a case wherever modes differ:
  * - select_backend() and flow_create_main() make the flow: which modes keep the client's address, which need a SNAT port;
- * - slow_path_way() and slow_path_reason() find and count a packet's egress path, flow_tuple(), forward_stays_here() and
+ * - slow_path_resolve_egress() and slow_path_reason() find and count a packet's egress path, flow_tuple(), forward_is_local() and
  *   fast_path_request() send requests;
  * - flow_create_yield(), value_awaiting_snat() and direct.h change the mode of an existing flow;
  * - ct_advance() and ct_find_reply() depend on who sees replies, ct_entry_clash() and ct_spill() on which flows need more than one
@@ -12,15 +13,6 @@
  */
 #pragma once
 #include "path.h"
-
-/* Kept as u64, like enum l4. Flow entries hold the numbers: none may change or be reused. */
-enum forward {
-	FORWARD_LOCAL = 0,    /* backend or client on this node: destination translated, source kept, handed to the stack */
-	FORWARD_SNAT = 1,     /* destination and source translated: replies come back to a SNAT port of this node */
-	FORWARD_DSR_IPIP = 2, /* reserved: IP tunnel to the backend, which replies to the client directly */
-	FORWARD_DSR_L2 = 3,   /* reserved: only the MAC address is changed, the backend replies to the client directly */
-	FORWARD_REDIRECT = 4, /* reserved: passed to a device unchanged */
-};
 
 /* Selects the mode of a new flow by its service (direct server return will be a property of it) and its backend's path record. The
  * client's address is kept where replies return through this node: replies of its own backends, and replies to its own pods

@@ -6,7 +6,7 @@
 #pragma once
 #include "ct_find.h"
 #include "ct_refresh.h"
-#include "snat_find.h"
+#include "snat.h"
 #include "prefilter.h"
 #include "fwd.h"
 
@@ -43,14 +43,14 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 /* Is the packet delivered to this node's stack? With SNAT, the packet leaves by a device even for a local backend: the stack
  * rejects a received packet whose source is the node's own address. The current path record does not matter: a flow keeps its mode,
  * and the stack routes a packet to its backend wherever that is. */
-AI bool forward_stays_here(u64 forward)
+AI bool forward_is_local(u64 forward)
 {
 	return forward == FORWARD_LOCAL;
 }
 
 AI bool flow_stays_here(u64 value)
 {
-	return forward_stays_here(value_forward(value));
+	return forward_is_local(value_forward(value));
 }
 
 #if LB_FAMILY == 6

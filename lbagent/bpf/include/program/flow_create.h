@@ -107,9 +107,9 @@ AI int flow_create_main(lb_ctx *ctx)
 		return LB_DROP;
 	path = path_of(s->backend);
 	meta = PATH_META(path);
-	limit = slow_path_limits(ctx, s, meta, forward_stays_here(s->forward));
+	limit = slow_path_limits(ctx, s, meta, forward_is_local(s->forward));
 	if (limit == CONTINUE)
-		limit = slow_path_way(ctx, s, path, meta, s->forward);
+		limit = slow_path_resolve_egress(ctx, s, path, meta, s->forward);
 	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);

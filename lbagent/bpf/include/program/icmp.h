@@ -103,7 +103,7 @@ AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 
 	if (!vip)
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	rc = former_leader_way(ctx, pk, vip, &nh);
+	rc = former_leader_resolve_egress(ctx, pk, vip, &nh);
 	if (rc != CONTINUE)
 		return rc;
 	tuple_of(pk, &same);

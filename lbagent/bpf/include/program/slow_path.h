@@ -7,7 +7,26 @@
 #include "fast_path.h"
 #include "flow_select.h"
 #include "former_leader.h"
-#include "limits.h"
+#include "fragmentation.h"
+
+/* A datagram that exceeds the MTU of its path: which side fragments it? */
+AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
+{
+	if (s->pk.flags & PKT_DF)
+		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+	if (here && !(s->pk.flags & PKT_EGRESS))
+		return CONTINUE; /* translated, it goes up, and the stack fragments it on the way to the pod */
+	if (!HOOK_SENDS_COPIES)
+		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
+	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+}
+
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
+
+	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
+}
 
 /* Delivers to this node itself. An outgoing request is received again by the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
@@ -25,9 +44,9 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 
 /* Resolves the egress path of a packet to the backend of `path`, and stores it in `s`. Returns CONTINUE or a verdict, with nothing
  * else stored yet: another program processes from the start what XDP cannot send. */
-AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
+AI int slow_path_resolve_egress(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	bool here = forward_stays_here(forward);
+	bool here = forward_is_local(forward);
 	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
@@ -50,7 +69,7 @@ AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta,
 	return CONTINUE;
 }
 
-/* Translates and sends a packet of a flow with this value, by the path that slow_path_way() found. */
+/* Translates and sends a packet of a flow with this value, by the path that slow_path_resolve_egress() found. */
 AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
 {
 	const struct nexthop nh = {s->out_macs, s->out_rest};
@@ -128,7 +147,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		return slow_path_take_snat(ctx, s, f, meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
-		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
+		rc = slow_path_resolve_egress(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
 	s->old_value = v;
