@@ -13,7 +13,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 
 BACKLOG = 32
-BIND_RETRY_DELAY_S = 5.0  # until a port that another process has is tried again
+BIND_RETRY_DELAY_S = 5.0  # before the next try of a port that another process uses
 PUBLIC_LIMITS = Limits(per_client=8, makes_room=True, answer_s=30.0)  # any host that reaches the port may connect
 
 

@@ -40,7 +40,7 @@ class ServiceName(Struct, frozen=True, gc=False, order=True):
         return cls(parts[-2], parts[-1], parts[0] if len(parts) == 3 else "")
 
 
-# Of a frontend that the maps serve and no object names now: the maps do not name Services. No object can be called so.
+# The name of a frontend in the maps without an object: the maps have no names of Services. No object can have this name.
 RESTORED = ServiceName("?", "restored")
 
 
@@ -138,7 +138,7 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
 
     @property
     def is_restored(self) -> bool:
-        """Whether it is as an earlier agent left it in the maps, and no object names it now."""
+        """Whether an earlier agent left it in the maps, and no object has it now."""
         return self.name == RESTORED
 
     @property

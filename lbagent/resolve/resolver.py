@@ -151,7 +151,7 @@ class Resolver:
         )
 
     def node_port_addresses(self) -> tuple[bytes, ...]:
-        """Return the addresses of this node that NodePorts have."""
+        """Return this node's addresses for NodePorts."""
         node = self.local_node()
         return node.addresses if node.node_port_addresses is None else node.node_port_addresses
 
