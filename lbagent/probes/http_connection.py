@@ -43,7 +43,7 @@ class HttpConnection(TcpConnection):
     want_read: ClassVar[tuple[type[Exception], ...]] = (BlockingIOError,)
     want_write: ClassVar[tuple[type[Exception], ...]] = (WantWrite,)
     _deadline: Deadline | None = None
-    _step: Callable[[], Any] | None = None  # the future of a wait for the socket
+    _step: Callable[[], Any] | None = None  # the step that waits for the socket
 
     def begin(self) -> None:
         """Watch the socket of an established connection."""

@@ -2,7 +2,7 @@
  *
  * This file contains the access to maps: MAPFD/MAPVAL come from the generated prelude (symbolic descriptors the loader replaces). A
  * map of one big value is accessed through a direct pointer: no helper call, no key, no null check. Masks come from the frozen
- * configuration, which the verifier knows as constants, so bounded offsets cost one AND.
+ * configuration, whose values are constants for the verifier, so bounded offsets cost one AND.
  */
 #pragma once
 #include "race_point.h"

@@ -21,7 +21,7 @@ AI bool former_leader_has_mac(lb_ctx *ctx, const struct lb_vip *vip)
 }
 
 /* Returns the previous leader for the destination of a packet; NULL: only this node is responsible. A tagged frame belongs to
- * another link. On egress, tc skips frames that a program has already sent. */
+ * another link. On egress only a frame that a program has already sent to that leader counts: tc sees it again. */
 AI struct lb_vip *former_leader_find(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	struct lb_vip *vip;

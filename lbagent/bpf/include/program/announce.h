@@ -26,7 +26,7 @@ AI void announce_call(lb_ctx *ctx, const u8 *data)
 		lb_call(ctx, CALL_ANNOUNCE + 1);
 }
 
-/* The same for a frame that only the hook itself does not need. */
+/* The same for a frame that the hook does not process otherwise, then passes it. */
 AI int announce_or_pass(lb_ctx *ctx, u16 flags)
 {
 	u8 *data = CTX_DATA(ctx);
@@ -90,7 +90,7 @@ AI bool announce_answer(lb_ctx *ctx)
 struct lb_solicitation {
 	lb_addr sender, target;
 	u16 mac[MAC_SIZE / 2];     /* of the requesting host */
-	u16 own_mac[MAC_SIZE / 2]; /* the MAC address of the announcement */
+	u16 own_mac[MAC_SIZE / 2]; /* of the announced address */
 };
 
 /* Is it a valid neighbor solicitation (RFC 4861 §7.1.1)? Options are not parsed, but the checksum covers them. */

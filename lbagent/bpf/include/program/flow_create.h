@@ -122,7 +122,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		u64 port;
 
 		s->snat_held = s->snat_port;
-		if (!s->snat_port && !is_syn(&s->pk)) /* in the middle of a connection its backend has it under its port */
+		if (!s->snat_port && !is_syn(&s->pk)) /* in the middle of a connection: its backend identifies it by its port */
 			s->snat_held = snat_held(s->hash, &key, s->backend, s->service);
 		port = snat_take(s->hash, s->snat_held, &key, s->backend, s->service, now);
 
@@ -151,7 +151,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
 		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 	}
-	/* the same port number may be a new lease: the old one was lost, and two bits of a generation do not always tell them apart */
+	/* the same port number is a new lease: the old one was lost, and two bits of a generation do not always tell them apart */
 	if (rc == CT_OK && s->choice == CHOICE_RESELECT && !value_shares_slot(s->old_value, value))
 		ct_release_snat(s->old_value, &key);
 	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));

@@ -13,7 +13,7 @@
 
 #define LOOPBACK4 127 /* first byte of 127/8 */
 
-/* Uses counters apart from the packet programs of this CPU, which may interrupt this one. */
+/* Counts atomically: packet programs of this CPU, with the same counters, may interrupt this one. */
 AI void count_sock(u64 reason)
 {
 	struct lb_counter *c = (struct lb_counter *)counters() + reason;
@@ -93,7 +93,7 @@ AI void sock_remember(u64 cookie, const lb_addr *to, __be16 port, u64 backend, c
 		sock_put(cookie, to, port, SOCK_REVERSE, backend, vip, vip_port);
 }
 
-/* Gives the socket the address of a backend, and stores the frontend behind it. */
+/* Gives the socket the address of a backend, and stores the frontend that this address stands for. */
 AI int sock_translate(lb_ctx *ctx, u64 cookie, const lb_addr *vip, __be16 vip_port, u64 backend, const bool mapped)
 {
 	lb_path *path = path_of(backend);
