@@ -30,8 +30,8 @@ IPTABLES = {"ip": ("iptables", "/proc/net/ip_tables_names"), "ip6": ("ip6tables"
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 CLEANUP = "`kube-proxy --cleanup` in its image, privileged and with the node's network, removes the rules of every mode"
 MEANS = (
-    "they balance connections of this node's processes; after the end of kube-proxy, to its last endpoints, which may be gone, and"
-    " without new Services (with --socket-lb, sockets that connect to a Service's address bypass them)"
+    "processes of this node use them, after the end of kube-proxy with its last endpoints, which may be gone, and without new"
+    " Services (with --socket-lb, sockets that connect to a Service's address bypass them)"
 )
 OURS = "lbagent"
 

@@ -213,5 +213,5 @@ def _share(name: ServiceName, grants: Grants[L3n4Addr], ids: Ids, what: str) -> 
     holder = namespace_of(name)
     return (
         f"namespace {holder} has {grants.counts.get(holder, 0)} of {ids.capacity} {what}, its fair share while more than"
-        f" {float(GUARD):.0%} are wanted"
+        f" {float(GUARD):.0%} are asked for"
     )
