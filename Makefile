@@ -19,8 +19,8 @@ JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
-	  '  setup, and with it every target but clean: the first time about 64 MB by apt (BCC with LLVM, iproute2, nftables, BIRD;' \
-	  '  and 10 MB of package lists) and 63 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
+	  '  setup, and with it every target but clean: the first time about 65 MB by apt (BCC with LLVM, iproute2, nftables, BIRD, groff;' \
+	  '  and 10 MB of package lists) and 67 MB by pip into .venv (26 MB of it mypy and ruff, 4 MB mkdocs). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
 	  '  demo-k8s, demo-cloud, fetch and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \

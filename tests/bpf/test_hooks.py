@@ -11,6 +11,7 @@ from lbagent.config import options
 from lbagent.maps.layout import CALL_MAPS
 
 
+@pytest.mark.bpf  # the programs must be built
 @pytest.mark.parametrize("hook", HOOKS, ids=str)
 def test_every_hook_has_its_entry_program_in_the_build(hook):
     program = artifacts.load(ARTIFACT_PATH).programs[hook.program]

@@ -444,6 +444,7 @@ def test_pressure_counts_without_walking():
     assert node.shadow.pressure()["lb4_service"] == (4, 1024)
 
 
+@pytest.mark.long
 def test_what_was_carried_out_is_gone_without_a_garbage_collection():
     """A plan of 10,000 services holds tens of MiB."""
     node = Node()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from ipaddress import ip_address, ip_network
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -137,6 +138,7 @@ def sync_until_it_rests(node: Node) -> None:
     raise AssertionError("a plan writes for ever")
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(worlds(), st.booleans()), min_size=1, max_size=4), rooms())
 def test_what_does_not_fit_opens_nothing_and_is_made_good(sequence, limits):

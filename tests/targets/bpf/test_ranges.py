@@ -104,6 +104,7 @@ class Door(FaultyMaps):
         assert check(self.inner) == []
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds)
 def test_no_client_is_admitted_or_refused_for_a_moment(world):
@@ -127,6 +128,7 @@ def test_no_client_is_admitted_or_refused_for_a_moment(world):
     assert restarted.sync().entries == 0
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds)
 def test_a_kill_at_any_write_opens_and_closes_nothing(world):
@@ -157,6 +159,7 @@ def test_a_kill_at_any_write_opens_and_closes_nothing(world):
         assert check(inner, settled=True) == []
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds, st.integers(0, 1 << 30))
 def test_failing_writes_open_and_close_nothing(world, seed):
@@ -192,6 +195,7 @@ def of_size(ranges: int) -> Node:
     return Node(MemoryMaps(replace(SMALL, source_ranges=ranges)))
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds, st.integers(0, 5))
 def test_in_a_small_map_no_client_is_admitted_that_no_rule_admits(world, room):
@@ -217,6 +221,7 @@ def test_in_a_small_map_no_client_is_admitted_that_no_rule_admits(world, room):
         }
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds, st.integers(0, 4))
 def test_a_kill_in_a_small_map_admits_no_client_that_no_rule_admits(world, room):

@@ -306,6 +306,7 @@ def listed(of_source) -> list:  # type: ignore[no-untyped-def,type-arg]
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(objects, objects, objects, objects, objects)
 def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first_b, now_a, half_b, now_b):
