@@ -1,4 +1,4 @@
-"""Walk the maps and say what does not hold together: what tests ask after every single write, and `lbagent verify`."""
+"""Check the maps for inconsistencies: for tests after every single write, and for `lbagent verify`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lbagent.model.service import Algorithm
 
 
 def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
-    """Return what is wrong, one sentence each; [] when a new flow finds every service whole.
+    """Return the inconsistencies, one sentence each; [] when a new flow finds every service whole.
 
-    Holds at any moment, also between two writes: each slot of a master exists and names a backend with a live path of the
-    same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those
-    of local backends are. `settled` adds what holds once a plan was applied: nothing is left over, affinity matches and
-    backends are exactly those in use.
+    Holds at any moment, also between two writes: each slot of a master exists and refers to a backend with a live path of the
+    same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those of
+    local backends are. `settled` adds the state after a plan: nothing is left over, affinity matches and backends are exactly
+    those in use.
     """
     view = _read(maps)
     found = [*_frontends(view), *_tables(view), *_filter(view)]
@@ -42,7 +42,7 @@ def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
 def without_master(maps: LBMaps) -> list[str]:
     """Return the frontends that have entries and no slot 0, one sentence each: no packet finds them.
 
-    So it is for a moment while one is written or taken away: what is named at a second look is wrong.
+    This is normal for a moment while a frontend is written or removed: a frontend listed twice in a row is wrong.
     """
     view = _read(maps)
     masters = {group.frontend for group in view.frontends if 0 in group.slots}
@@ -122,7 +122,7 @@ def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, byte
 def _frontends(view: _MapContents) -> Iterator[str]:
     for group in view.frontends:
         if 0 not in group.slots:
-            continue  # no packet finds it: it is being written or taken away
+            continue  # no packet finds it: it is being written or removed
         target, count, ident, flags, qcount = group.master
         for slot in range(1, count + qcount + 1):
             yield from _slot(view, group, slot, count)

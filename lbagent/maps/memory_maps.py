@@ -17,7 +17,7 @@ _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
 
 class MemoryMaps:
-    """LBMaps in this process. Limits and array semantics are the kernel's; LRU maps refuse where the kernel evicts."""
+    """LBMaps in this process. Limits and array semantics are the kernel's; a full LRU map raises where the kernel evicts."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self.sizes = sizes or Sizes()
@@ -42,11 +42,11 @@ class MemoryMaps:
             entries[key] = value
 
     def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
-        """Write entries start..stop of keys and values lying side by side. Raises MapFull with `done`."""
+        """Write entries start..stop of packed keys and values. Raises MapFull with `done`."""
         self.put_many(map_name, unpack_items(self.specs[map_name], keys, values, start, stop))
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
-        """Delete entries; missing keys are fine."""
+        """Delete entries; missing keys are ignored."""
         if self.specs[map_name].type in _ARRAYS:
             raise KernelError("delete", errno.EINVAL, map_name)
         for key in keys:
@@ -61,26 +61,26 @@ class MemoryMaps:
         return found
 
     def items(self, map_name: str) -> list[Item]:
-        """Return all entries; of an array those that are not all zero."""
+        """Return all entries; for an array those that are not all zero."""
         entries = self._entries[map_name].items()
         if self.specs[map_name].type in _ARRAYS:
             return sorted(item for item in entries if item[1].strip(b"\0"))
         return list(entries)
 
     def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield (keys side by side, values side by side, count), of an array those that are not all zero."""
+        """Yield (packed keys, packed values, count), for an array those that are not all zero."""
         if found := self.items(map_name):
             yield b"".join([key for key, _ in found]), b"".join([value for _, value in found]), len(found)
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
-        """Swap in whole lookup tables by service id."""
+        """Replace whole lookup tables by service id."""
         if any(len(table) != 4 * self.sizes.maglev_size for table in tables.values()):
             raise ValueError(f"{map_name}: a table has {4 * self.sizes.maglev_size} bytes")
         shared = {table: table for table in self._tables[map_name].values()}
         self._tables[map_name].update({ident: shared.setdefault(table, table) for ident, table in tables.items()})
 
     def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
-        """Take tables away; missing ones are fine."""
+        """Remove tables; missing ones are ignored."""
         for ident in service_ids:
             self._tables[map_name].pop(ident, None)
 
@@ -102,7 +102,7 @@ class MemoryMaps:
 
     @contextmanager
     def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
-        """Show bytes of a mmapable array. Raises ValueError beyond it, KernelError on another map."""
+        """Map bytes of a mmapable array. Raises ValueError beyond it, KernelError on another map."""
         limit = self.specs[map_name].value_size
         if offset < 0 or length < 0 or offset + length > limit:
             raise ValueError(f"window {offset}+{length} is outside the {limit} bytes of {map_name}")
@@ -131,6 +131,6 @@ class MemoryMaps:
 
 
 def unpack_items(spec: MapSpec, keys: bytes, values: bytes, start: int, stop: int) -> list[Item]:
-    """Return entries start..stop of keys and values lying side by side."""
+    """Return entries start..stop of packed keys and values."""
     k, v = spec.key_size, spec.value_size
     return [(bytes(keys[i * k : i * k + k]), bytes(values[i * v : i * v + v])) for i in range(start, stop)]

@@ -1,4 +1,4 @@
-"""A histogram as Prometheus counts: values at most as large as each bound, their number and their sum."""
+"""A histogram for Prometheus: how many values are up to each bound, and the number and sum of all values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 
 class Histogram:
-    """Counts values; `bounds` are the upper ends of its buckets, rising."""
+    """Counts values; `bounds` are the upper ends of its buckets, ascending."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.sum = 0.0
-        self._counts = [0] * (len(self.bounds) + 1)  # the last one: of what is larger than every bound
+        self._counts = [0] * (len(self.bounds) + 1)  # the last one: values above every bound
 
     def observe(self, value: float) -> None:
         """Count a value."""

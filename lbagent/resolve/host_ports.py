@@ -1,4 +1,4 @@
-"""HostPort rows: from the Pods of this node. A Service beats a HostPort; of two running Pods the older has the frontend.
+"""HostPort frontends: from the Pods of this node. A Service beats a HostPort; of two running Pods the older has the frontend.
 
 A terminating Pod's backend is terminating, so that a new Pod on the same hostPort takes the new flows and the old one
 keeps its own.
@@ -22,7 +22,7 @@ from lbagent.resolve.frontends import UNSPECIFIED, is_loopback, node_addresses
 
 
 class HostPortRows(NamedTuple):
-    """The rows of each Pod by its key, and what is wrong."""
+    """The SVCs of each Pod by its key, and the problems."""
 
     rows: dict[str, tuple[SVC, ...]]
     messages: list[tuple[str, Message]]  # (Pod key, message)
@@ -36,12 +36,12 @@ class _HostPortCandidate(NamedTuple):
 
 
 def is_relevant(pod: Pod, node_name: str) -> bool:
-    """Return whether a Pod can have HostPort rows on this node."""
+    """Return whether a Pod can have HostPort frontends on this node."""
     return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
 
 
 def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
-    """Return the rows of the relevant Pods. `owner` names the Service that has a frontend, if one has."""
+    """Return the SVCs of the relevant Pods. `owner` returns the Service that has a frontend, if there is one."""
     result = HostPortRows({}, [])
     claims: dict[L3n4Addr, list[_HostPortCandidate]] = {}
     for pod in sorted(pods, key=_seniority):

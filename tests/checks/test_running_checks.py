@@ -299,7 +299,7 @@ def test_backends_short_of_snat_ports() -> None:
     assert brief([found]) == [("snat-ports-short", "10.0.0.1:80/TCP")]
     assert found.text == "backend 10.0.0.1:80/TCP (shop/api, shop/web) is short of SNAT ports: 900 flows, 1000 ports"
     assert found.remedy == (
-        "raise --snat-ports, name further addresses of this node with --snat-address, or give the service more backends"
+        "raise --snat-ports, add further addresses of this node to --snat-address, or give the service more backends"
     )
     flows = {1: 2700, 2: 2699}
     (found,) = short_of_ports(State(1, services), flows, 1000, 3)

@@ -55,7 +55,7 @@ def test_a_served_frontend_goes_on_with_the_backends_that_have_ids() -> None:
     (text,) = errors(ids).values()
     assert text == (
         "4 of 4 backend ids are in use: no id for 10.0.0.5:80/TCP, 10.0.0.6:80/TCP;"
-        " the frontend goes on with 1 of 3 backends"
+        " the frontend continues with 1 of 3 backends"
     )
     assert ids.finds_more is False
 
